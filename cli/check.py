@@ -34,7 +34,7 @@ def command(
 
     All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
     """
-    from flows.branches import branch_notes, chat_notes, refuse_removed_states
+    from flows.branches import branch_notes, chat_notes, file_notes, refuse_removed_states
     from flows.config import load
     from flows.graph import graph
     from flows.journal import latest
@@ -63,7 +63,7 @@ def command(
         raise ConfigError(*problems)
     refuse_removed_states(nodes, rows, chosen, store)
     building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
-    notes = {**chat_notes(building), **branch_notes(nodes, rows)}
+    notes = {**chat_notes(building), **file_notes(building), **branch_notes(nodes, rows)}
     found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
     refuse(pipeline, nodes, found)
     gpus = GpusHere.of(pipeline.launch, nodes, built)

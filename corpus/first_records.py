@@ -29,10 +29,10 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
         if not isinstance(source, FileSelection | HuggingFaceDocuments):
             continue
         key = f"{section[type(config)]}.read.{index}"
-        if empty := list(_empty_folders(source, key)):
-            problems += empty
-            continue
         try:
+            if empty := list(_empty_folders(source, key)):
+                problems += empty
+                continue
             places = [place for place in by_name(source.places()) if not isinstance(place, Path) or place.exists()]
             filled = next((place for place in places if size_of(place)), None)
             if filled is not None:
@@ -45,15 +45,20 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
 
 
 def _empty_folders(source: FileSelection | HuggingFaceDocuments, key: str) -> Iterator[Problem]:
+    """Raises StageError as `FileSelection.selection` does."""
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
-        if path.startswith(SCHEME) or not folder.is_dir() or any(files_below(folder, follow_links=True)):
+        if path.startswith(SCHEME) or not folder.is_dir():
             continue
+        if not any(files_below(folder, follow_links=True)):
+            found = f"an empty folder: {path}"
+        elif isinstance(source, FileSelection) and not (chosen := source.selected(path)).read:
+            found = f"none to read in {path}; {chosen.note}"
+        else:
+            continue
+        where = f"{key}.paths.{number}"
         yield Problem(
-            "empty_source",
-            f"{key}.paths.{number}",
-            f"expected files, found an empty folder: {path}",
-            "correct the path, or put the files there",
+            "empty_source", where, f"expected files, found {found}", "correct the path, or put the files there"
         )
 
 

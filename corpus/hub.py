@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from corpus.readers.folders import is_record_file, is_side_file, split_of
 from infra.bounded import read_bounded
 from infra.contained import contained, contained_glob
 from infra.errors import stage_error
@@ -14,14 +15,6 @@ from infra.json import BadJson, parse_json
 from infra.sources import files_below
 from infra.yaml import BadYaml, read_plain
 
-SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".txt")
-COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
-# The words that the hub itself looks for in file names where a dataset does not list its files.
-SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 SPLITS, STATE = "dataset_dict.json", "state.json"
 """What `save_to_disk` writes beside the splits of a dataset, and beside the files of a split."""
 NOT_DATA = {"dataset_info.json", SPLITS, STATE, "dataset_infos.json"}
@@ -120,25 +113,29 @@ def _rows(value: Any, key: str) -> list[dict[str, Any]]:
 def _of_split(dataset: str, folder: Path, files: list[Path], split: str) -> tuple[Path, ...]:
     by_split: dict[str, list[Path]] = {}
     for path in files:
-        by_split.setdefault(_split_of(path.relative_to(folder).as_posix(), split), []).append(path)
-    # Files that name no split are the training data, as on the hub.
-    found = by_split.get(split) or (by_split.get("") if split == "train" else None)
-    if not found:
-        raise _no_split(dataset, split, [name or "train" for name in by_split])
-    return tuple(found)
-
-
-def _split_of(name: str, asked: str) -> str:
-    for split, words in {**SPLIT_WORDS, asked: SPLIT_WORDS.get(asked, (asked,))}.items():
-        if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name):
-            return split
-    return ""
+        by_split.setdefault(split_of(path.relative_to(folder).as_posix(), split), []).append(path)
+    unnamed = by_split.pop("", [])
+    if unnamed and set(by_split) <= {"train"}:
+        # Files that name no split are the training data, as on the hub; `train` in the name of one file beside them,
+        # such as train_timetables.jsonl, names none either.
+        by_split = {"train": sorted([*unnamed, *by_split.get("train", [])])}
+    elif unnamed and split not in by_split and split == "train":
+        by_split["train"] = unnamed
+    elif unnamed and split == "train" and (rest := [one for one in unnamed if ".txt" not in one.suffixes]):
+        raise stage_error(
+            "wrong_split",
+            dataset,
+            f"expected every file of records to name its split, as others here do ({by_split[split][0].name}), found "
+            f"{len(rest):,} that name{'s' * (len(rest) == 1)} none: {rest[0].relative_to(folder)}",
+            "use kind: files with the paths of the training files, or move the others elsewhere",
+        )
+    if split not in by_split:
+        raise _no_split(dataset, split, by_split)
+    return tuple(by_split[split])
 
 
 def _is_data(path: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.parts)
-    endings = tuple(suffix + compression for suffix in SUFFIXES for compression in COMPRESSIONS)
-    return not hidden and path.name not in NOT_DATA and path.name.lower().endswith(endings)
+    return not is_side_file(path.as_posix()) and path.name not in NOT_DATA and is_record_file(path.name)
 
 
 def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]]:

@@ -22,6 +22,7 @@ from corpus.quarantine import Rejected, Tally
 from corpus.readers.encodings import whole_characters
 from corpus.readers.plan import Piece, partitions_of
 from corpus.readers.record import Text, Unreadable, too_long
+from corpus.readers.selected import note_left_out
 from corpus.readers.texts import read_texts
 from corpus.sources import SourceCounts, SourceFacts, write_sources
 from infra.json import parse_own_json
@@ -49,6 +50,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.demo.docstrings.installed_files` and
     `corpus.quarantine.Tally.check` raise.
     """
+    left_out = note_left_out(config.read, "ingest", run)
     readings = _readings(config)
     sizes = [reading.megabytes for reading in readings]
     found = map_partitions(run, STEP, partial(read_partition, config), readings, unit="MB of files", sizes=sizes)
@@ -57,7 +59,10 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     for reading, summary in zip(readings, found, strict=True):
         by_source[reading.source].append(summary)
 
-    rows = [_row(config, index, summaries) for index, summaries in enumerate(by_source)]
+    rows = [
+        {**_row(config, index, summaries), "skipped_files": left_out[index]}
+        for index, summaries in enumerate(by_source)
+    ]
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     _join_quarantines(readings, found, folders, aux / QUARANTINE)

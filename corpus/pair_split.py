@@ -20,6 +20,7 @@ from corpus.documents import is_heldout
 from corpus.pairs import Pair
 from corpus.prompt_groups import PromptGroups
 from corpus.quarantine import Quarantine, Rejected
+from corpus.readers.selected import note_left_out
 from infra.errors import stage_error
 from infra.run import Run
 
@@ -45,6 +46,7 @@ def write_pairs(
     aux.mkdir(parents=True, exist_ok=True)
     matching, items = config.decontaminate, inputs.get("benchmark_text")
     test_items = PairFilter(matching, items, aux) if matching and items else None
+    skipped = note_left_out(config.read, section, run)
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
     spooled = run.work_dir / "pairs.jsonl"
@@ -75,6 +77,7 @@ def write_pairs(
             dropped += spool.add(index, batch, test_items)
             quarantined = quarantine.finish_source(read_here)
             row = {"source": key, "read": read_here, "duplicates": duplicates, "quarantined": quarantined}
+            row |= {"skipped_files": skipped[index]} if skipped[index] else {}
             rows.append({**row, "dropped": dropped} if test_items else row)
     written = spool.write(out_dir)
     found, message = test_items.finish() if test_items else ({}, "")

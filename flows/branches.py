@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from corpus.config import READS_RECORDS
+from corpus.readers.selected import left_out
 from corpus.tokens.chat_template import has_other_template
 from flows.graph import Graph
 from flows.plan import Row
@@ -39,6 +41,16 @@ def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
         for name, node in nodes.items()
         if isinstance(node.config, TrainerConfig) and node.config.continues and STATE in node.inputs
         if (note := "\n".join(filter(None, _notes(node, node.config, nodes[node.inputs[STATE]], rows))))
+    }
+
+
+def file_notes(nodes: Graph) -> dict[str, str]:
+    """A line for each step whose folders hold files that it leaves out: side files, and those of other splits."""
+    return {
+        name: "\n".join(notes)
+        for name, node in nodes.items()
+        if isinstance(node.config, READS_RECORDS)
+        if (notes := [note for _, _, note in left_out(node.config.read, name)])
     }
 
 

@@ -110,12 +110,12 @@ def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_
         else:
             matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
             if not follow_links:
-                check_inside(matches, homes(_glob_root(path)), pattern, fix)
+                check_inside(matches, homes(glob_root(path)), pattern, fix)
             found.update(matches or [path])
     return tuple(sorted(found))
 
 
-def _glob_root(pattern: Path) -> Path:
+def glob_root(pattern: Path) -> Path:
     """The folder in which a glob looks: all before its first wildcard."""
     return next(one for one in pattern.parents if not glob.has_magic(str(one)))
 

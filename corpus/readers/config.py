@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from corpus.readers.folders import Selection, Splits, is_hidden, select
 from infra.config import Config, Seed, outside_identity
-from infra.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects
+from infra.s3 import SCHEME
+from infra.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects, glob_root
 
 T = TypeVar("T")
 
@@ -44,6 +47,10 @@ Encoding = Annotated[str, AfterValidator(_known_encoding)]
 EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
 
 
+def _order(place: Place) -> tuple[bool, str]:
+    return (not isinstance(place, Path), str(place))
+
+
 class FileSelection(Config):
     """Files, folders and globs that are read from disk."""
 
@@ -57,14 +64,54 @@ class FileSelection(Config):
     """Whether links in these folders, or among the matches of a glob, may lead elsewhere, as to another disk. false:
     such a link stops the stage, since data from others may hold a link to a private file. A path that is itself a link
     is always followed."""
+    splits: Splits = outside_identity("train")
+    """Files that a folder or glob gives where some are named after a validation or test split: test.jsonl,
+    data/validation-00000-of-00001.parquet, test/a.jsonl. train leaves these out, with a note, as long as others are
+    left; all reads them too. A file that is named itself is always read, and hidden files and side files of other
+    programs (_SUCCESS, .crc, .DS_Store, a.txt~) never are, unless they are named themselves."""
+
+    def selection(self) -> Selection[Place]:
+        """The files and objects that there are now, and those that are left out. Raises StageError as
+        `infra.sources.expand` and `expand_objects` do."""
+        found = [self.selected(path) for path in self.paths]
+        read = dict.fromkeys(file for one in found for file in one.read)
+        side = dict.fromkeys(file for one in found for file in one.side if file not in read)
+        other = dict.fromkeys(file for one in found for file in one.other_splits if file not in read)
+        return Selection(tuple(sorted(read, key=_order)), tuple(side), tuple(other))
+
+    def selected(self, path: str) -> Selection[Place]:
+        """The same of one of the paths."""
+        if path.startswith(SCHEME):
+            objects = expand_objects([path])
+            start = path.partition("*")[0].rstrip("/") if "*" in path else path.rstrip("/")
+            names = [str(one).removeprefix(start).lstrip("/") or one.name for one in objects]
+            return select(zip(objects, names, strict=True), self.splits)
+        files = expand([path], self.follow_links, FOLLOW)
+        place = Path(path)
+        if place.is_dir():
+            return select(((file, file.relative_to(place).as_posix()) for file in files), self.splits)
+        if place.exists() or files == (place,):
+            return Selection(files)
+        root = glob_root(place)
+        # Of what a glob matches a folder holds no records itself.
+        inside = [(file, file.relative_to(root).as_posix()) for file in files if not file.is_dir()]
+        # Hidden files are matched only by a pattern that names them.
+        shown = [(file, name) for file, name in inside if not is_hidden(name)]
+        chosen = select(shown, self.splits)
+        hidden = tuple(file for file, name in inside if is_hidden(name))
+        return chosen._replace(read=(*chosen.read, *hidden))
 
     def places(self) -> tuple[Place, ...]:
-        """The files and objects that there are now. Raises StageError as `infra.sources.expand` and `expand_objects`
-        do."""
-        return (*expand(self.paths, self.follow_links, FOLLOW), *expand_objects(self.paths))
+        """The files and objects to read. Raises StageError as `selection` does."""
+        return self.selection().read
 
     def source(self, key: str) -> Source:
-        return Source(key, paths=expand(self.paths, self.follow_links, FOLLOW), objects=expand_objects(self.paths))
+        places = self.places()
+        return Source(
+            key,
+            paths=tuple(place for place in places if isinstance(place, Path)),
+            objects=tuple(place for place in places if not isinstance(place, Path)),
+        )
 
 
 class SourceDescription(Config):
