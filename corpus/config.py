@@ -22,7 +22,15 @@ from corpus.demo.config import (
     DocstringSignatures,
     DocstringStyle,
 )
-from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments, SomeOf
+from corpus.readers.config import (
+    FileDocuments,
+    FileInstructions,
+    FilePreferences,
+    HuggingFaceDocuments,
+    HuggingFaceInstructions,
+    HuggingFacePreferences,
+    SomeOf,
+)
 from infra.config import Config, Seed, StageConfig, outside_identity
 from infra.project import PROJECT
 from infra.s3 import SCHEME
@@ -82,7 +90,12 @@ class NearPrompts(NearDuplicates):
 
 
 InstructionSource = Annotated[
-    DocstringInstructions | DocstringSignatures | DocstringLengths | CommentReplies | FileInstructions,
+    DocstringInstructions
+    | DocstringSignatures
+    | DocstringLengths
+    | CommentReplies
+    | FileInstructions
+    | HuggingFaceInstructions,
     Field(discriminator="kind"),
 ]
 
@@ -106,7 +119,8 @@ class InstructionsConfig(StageConfig):
 
 
 PreferenceSource = Annotated[
-    DocstringPreferences | DocstringStyle | CommentReplies | FilePreferences, Field(discriminator="kind")
+    DocstringPreferences | DocstringStyle | CommentReplies | FilePreferences | HuggingFacePreferences,
+    Field(discriminator="kind"),
 ]
 
 

@@ -6,6 +6,7 @@ A preference's prompt of several turns is written as in Anthropic's HH-RLHF (Bai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ ASSISTANT = "\n\nAssistant:"
 Role = Literal["system", "human", "assistant"]
 ROLES: Mapping[str, Role] = {
     "system": "system",
+    "developer": "system",
     "human": "human",
     "user": "human",
     "prompter": "human",
@@ -30,6 +32,9 @@ ROLES: Mapping[str, Role] = {
     "model": "assistant",
 }
 """What ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others call the three."""
+CALLS = ("function_call", "tool_call", "tool_calls")
+RESULTS = ("tool", "function", "observation", "tool_response", "ipython")
+"""What ShareGPT calls a message in which the assistant calls functions, and what it and OpenAI call a function's result."""
 
 CHAT_ROLES: Mapping[Role, str] = {"system": "system", "human": "user", "assistant": "assistant"}
 """What chat templates of transformers call them."""
@@ -98,16 +103,62 @@ class DialoguePair(NamedTuple):
 
 
 def turn_of(message: Any) -> Turn:
-    """A message {"from", "value"} or {"role", "content"}. Raises Unreadable for any other, or a role nobody knows."""
+    """A message {"from", "value"} or {"role", "content"}; keys that are null are as keys that are not there, and the
+    content may be a list of parts.
+
+    Raises Unreadable for any other message, for a role nobody knows, and for calls of functions and their results,
+    which `tool_exchange_of` reads.
+    """
+    role, content = _role_and_content(message)
+    name = role.lower()
+    if name in (*CALLS, *RESULTS) or _calls_of(message):
+        raise Unreadable("calls of functions and their results are read in instructions alone")
+    if name not in ROLES:
+        raise Unreadable(f"unknown role: {role}")
+    return Turn(ROLES[name], _content_text(content, role))
+
+
+def _role_and_content(message: Any) -> tuple[str, Any]:
     if not isinstance(message, Mapping):
         raise Unreadable("expected a message with its role and text")
-    role = message.get("from", message.get("role"))
-    text = message.get("value", message.get("content"))
-    if not isinstance(role, str) or not isinstance(text, str):
+    role = _first_given(message, ("from", "role"))
+    if not isinstance(role, str):
         raise Unreadable("expected a message with from and value, or role and content")
-    if role.lower() not in ROLES:
-        raise Unreadable(f"unknown role: {role}")
-    return Turn(ROLES[role.lower()], text.strip())
+    return role, _first_given(message, ("value", "content"))
+
+
+def _first_given(message: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((message[name] for name in names if message.get(name) is not None), None)
+
+
+def _content_text(content: Any, role: str) -> str:
+    """The text of a content: a string, or a list of parts that are all text. Raises Unreadable."""
+    if isinstance(content, str):
+        return content.strip()
+    if content is None:
+        raise Unreadable(f"no text: a message of the {role} has neither content nor a call")
+    if isinstance(content, Sequence):
+        texts = []
+        for part in content:
+            text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+            if not isinstance(text, str):
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                raise Unreadable(f"a part of the content is no text: {kind or 'of no type'}")
+            texts.append(text)
+        return "\n".join(texts).strip()
+    if role.lower() in RESULTS:
+        return json.dumps(content, ensure_ascii=False)
+    raise Unreadable("expected the content of a message to be a text, or a list of parts with a text each")
+
+
+def _calls_of(message: Mapping[str, Any]) -> list[Any]:
+    """The calls of functions beside a message's content."""
+    calls = message.get("tool_calls")
+    calls = _json_of(calls, "tool_calls") if isinstance(calls, str) and calls else calls
+    if isinstance(calls, list) and calls:
+        return calls
+    old_form = message.get("function_call")  # OpenAI, before tools
+    return [old_form] if isinstance(old_form, Mapping) else []
 
 
 def turns_of(messages: Any) -> list[Turn]:
@@ -115,6 +166,18 @@ def turns_of(messages: Any) -> list[Turn]:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise Unreadable("expected a list of messages")
     return [turn_of(one) for one in messages]
+
+
+def trimmed(turns: Sequence[Turn], ends_with_answer: bool = True) -> list[Turn]:
+    """The turns without those of the assistant at the beginning and, if they are to end with an answer, those of the
+    human at the end; what the system says first stays."""
+    first = [one for one in turns[:1] if one.role == "system"]
+    said = list(turns[len(first) :])
+    while said and said[0].role == "assistant":
+        said.pop(0)
+    while ends_with_answer and said and said[-1].role == "human":
+        said.pop()
+    return [*first, *said]
 
 
 def answer_of(value: Any) -> str:
@@ -155,24 +218,42 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
 def has_tools(messages: Any) -> bool:
     """Whether a list of messages has calls of functions or their results."""
     return isinstance(messages, Sequence) and any(
-        isinstance(one, Mapping) and (one.get("role") == "tool" or bool(one.get("tool_calls"))) for one in messages
+        isinstance(one, Mapping)
+        and (str(_first_given(one, ("from", "role"))).lower() in (*CALLS, *RESULTS) or bool(_calls_of(one)))
+        for one in messages
     )
 
 
-def tool_exchange_of(messages: Sequence[Any], tools: Any) -> ToolExchange:
-    """A conversation with functions that ends with an answer, or with calls.
-
-    tools: a list of descriptions, or its JSON. Raises Unreadable for anything else than OpenAI's messages in an order
-    that chat templates know: the system first, then the user, results behind the calls that they are of.
-    """
-    if isinstance(tools, str):
+def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """The descriptions of functions beside a conversation: a list, or its JSON. Raises Unreadable for anything else."""
+    if isinstance(tools, str) and tools:
         tools = _json_of(tools, "tools")
     if not isinstance(tools or [], list) or not all(isinstance(one, Mapping) for one in tools or []):
         raise Unreadable("expected tools to be a list of descriptions of functions")
-    said = [_tool_message(one) for one in messages]
+    return tuple(_without_nulls(one) for one in tools or ())
+
+
+def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], trim: bool = False) -> ToolExchange:
+    """A conversation with functions that ends with an answer, or with calls.
+
+    tools: their descriptions. trim: cuts off what the assistant says first and the user last. Raises Unreadable for
+    messages that are neither OpenAI's nor ShareGPT's, or in an order that no chat template knows: the system comes
+    first, then the user, and results behind the calls that they are of.
+    """
+    said: list[dict[str, Any]] = []
+    for message in map(_tool_message, messages):
+        # ShareGPT has a message a call, and a text of its own before it.
+        if said and said[-1]["role"] == "assistant" and message.get("tool_calls") and not message["content"]:
+            said[-1] = {**said[-1], "tool_calls": [*said[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        else:
+            said.append(message)
     if any(one["role"] == "system" for one in said[1:]):
         raise Unreadable("the system speaks behind the beginning of the conversation")
     system, said = (said[:1], said[1:]) if said and said[0]["role"] == "system" else ([], said)
+    while trim and said and said[0]["role"] != "user":
+        said.pop(0)
+    while trim and said and said[-1]["role"] != "assistant":
+        said.pop()
     if not said or said[0]["role"] != "user":
         raise Unreadable("no prompt: expected the user to speak first")
     if said[-1]["role"] != "assistant":
@@ -191,30 +272,37 @@ def tool_exchange_of(messages: Sequence[Any], tools: Any) -> ToolExchange:
         tuple(said[last + 1 : -1]),
         str(answer["content"]),
         tuple(answer.get("tool_calls", ())),
-        tuple(_without_nulls(one) for one in tools or ()),
+        tuple(tools),
     )
 
 
 def _tool_message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise Unreadable("expected a message with its role and text")
-    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    name = "system" if role == "developer" else role if role == "tool" else None
-    if not isinstance(role, str) or not (name or role.lower() in ROLES):
-        raise Unreadable(f"unknown role: {role}")
-    calls = message.get("tool_calls") or []
-    if not isinstance(content, str) and not (content is None and calls):
-        raise Unreadable("expected a message with role and content")
-    told: dict[str, Any] = {"role": name or CHAT_ROLES[ROLES[role.lower()]], "content": content or ""}
-    if told["role"] == "tool":
+    role, content = _role_and_content(message)
+    name = role.lower()
+    if name in CALLS:
+        calls = _json_of(content, role) if isinstance(content, str) else content
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [_tool_call(one) for one in (calls if isinstance(calls, list) else [calls])],
+        }
+    if name in RESULTS:
         known = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
-        return told | known
-    told["content"] = told["content"].strip()
+        return {
+            "role": "tool",
+            "content": content if isinstance(content, str) else _content_text(content, role),
+            **known,
+        }
+    if name not in ROLES:
+        raise Unreadable(f"unknown role: {role}")
+    calls = _calls_of(message)
+    text = "" if content is None and calls else _content_text(content, role)
+    told: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
     if calls:
         if told["role"] != "assistant":
             raise Unreadable(f"the {told['role']} calls functions, which the assistant alone can")
         told["tool_calls"] = [_tool_call(one) for one in calls]
-    elif not told["content"]:
+    elif not text:
         raise Unreadable("no answer: an answer is empty" if told["role"] == "assistant" else "no prompt: it is empty")
     return told
 
@@ -223,7 +311,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unreadable("expected a call with function.name and function.arguments")
-    arguments = function.get("arguments")
+    arguments = _first_given(function, ("arguments", "parameters"))
     arguments = _json_of(arguments, "arguments") if isinstance(arguments, str) else arguments or {}
     if not isinstance(arguments, Mapping):
         raise Unreadable("expected the arguments of a call as a mapping")

@@ -9,7 +9,7 @@ from typing import Any
 
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.quarantine import Rejected
-from corpus.readers.config import FileInstructions, FilePreferences, FileSelection, HuggingFaceDocuments
+from corpus.readers.config import DatasetSelection, FileSelection, InstructionOptions, PreferenceOptions
 from corpus.readers.plan import Piece
 from infra.errors import Problem, StageError
 from infra.sources import SCHEME, Place, by_name, files_below, size_of
@@ -26,7 +26,7 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
     section = {IngestConfig: "ingest", InstructionsConfig: "instructions", PreferencesConfig: "preferences"}
     problems: list[Problem] = []
     for index, source in enumerate(config.read):
-        if not isinstance(source, FileSelection | HuggingFaceDocuments):
+        if not isinstance(source, FileSelection | DatasetSelection):
             continue
         key = f"{section[type(config)]}.read.{index}"
         try:
@@ -44,7 +44,7 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
     return problems
 
 
-def _empty_folders(source: FileSelection | HuggingFaceDocuments, key: str) -> Iterator[Problem]:
+def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterator[Problem]:
     """Raises StageError as `FileSelection.selection` does."""
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
@@ -77,8 +77,8 @@ def _records(source: Any, place: Place, key: str) -> Iterator[object]:
     from corpus.preferences import file_pairs as preference_pairs
     from corpus.readers.texts import read_texts
 
-    if isinstance(source, FileInstructions):
+    if isinstance(source, InstructionOptions):
         return instruction_pairs(source, [place], key)
-    if isinstance(source, FilePreferences):
+    if isinstance(source, PreferenceOptions):
         return preference_pairs(source, [place], key)
     return read_texts(source, Piece(place, size_of(place)), key)

@@ -17,12 +17,32 @@ from corpus.config import InstructionsConfig, InstructionSource
 from corpus.demo.comments import reply_pairs
 from corpus.demo.config import CommentReplies, DocstringInstructions
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
-from corpus.dialogues import ToolExchange, Turn, exchange_of_turns, has_tools, tool_exchange_of, turns_of
+from corpus.dialogues import (
+    CHAT_ROLES,
+    ToolExchange,
+    Turn,
+    exchange_of_turns,
+    has_tools,
+    tool_exchange_of,
+    tools_of,
+    trimmed,
+    turns_of,
+)
 from corpus.documents import is_heldout
 from corpus.pair_split import write_pairs
-from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, prompt_field, prompt_of, records_of
+from corpus.pairs import (
+    CONVERSATIONS,
+    PROMPTS,
+    Pair,
+    given_field,
+    has_any,
+    prompt_field,
+    prompt_of,
+    records_of,
+    turns_field,
+)
 from corpus.quarantine import Rejected
-from corpus.readers.config import FileInstructions
+from corpus.readers.config import InstructionOptions
 from corpus.readers.json_lines import wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, pick
 from corpus.references import unusable_reference
@@ -56,7 +76,7 @@ def _pairs(
     source: InstructionSource,
     key: str,
 ) -> Iterator[Pair | Rejected]:
-    if isinstance(source, FileInstructions):
+    if isinstance(source, InstructionOptions):
         read = islice(file_pairs(source, source.places(), key), source.limit)
         return _capped(read, source.max_examples, config.heldout_share) if source.max_examples else read
     if isinstance(source, DocstringInstructions):
@@ -76,7 +96,7 @@ def _capped(pairs: Iterable[Pair | Rejected], most: int, heldout_share: float) -
             yield one
 
 
-def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+def file_pairs(source: InstructionOptions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
     """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
     `wrong_field` where already the first record of a file lacks a field."""
     for item in records_of(source, places, key, _check_fields):
@@ -84,45 +104,60 @@ def file_pairs(source: FileInstructions, places: Iterable[Place], key: str) -> I
             yield item
             continue
         try:
-            yield _pair(item, source)
+            yield pair_of(item, source)
         except Unreadable as why:
             yield Rejected(str(item.file), item.line, str(why))
 
 
-def _check_fields(record: Record, source: FileInstructions, key: str) -> None:
+def _check_fields(record: Record, source: InstructionOptions, key: str) -> None:
     if source.templates:
         check_fields(record, source.templates, f"{key}.templates")
         return
     if _form_of(record, source) == "turns":
         return
-    asked, answer = prompt_field(record, source, ASKED), _response_field(record, source)
-    wanted = (asked or source.prompt_field, answer or source.response_field)
-    if asked is None:
+    prompts, responses = _names(source.prompt_field, "prompt_field", ASKED), _response_names(source)
+    if has_any(record, CONVERSATIONS) and not (has_any(record, prompts) and has_any(record, responses)):
+        return  # conversations, of which the first is null
+    wanted = (
+        given_field(record, prompts) or source.prompt_field,
+        given_field(record, responses) or source.response_field,
+    )
+    if not has_any(record, prompts):
         raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", wanted)
-    if answer is None:
+    if not has_any(record, responses):
         raise wrong_field(record, source.response_field, f"{key}.response_field", wanted)
 
 
-def _form_of(record: Record, source: FileInstructions) -> Literal["pair", "turns"]:
+def _form_of(record: Record, source: InstructionOptions) -> Literal["pair", "turns"]:
     """How a record says what was asked and answered: in two fields, or as a list of turns."""
     if prompt_field(record, source, ASKED) is not None and _response_field(record, source) is not None:
         return "pair"
-    return "turns" if any(isinstance(record.value.get(name), list) for name in CONVERSATIONS) else "pair"
+    return "turns" if turns_field(record) else "pair"
 
 
-def _response_field(record: Record, source: FileInstructions) -> str | None:
-    is_named = source.response_field != FileInstructions.model_fields["response_field"].default
-    names = (source.response_field, *(() if is_named else RESPONSES))
-    return next((name for name in names if pick(record.value, name) is not MISSING), None)
+def _response_field(record: Record, source: InstructionOptions) -> str | None:
+    return given_field(record, _response_names(source))
 
 
-def _pair(record: Record, source: FileInstructions) -> Pair:
+def _response_names(source: InstructionOptions) -> tuple[str, ...]:
+    return _names(source.response_field, "response_field", RESPONSES)
+
+
+def _names(name: str, key: str, others: Sequence[str]) -> tuple[str, ...]:
+    """The field that the config names or, where it names none, its default and others."""
+    is_named = name != InstructionOptions.model_fields[key].default
+    return (name, *(() if is_named else others))
+
+
+def pair_of(record: Record, source: InstructionOptions) -> Pair:
     """Raises Unreadable where a record is no pair."""
     if source.templates:
         found = exchange_of(record, source.templates, source.template_seed)
         return _checked(record, source, found.prompt, found.answer, found.group)
-    if (messages := _messages_with_tools(record, source)) is not None:
-        talk = tool_exchange_of(messages, record.value.get("tools"))
+    tools = tools_of(record.value.get("tools"))
+    messages = _messages(record, source)
+    if tools or has_tools(messages):
+        talk = tool_exchange_of(messages, tools, source.trim_conversations)
         return _checked(record, source, talk.prompt, talk.response, talk.first_turn, with_tools=talk)
     turns = list(_turns(record, source))
     system = record.value.get("system")
@@ -130,37 +165,43 @@ def _pair(record: Record, source: FileInstructions) -> Pair:
         turns.insert(0, Turn("system", system.strip()))
     if turns and turns[0] == ("system", ""):
         turns.pop(0)
+    if source.trim_conversations:
+        turns = trimmed(turns)
     said = exchange_of_turns(turns)
     return _checked(record, source, said.prompt, said.response, said.first_turn, said.history)
 
 
-def _messages_with_tools(record: Record, source: FileInstructions) -> list[Any] | None:
-    """The messages of a record whose assistant may call functions, None for any other."""
+def _messages(record: Record, source: InstructionOptions) -> list[Any]:
+    """What a record says as a list of messages, whatever form it has; empty where it lacks a prompt or a response."""
     value = record.value
-    if _form_of(record, source) == "turns":
-        messages = next(value[name] for name in CONVERSATIONS if isinstance(value.get(name), list))
+    if _form_of(record, source) == "turns" and (name := turns_field(record)):
+        messages = list(value[name])
     else:
-        fields = prompt_field(record, source, ASKED), _response_field(record, source)
-        parts = [pick(value, field) if field else None for field in fields]
-        lists = [part for part in parts if isinstance(part, list)]
-        if len(lists) < len(parts):
-            return None
-        messages = [message for part in lists for message in part]
-    if not has_tools(messages) and not value.get("tools"):
-        return None
+        asked, answered = prompt_field(record, source, ASKED), _response_field(record, source)
+        if asked is None or answered is None:
+            return []
+        if isinstance(pick(value, asked), list) or isinstance(pick(value, answered), list):
+            messages = [*_spoken(pick(value, asked), "user"), *_spoken(pick(value, answered), "assistant")]
+        else:
+            messages = [{"role": CHAT_ROLES[turn.role], "content": turn.text} for turn in _turns(record, source)]
     system = value.get("system")
     if isinstance(system, str) and system.strip() and not _begins_with_system(messages):
         return [{"role": "system", "content": system}, *messages]
-    return list(messages)
+    return messages
+
+
+def _spoken(value: Any, role: str) -> list[Any]:
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
 def _begins_with_system(messages: Sequence[Any]) -> bool:
-    return bool(messages) and isinstance(messages[0], Mapping) and messages[0].get("role") in ("system", "developer")
+    first = messages[0] if messages else None
+    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("system", "developer")
 
 
 def _checked(
     record: Record,
-    source: FileInstructions,
+    source: InstructionOptions,
     prompt: str,
     response: str,
     group: str,
@@ -187,17 +228,16 @@ def _reference(value: Mapping[str, Any], field: str) -> str:
     return found.strip() if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
-def _turns(record: Record, source: FileInstructions) -> Iterator[Turn]:
+def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
     value = record.value
-    if _form_of(record, source) == "turns":
-        name = next(name for name in CONVERSATIONS if isinstance(value.get(name), list))
+    if _form_of(record, source) == "turns" and (name := turns_field(record)):
         yield from turns_of(value[name])
         return
     for said in _earlier(value.get("history")):
         yield from (Turn("human", said[0]), Turn("assistant", said[1]))
     field = prompt_field(record, source, ASKED)
     if field is None:
-        raise Unreadable(f"no field {source.prompt_field}")
+        raise _lacks(record, _names(source.prompt_field, "prompt_field", ASKED))
     asked = pick(value, field)
     if isinstance(asked, list):
         yield from turns_of(asked)
@@ -206,12 +246,18 @@ def _turns(record: Record, source: FileInstructions) -> Iterator[Turn]:
         yield Turn("human", prompt_of(record, source.model_copy(update={"prompt_field": field})))
     field = _response_field(record, source)
     if field is None:
-        raise Unreadable(f"no field {source.response_field}")
+        raise _lacks(record, _response_names(source))
     answer = pick(value, field)
     if isinstance(answer, list):
         yield from turns_of(answer)
     else:
         yield Turn("assistant", _text(field, answer).strip())
+
+
+def _lacks(record: Record, names: Sequence[str]) -> Unreadable:
+    """What to raise where a record has none of these fields, or only null under them."""
+    null = next((name for name in names if pick(record.value, name) is None), None)
+    return Unreadable(f"the field {null} is not a string: it is null" if null else f"no field {names[0]}")
 
 
 def _earlier(history: Any) -> list[list[str]]:

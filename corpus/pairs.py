@@ -5,29 +5,49 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from corpus.dialogues import CHAT_ROLES, ToolExchange, Turn
 from corpus.quarantine import Rejected
-from corpus.readers.config import PairFiles, Verify
-from corpus.readers.json_lines import read_records
-from corpus.readers.record import MISSING, Record, pick
+from corpus.readers.config import PairOptions, Verify
+from corpus.readers.plan import format_of
+from corpus.readers.record import MISSING, Record, is_given, pick
+from corpus.readers.records import records_in
+from infra.json import BadJson, parse_json
 from infra.sources import Place, by_name
 
 PROMPTS = ("prompt", "question", "query")
 """Fields of a prompt where the config names none and there is no `instruction`."""
 CONVERSATIONS = ("conversations", "conversation", "messages")
 """Fields of the turns of a conversation, as in ShareGPT."""
+LISTS = (*CONVERSATIONS, "history", "tools", "answers", "completions", "responses", "ranks", "scores", "votes")
+"""Fields that are lists in every format but CSV, where they are JSON in a cell."""
 
 
-def prompt_field(record: Record, source: PairFiles, others: Sequence[str] = PROMPTS) -> str | None:
-    """The field of the prompt: the one that the config names or, where it names none, one of `others`."""
-    is_named = source.prompt_field != PairFiles.model_fields["prompt_field"].default
-    names = (source.prompt_field, *(() if is_named else others))
-    return next((name for name in names if pick(record.value, name) is not MISSING), None)
+def prompt_field(record: Record, source: PairOptions, others: Sequence[str] = PROMPTS) -> str | None:
+    """The field of the prompt that is not null: the one that the config names or, where it names none, one of
+    `others`."""
+    is_named = source.prompt_field != PairOptions.model_fields["prompt_field"].default
+    return given_field(record, (source.prompt_field, *(() if is_named else others)))
 
 
-F = TypeVar("F", bound=PairFiles)
+def given_field(record: Record, names: Iterable[str]) -> str | None:
+    """The first of these fields that a record has and that is not null."""
+    return next((name for name in names if is_given(record.value, name)), None)
+
+
+def turns_field(record: Record) -> str | None:
+    """The field of the turns of a conversation; None where the record has no list of them."""
+    return next((name for name in CONVERSATIONS if isinstance(record.value.get(name), list)), None)
+
+
+def has_any(record: Record, names: Iterable[str]) -> bool:
+    """Whether a record has one of these fields, null or not."""
+    return any(pick(record.value, name) is not MISSING for name in names)
+
+
+F = TypeVar("F", bound=PairOptions)
 
 
 def records_of(
@@ -36,12 +56,32 @@ def records_of(
     """The records in these files of a source, file after file by name. key: its dotted config key. check: called with
     the first record of each file, the source and the key; raises where it lacks a field."""
     for place in by_name(places):
-        is_first = True
-        for item in read_records(place, source.encoding, (), key, ()):
+        is_first, kind = True, format_of(source, place)
+        for item in records_in(place, kind, source.encoding, key):
+            if kind == "csv" and isinstance(item, Record):
+                item = replace(item, value=with_lists(item.value))
             if is_first and not isinstance(item, Rejected):
                 check(item, source, key)
                 is_first = False
             yield item
+
+
+def with_lists(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a CSV file with the messages and lists that its cells have as JSON, and null for empty cells."""
+    return {name: _cell(name, text) for name, text in row.items()}
+
+
+def _cell(name: str, text: str) -> Any:
+    if not text:
+        return None
+    if text.lstrip()[:1] != "[":
+        return text
+    try:
+        value = parse_json(text)
+    except BadJson:
+        return text
+    is_messages = bool(value) and all(isinstance(one, dict) and ("role" in one or "from" in one) for one in value)
+    return value if is_messages or name in LISTS else text
 
 
 class Pair(NamedTuple):
@@ -111,7 +151,7 @@ class Pair(NamedTuple):
         return json.dumps({**line, "source": self.source}, ensure_ascii=False) + "\n"
 
 
-def prompt_of(record: Record, source: PairFiles) -> str:
+def prompt_of(record: Record, source: PairOptions) -> str:
     """The prompt, with the input two lines below it where there is one (Alpaca, Taori et al., 2023)."""
     prompt = str(pick(record.value, source.prompt_field)).strip()
     further = record.value.get(source.input_field) if source.input_field else None

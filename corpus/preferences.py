@@ -18,17 +18,19 @@ from corpus.demo.texts import preference_pairs, style_pairs
 from corpus.dialogues import (
     ASSISTANT,
     DialoguePair,
+    Turn,
     answer_of,
     pair_of_turns,
     prompt_of_turns,
     split_dialogues,
+    trimmed,
     turns_of,
 )
 from corpus.pair_split import write_pairs
-from corpus.pairs import CONVERSATIONS, Pair, prompt_field, prompt_of, records_of
+from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, has_any, prompt_field, prompt_of, records_of, turns_field
 from corpus.quarantine import Rejected
 from corpus.rankings import Judged, Tally, answers_field, by_annotators, is_number, pairs_of_ranking, ranked_answers
-from corpus.readers.config import FilePreferences
+from corpus.readers.config import PreferenceOptions
 from corpus.readers.json_lines import wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, pick
 from infra.run import Result, Run
@@ -50,7 +52,7 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
 
 
 def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key: str) -> Iterator[Pair | Rejected]:
-    if isinstance(source, FilePreferences):
+    if isinstance(source, PreferenceOptions):
         return map(seen, file_pairs(source, source.places(), key))
     if isinstance(source, DocstringStyle):
         return style_pairs(source)
@@ -59,7 +61,7 @@ def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key
     return preference_pairs(source, config.heldout_share, config.seed)
 
 
-def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+def file_pairs(source: PreferenceOptions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
     """The pairs in these files of a source, from its first `limit` records. key: its dotted config key. Raises
     StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field."""
     records = islice(records_of(source, places, key, _check_fields), source.limit)
@@ -76,7 +78,7 @@ def file_pairs(source: FilePreferences, places: Iterable[Place], key: str) -> It
 
 
 def _judgements(
-    records: Iterable[Record | Rejected], source: FilePreferences, annotator_field: str, refused: list[Rejected]
+    records: Iterable[Record | Rejected], source: PreferenceOptions, annotator_field: str, refused: list[Rejected]
 ) -> Iterator[Judged]:
     """Each pair with who judged it; what is none goes to `refused`."""
     for item in records:
@@ -94,7 +96,7 @@ def _judgements(
                 yield Judged(pair, str(annotator), item)
 
 
-def _pairs_of(record: Record, source: FilePreferences) -> Iterator[Pair | Rejected]:
+def _pairs_of(record: Record, source: PreferenceOptions) -> Iterator[Pair | Rejected]:
     """The pair or the pairs of a record, or what is wrong with it."""
     try:
         answers = answers_field(record, source)
@@ -112,20 +114,21 @@ def _rejected(record: Record, why: str) -> Rejected:
     return Rejected(str(record.file), record.line, why)
 
 
-def _check_fields(record: Record, source: FilePreferences, key: str) -> None:
+def _check_fields(record: Record, source: PreferenceOptions, key: str) -> None:
     if answers_field(record, source):
-        if prompt_field(record, source) is None and _conversation_field(record) is None:
+        if not has_any(record, (*PROMPTS, source.prompt_field)) and turns_field(record) is None:
             raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", (source.prompt_field,))
         return
     wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
-    if not source.dialogue and _form_of(record, source) == "prompt" and prompt_field(record, source) is None:
+    names = (source.prompt_field, *PROMPTS, *CONVERSATIONS)
+    if not source.dialogue and _form_of(record, source) == "prompt" and not has_any(record, names):
         wanted = {"prompt_field": source.prompt_field, **wanted}
     for setting, field in wanted.items():
         if pick(record.value, field) is MISSING:
             raise wrong_field(record, field, f"{key}.{setting}", tuple(wanted.values()))
 
 
-def _form_of(record: Record, source: FilePreferences) -> Literal["prompt", "turns", "conversation", "dialogue"]:
+def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "turns", "conversation", "dialogue"]:
     """How a record says what was answered: a prompt beside the answers; the same turns at the head of both; a list of
     turns beside the answers; or HH-RLHF's marks within two texts."""
     chosen = pick(record.value, source.chosen_field)
@@ -135,16 +138,12 @@ def _form_of(record: Record, source: FilePreferences) -> Literal["prompt", "turn
         return "turns"
     if prompt_field(record, source) is not None:
         return "prompt"
-    if _conversation_field(record):
+    if turns_field(record):
         return "conversation"
     return "dialogue" if isinstance(chosen, str) and ASSISTANT in f"\n\n{chosen}" else "prompt"
 
 
-def _conversation_field(record: Record) -> str | None:
-    return next((name for name in CONVERSATIONS if isinstance(record.value.get(name), list)), None)
-
-
-def _pair(record: Record, source: FilePreferences) -> Pair:
+def _pair(record: Record, source: PreferenceOptions) -> Pair:
     """Raises Unreadable where a record is no pair."""
     value, form = record.value, _form_of(record, source)
     chosen, rejected = (pick(value, field) for field in (source.chosen_field, source.rejected_field))
@@ -157,7 +156,7 @@ def _pair(record: Record, source: FilePreferences) -> Pair:
                 raise Unreadable(f"the field {field} is not a string")
         found = split_dialogues(*(text if text.startswith("\n\n") else f"\n\n{text}" for text in (chosen, rejected)))
     elif form == "turns":
-        found = pair_of_turns(turns_of(chosen), turns_of(rejected))
+        found = pair_of_turns(_turns_of(chosen, source), _turns_of(rejected, source))
     else:
         prompt, group = _prompt(record, source, form)
         found = DialoguePair(prompt, answer_of(chosen), answer_of(rejected), group)
@@ -171,7 +170,7 @@ def _pair(record: Record, source: FilePreferences) -> Pair:
     return Pair(fields, record.file.name, found.first_turn, votes=votes, margin=margin)
 
 
-def _votes(record: Record, source: FilePreferences) -> tuple[float, float] | None:
+def _votes(record: Record, source: PreferenceOptions) -> tuple[float, float] | None:
     """Raises Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
     both are equal."""
     votes = pick(record.value, source.votes_field) if source.votes_field else MISSING
@@ -187,7 +186,7 @@ def _votes(record: Record, source: FilePreferences) -> tuple[float, float] | Non
     return (float(votes[0]), float(votes[1])) if votes[0] else None
 
 
-def _margin(record: Record, source: FilePreferences) -> float | None:
+def _margin(record: Record, source: PreferenceOptions) -> float | None:
     margin = pick(record.value, source.margin_field) if source.margin_field else MISSING
     if margin is MISSING or margin is None:
         return None
@@ -196,16 +195,21 @@ def _margin(record: Record, source: FilePreferences) -> float | None:
     return float(margin)
 
 
-def _prompt(record: Record, source: FilePreferences, form: str) -> tuple[str, str]:
+def _turns_of(messages: object, source: PreferenceOptions) -> list[Turn]:
+    turns = turns_of(messages)
+    return trimmed(turns, ends_with_answer=False) if source.trim_conversations else turns
+
+
+def _prompt(record: Record, source: PreferenceOptions, form: str) -> tuple[str, str]:
     """The prompt's text and the pair's group."""
-    if form == "conversation" and (name := _conversation_field(record)):
-        return prompt_of_turns(turns_of(record.value[name]))
+    if form == "conversation" and (name := turns_field(record)):
+        return prompt_of_turns(_turns_of(record.value[name], source))
     field = prompt_field(record, source)
     if field is None:
         raise Unreadable(f"no field {source.prompt_field}")
     asked = pick(record.value, field)
     if isinstance(asked, list):
-        return prompt_of_turns(turns_of(asked))
+        return prompt_of_turns(_turns_of(asked, source))
     if not isinstance(asked, str):
         raise Unreadable(f"the field {field} is not a string")
     prompt = prompt_of(record, source.model_copy(update={"prompt_field": field}))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from corpus.dialogues import answer_of
 from corpus.pairs import Pair
 from corpus.quarantine import Rejected
-from corpus.readers.config import FilePreferences
-from corpus.readers.record import Record, Unreadable
+from corpus.readers.config import PreferenceOptions
+from corpus.readers.record import Record, Unreadable, is_given
 
 ANSWERS = ("answers", "completions", "responses")
 """Fields of the answers of a ranking, as in Nectar, UltraFeedback and others."""
@@ -30,9 +30,9 @@ class Ranked(NamedTuple):
     scored: bool
 
 
-def answers_field(record: Record, source: FilePreferences) -> str | None:
+def answers_field(record: Record, source: PreferenceOptions) -> str | None:
     """The field of a ranking's answers; None where the record has chosen and rejected answers or no list of two."""
-    if source.chosen_field in record.value or source.rejected_field in record.value:
+    if is_given(record.value, source.chosen_field) or is_given(record.value, source.rejected_field):
         return None
     found = ((name, record.value.get(name)) for name in ANSWERS)
     return next((name for name, one in found if isinstance(one, list) and len(one) > 1), None)
@@ -57,7 +57,7 @@ def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
             raise Unreadable(f"expected as many {beside} as answers, {len(items)}, found {len(given)}")
     else:
         objects = [one for one in items if isinstance(one, Mapping)]
-        key = next((name for name in ("rank", *_SCORES) if any(name in one for one in objects)), None)
+        key = next((name for name in ("rank", *_SCORES) if any(is_given(one, name) for one in objects)), None)
         is_rank = key in (None, "rank")
         given = [one.get(key) if isinstance(one, Mapping) else None for one in items] if key else [*range(len(items))]
     for one in given:
@@ -76,7 +76,7 @@ def is_number(value: object) -> bool:
 
 
 def _text(item: Any) -> str:
-    if isinstance(item, Mapping) and "from" not in item and "role" not in item:
+    if isinstance(item, Mapping) and not is_given(item, "from") and not is_given(item, "role"):
         found = next((item[name] for name in _TEXTS if isinstance(item.get(name), str)), None)
         if found is None:
             raise Unreadable(f"expected an answer with its text under one of {', '.join(_TEXTS)}")

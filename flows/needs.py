@@ -13,7 +13,7 @@ from pathlib import Path
 from corpus.cleaning.config import CleanConfig
 from corpus.config import InstructionsConfig, ShardConfig, TokenizerConfig
 from corpus.model_folder import folder_problems
-from corpus.readers.config import FileInstructions
+from corpus.readers.config import InstructionOptions
 from evaluation.config import SafetyConfig
 from flows.graph import Graph, first_model, graph
 from flows.pipeline_config import PipelineConfig
@@ -226,7 +226,7 @@ def _runs_answers(nodes: Graph, name: str) -> bool:
     """Whether the step reads prompts whose answers are code that is run."""
     read = [nodes[up].config for up in nodes[name].inputs.values() if up in nodes]
     sources = [source for one in read if isinstance(one, InstructionsConfig) for source in one.read]
-    return any(isinstance(source, FileInstructions) and source.verify == "tests" for source in sources)
+    return any(isinstance(source, InstructionOptions) and source.verify == "tests" for source in sources)
 
 
 def _refuse_place(place: str) -> None:

@@ -62,7 +62,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=4,
+            version=5,
             config=IngestConfig,
             section=True,
             function="corpus.ingest:ingest",
@@ -209,7 +209,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=5,
+            version=6,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",

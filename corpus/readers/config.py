@@ -43,7 +43,6 @@ def _known_encoding(value: str) -> str:
     return value
 
 
-Encoding = Annotated[str, AfterValidator(_known_encoding)]
 EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
 
 
@@ -58,8 +57,6 @@ class FileSelection(Config):
     paths: SomeOf[SourceLocation] = outside_identity()
     """Files, folders (all files below) or globs, relative to the config file; or s3:// URLs of the same.
     Credentials, region and server of S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
-    encoding: Encoding = "utf-8"
-    """Encoding of text and JSON files, e.g. latin-1."""
     follow_links: bool = outside_identity(False)
     """Whether links in these folders, or among the matches of a glob, may lead elsewhere, as to another disk. false:
     such a link stops the stage, since data from others may hold a link to a private file. A path that is itself a link
@@ -134,9 +131,10 @@ class TextOptions(SourceDescription):
     encoding: EncodingOrAuto = "auto"
     """Encoding of text and JSON files, e.g. latin-1; bytes that do not fit it are errors. auto takes the byte order
     mark, what a page declares, UTF-8, or what charset-normalizer finds, in this order."""
-    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "html", "warc"] = "auto"
-    """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow, .html and
-    .htm, .warc and .wet; all others are text. A .json file may hold one list."""
+    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc"] = "auto"
+    """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow and .feather,
+    .csv and .tsv, .html and .htm, .warc and .wet; all others are text. A .json file may hold one list. The first row of
+    a CSV or TSV file names its columns; what separates and quotes its fields is seen from its first rows."""
     text_field: str = "text"
     """JSON key or column that holds the text; dotted for one inside others, e.g. page.body."""
     metadata_fields: tuple[str, ...] = ()
@@ -160,7 +158,7 @@ class FileDocuments(TextOptions, FileSelection):
     not."""
 
 
-class HuggingFaceDocuments(TextOptions):
+class DatasetSelection(Config):
     """A Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on the hub that lies
     in the local cache. Nothing is fetched during a run."""
 
@@ -186,6 +184,11 @@ class HuggingFaceDocuments(TextOptions):
         return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
 
 
+class HuggingFaceDocuments(TextOptions, DatasetSelection):
+    """Documents of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on the
+    hub that lies in the local cache. Nothing is fetched during a run."""
+
+
 RULE = r"exact|number|json|tests|words:\d+-\d+|format:[\s\S]+"
 
 
@@ -199,18 +202,26 @@ def _compiles(rule: str) -> str:
 
 
 Verify = Annotated[str, Field(pattern=rf"^({RULE})$"), AfterValidator(_compiles)]
-"""The rule by which an answer is known to be right, see `FileInstructions.verify`."""
+"""The rule by which an answer is known to be right, see `InstructionOptions.verify`."""
 
 
-class PairFiles(FileSelection):
-    """JSON or JSON Lines files of pairs, gzipped or not; a JSON file holds one list of objects."""
+class PairOptions(Config):
+    """How pairs are made of the records of files."""
 
+    encoding: EncodingOrAuto = "auto"
+    """Encoding of JSON, CSV and TSV files, e.g. latin-1; auto as for documents. What does not fit it is put aside."""
+    format: Literal["auto", "jsonl", "parquet", "arrow", "csv"] = "auto"
+    """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .parquet, .arrow and .feather, .csv and .tsv; all others
+    are JSON Lines, or JSON that holds one list of objects."""
     prompt_field: str = "instruction"
-    """JSON key of the prompt."""
+    """JSON key or column of the prompt."""
     input_field: str | None = "input"
     """JSON key of further input that is put below the prompt where it is there and not empty; null for none."""
     limit: int | None = Field(None, ge=2)
     """Records to take from the start of these files, held-out ones included; null takes all."""
+    trim_conversations: bool = False
+    """Cuts what the assistant says first, and what the human says last, off a conversation that begins with the
+    assistant or, of instructions, does not end with an answer. false: such a conversation is put aside."""
 
 
 OPTIONS = "options"
@@ -278,7 +289,7 @@ class InstructionTemplate(Config):
         return self
 
 
-class FileInstructions(PairFiles):
+class InstructionOptions(PairOptions):
     """Prompts with responses, or conversations of several turns. Their form is seen from the records: instruction,
     input and output as in Alpaca, with `history` and `system` where they are there; a prompt with a completion (or
     response, answer; inputs and targets as in FLAN), texts or messages; turns under `conversations` or `messages` as in
@@ -322,7 +333,17 @@ class FileInstructions(PairFiles):
         return self
 
 
-class FilePreferences(PairFiles):
+class FileInstructions(InstructionOptions, FileSelection):
+    """Prompts with responses, or conversations, in JSON, JSON Lines, Parquet, Arrow, CSV or TSV files, compressed
+    (gzip, zstd, bzip2, xz) or not. See `InstructionOptions` for the forms of their records."""
+
+
+class HuggingFaceInstructions(InstructionOptions, DatasetSelection):
+    """Prompts with responses, or conversations, of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of
+    data files, or a name on the hub that lies in the local cache. See `InstructionOptions` for the forms."""
+
+
+class PreferenceOptions(PairOptions):
     """Preference pairs. Their form is seen from the records: a prompt (`instruction`, `prompt`, or the field named
     here) with a chosen and a rejected answer; turns (`conversations`, `messages`) with two answers as in ShareGPT; two
     lists of turns or two dialogues as in HH-RLHF, with the same beginning. Answers are texts, or messages {from, value}
@@ -349,3 +370,13 @@ class FilePreferences(PairFiles):
     annotator_field: str | None = None
     """JSON key of who judged. Judgements of the same two answers then become one pair with its votes. null: each record
     is a pair by itself, and one that was there before a duplicate."""
+
+
+class FilePreferences(PreferenceOptions, FileSelection):
+    """Preference pairs in JSON, JSON Lines, Parquet, Arrow, CSV or TSV files, compressed (gzip, zstd, bzip2, xz) or
+    not. See `PreferenceOptions` for the forms of their records."""
+
+
+class HuggingFacePreferences(PreferenceOptions, DatasetSelection):
+    """Preference pairs of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on
+    the hub that lies in the local cache. See `PreferenceOptions` for the forms of their records."""

@@ -111,8 +111,21 @@ def read_records(
     Raises StageError: `missing_source`, `binary_source`, `corrupt_file`; `wrong_encoding` for a list whose configured
     encoding does not fit; `wrong_field` where already the first object lacks a field.
     """
-    looked = span is not None and span.start > 0
-    for item in _items(place, encoding, span, max_line_bytes, limit_key):
+    items = _items(place, encoding, span, max_line_bytes, limit_key)
+    yield from with_fields(items, fields, key, field_keys, is_start=span is None or not span.start)
+
+
+def with_fields(
+    items: Iterable[Record | Rejected],
+    fields: tuple[str, ...],
+    key: str,
+    field_keys: tuple[str, ...],
+    is_start: bool = True,
+) -> Iterator[Record | Rejected]:
+    """The records with a string in all of `fields`; others are put aside. is_start: whether the first of the file is
+    among them. Other arguments and what it raises: as `read_records`."""
+    looked = not is_start
+    for item in items:
         if isinstance(item, Record):
             values = [pick(item.value, field) for field in fields]
             if not looked and MISSING in values:
@@ -121,7 +134,7 @@ def read_records(
             looked = True
             wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
             if wrong is not None:
-                yield Rejected(str(place), item.line, _fault(fields[wrong], values[wrong]))
+                yield Rejected(str(item.file), item.line, _fault(fields[wrong], values[wrong]))
                 continue
         yield item
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from corpus.readers.config import TextOptions
+from corpus.readers.config import PairOptions, TextOptions
 from corpus.readers.json_lines import is_list
 from corpus.readers.streams import wide_encoding
 from corpus.readers.table_process import group_bytes
@@ -24,6 +24,9 @@ FORMATS = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".html": "html",
     ".htm": "html",
     ".xhtml": "html",
@@ -45,10 +48,13 @@ class Piece:
     span: Span | None = None
 
 
-def format_of(source: TextOptions, place: Place) -> str:
+def format_of(source: TextOptions | PairOptions, place: Place) -> str:
     """The format that the source says, or else the file's name; what has no known suffix is text."""
-    if source.format != "auto":
-        return source.format
+    return source.format if source.format != "auto" else named_format(place)
+
+
+def named_format(place: Place) -> str:
+    """The format that a file's name says; what has no known suffix is text."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(place.name).suffixes]
     while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()

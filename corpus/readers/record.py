@@ -63,6 +63,12 @@ def pick(value: Any, field: str) -> Any:
     return pick(value.get(head), rest) if dot else MISSING
 
 
+def is_given(value: Any, field: str) -> bool:
+    """Whether a dotted field is there and not null: files that join several schemas fill what a record lacks with
+    null."""
+    return pick(value, field) not in (MISSING, None)
+
+
 def field_names(value: Mapping[str, Any]) -> str:
     """The fields of a record, for messages; those of nested ones dotted."""
     return ", ".join(_names(value)) or "none"

@@ -10,8 +10,9 @@ from typing import Any
 
 from corpus.quarantine import Rejected
 from corpus.readers.config import TextOptions
+from corpus.readers.delimited import read_delimited
 from corpus.readers.encodings import decode, mend
-from corpus.readers.json_lines import read_records
+from corpus.readers.json_lines import read_records, with_fields
 from corpus.readers.mail import mail_text
 from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
 from corpus.readers.plan import BROKEN, Piece, format_of
@@ -62,6 +63,9 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
         case "parquet" | "arrow" as kind:
             groups = None if piece.span is None else (piece.span.start, piece.span.end)
             yield from _texts_of(read_rows(Table(kind, place, fields, key, max_bytes, groups)), source)
+        case "csv":
+            rows = read_delimited(place, encoding, 4 * max_bytes)
+            yield from _texts_of(with_fields(rows, (source.text_field,), key, ("text_field",)), source)
         case "html":
             yield from read_html(place, encoding, max_bytes)
         case "warc":

@@ -62,7 +62,7 @@ def test_the_form_of_instructions_is_seen_from_their_records(record, history, wr
     [
         ({"conversations": _gpt("Hi.", "Hello.")[::-1]}, "the conversation starts with the assistant"),
         ({"conversations": _gpt("Hi.", "Hello.", "Why?")}, "no answer: the conversation does not end"),
-        ({"conversations": [{"from": "human", "value": "Hi."}, {"from": "observation", "value": "x"}]}, "unknown role"),
+        ({"conversations": [{"from": "human", "value": "Hi."}, {"from": "narrator", "value": "x"}]}, "unknown role"),
         ({"conversations": _gpt("Hi.", "")}, "no answer: an answer is empty"),
         ({"conversations": [_gpt("Hi.")[0], *_gpt("Hi.", "Hello.")]}, "the human speaks twice in a row"),
         ({"messages": [*_chat("Hi.", "Hello."), {"role": "system", "content": "x"}]}, "the system speaks behind"),

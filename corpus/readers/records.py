@@ -1,0 +1,26 @@
+"""Records of one file of pairs or test items, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from corpus.quarantine import Rejected
+from corpus.readers.delimited import read_delimited
+from corpus.readers.json_lines import read_records
+from corpus.readers.record import Record
+from corpus.readers.table_batches import Table
+from corpus.readers.table_process import read_rows
+from infra.bounded import RECORD_BYTES
+from infra.sources import Place
+
+
+def records_in(place: Place, kind: str, encoding: str, key: str) -> Iterator[Record | Rejected]:
+    """All records of a file of the format `kind`: jsonl, parquet, arrow or csv; what is none of these is read as jsonl.
+
+    Raises StageError as the readers of these formats do.
+    """
+    if kind in ("parquet", "arrow"):
+        return read_rows(Table(kind, place, (), key, RECORD_BYTES))
+    if kind == "csv":
+        return read_delimited(place, encoding, RECORD_BYTES, "")
+    return read_records(place, encoding, (), key, ())

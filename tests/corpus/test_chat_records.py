@@ -1,0 +1,180 @@
+"""Chat records as programs write them: schemas joined with nulls, content in parts, calls of tools, trimmed ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from corpus.instructions import file_pairs
+from corpus.pairs import Pair
+from corpus.preferences import file_pairs as preference_pairs
+from corpus.quarantine import Rejected
+from corpus.readers.config import FileInstructions, FilePreferences
+
+Write = Callable[..., str]
+ASK, ANSWER = {"role": "user", "content": "Ask"}, {"role": "assistant", "content": "Answer"}
+
+
+def pair_of(record: dict[str, Any], write: Write, **keys: Any) -> Pair | Rejected:
+    source = FileInstructions(paths=[write("rows.jsonl", json.dumps(record) + "\n")], **keys)
+    [found] = file_pairs(source, source.places(), "instructions.read.0")
+    return found
+
+
+def said(found: Pair | Rejected) -> list[tuple[str, str]]:
+    assert isinstance(found, Pair), found
+    turns = [(turn.role, turn.text) for turn in found.history]
+    return [*turns, ("human", found.fields["prompt"]), ("assistant", found.fields["response"])]
+
+
+PLAIN = [("human", "Ask"), ("assistant", "Answer")]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{**ASK, "from": None, "value": None}, {**ANSWER, "from": None, "value": None}]},
+        {"conversations": [{"from": "human", "value": "Ask", "role": None}, {"from": "gpt", "value": "Answer"}]},
+        {"instruction": None, "input": None, "output": None, "messages": [ASK, ANSWER]},
+        {"prompt": "Ask", "response": None, "messages": [ASK, ANSWER]},
+        {"instruction": "Ask", "output": "Answer", "messages": None, "system": None, "history": None, "tools": None},
+        {"instruction": None, "output": None, "question": "Ask", "answer": "Answer"},
+        {"messages": None, "conversations": [ASK, ANSWER]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Ask"}]}, ANSWER]},
+        {"messages": [{**ASK, "name": "Anna"}, {**ANSWER, "content": ["Answer"], "tool_calls": None}]},
+        {"prompt": [ASK], "completion": [ANSWER]},
+    ],
+)
+def test_the_pair_is_found_whatever_else_is_null(record: dict[str, Any], write: Write) -> None:
+    assert said(pair_of(record, write)) == PLAIN
+
+
+def test_two_schemas_in_one_file_are_both_read(write: Write) -> None:
+    one = {"instruction": None, "output": None, "messages": [ASK, ANSWER]}
+    other = {"instruction": "Ask", "output": "Other", "messages": None}
+    source = FileInstructions(paths=[write("rows.jsonl", f"{json.dumps(one)}\n{json.dumps(other)}\n")])
+    found = list(file_pairs(source, source.places(), "instructions.read.0"))
+    assert [pair.fields["response"] for pair in found if isinstance(pair, Pair)] == ["Answer", "Other"]
+
+
+def test_the_developer_speaks_as_the_system(write: Write) -> None:
+    found = pair_of({"messages": [{"role": "developer", "content": "Be brief."}, ASK, ANSWER]}, write)
+    assert said(found) == [("system", "Be brief."), *PLAIN]
+
+
+CALL = {"name": "look_up", "arguments": {"topic": "pears"}}
+AS_TEXT = {**CALL, "arguments": '{"topic": "pears"}'}
+TOOLS = [{"name": "look_up"}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {**CALL}}]},
+            {"role": "tool", "content": "Green."},
+        ),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"function": AS_TEXT}]},
+            {"role": "tool", "content": [{"type": "text", "text": "Green."}]},
+        ),
+        ({"role": "assistant", "content": None, "function_call": AS_TEXT}, {"role": "function", "content": "Green."}),
+        ({"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "Green."}),
+        (
+            {"from": "function_call", "value": json.dumps({"name": "look_up", "parameters": CALL["arguments"]})},
+            {"from": "tool", "value": "Green."},
+        ),
+    ],
+)  # fmt: skip
+def test_calls_of_functions_are_read_in_every_form(
+    call: dict[str, Any], result: dict[str, Any], tools: Any, write: Write
+) -> None:
+    found = pair_of({"messages": [ASK, call, result, ANSWER], "tools": tools}, write)
+    assert isinstance(found, Pair) and found.with_tools is not None
+    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
+    assert found.with_tools.steps == (called, {"role": "tool", "content": "Green."})
+    assert (found.fields["prompt"], found.fields["response"]) == ("Ask", "Answer")
+    assert list(found.with_tools.tools) == TOOLS
+
+
+def test_calls_that_follow_one_another_are_one_message(write: Write) -> None:
+    call, result = {"from": "function_call", "value": json.dumps(CALL)}, {"from": "observation", "value": "Green."}
+    wait = {"from": "gpt", "value": "Wait."}
+    found = pair_of({"conversations": [ASK, wait, call, call, result, result, ANSWER], "tools": "[]"}, write)
+    assert isinstance(found, Pair) and found.with_tools is not None
+    first, *results = found.with_tools.steps
+    assert first["content"] == "Wait." and len(first["tool_calls"]) == len(results) == 2
+
+
+def test_a_pair_beside_tools_is_a_conversation_with_them(write: Write) -> None:
+    record = {"instruction": "Ask", "input": "this", "output": "Answer", "system": "Be kind.", "tools": TOOLS}
+    found = pair_of(record, write)
+    assert isinstance(found, Pair) and found.with_tools is not None
+    assert found.with_tools.history == ({"role": "system", "content": "Be kind."},)
+    assert found.fields == {"prompt": "Ask\n\nthis", "response": "Answer"} and list(found.with_tools.tools) == TOOLS
+    [plain] = [pair_of({**record, "tools": empty}, write) for empty in ("[]",)]
+    assert isinstance(plain, Pair) and plain.with_tools is None
+
+
+def test_conversations_with_functions_are_trimmed_too(write: Write) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": CALL}]}
+    messages = [ANSWER, ASK, call, {"role": "tool", "content": "Green."}, ANSWER, ASK]
+    assert isinstance(pair_of({"messages": messages}, write), Rejected)
+    found = pair_of({"messages": messages}, write, trim_conversations=True)
+    assert isinstance(found, Pair) and found.with_tools is not None and len(found.with_tools.messages) == 4
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of the content is no text: image_url"),
+        ({"role": "assistant", "content": None}, "neither content nor a call"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "expected a call with function.name"),
+        ({"role": "narrator", "content": "He left."}, "unknown role: narrator"),
+    ],
+)  # fmt: skip
+def test_what_is_put_aside_says_why(message: dict[str, Any], reason: str, write: Write) -> None:
+    found = pair_of({"messages": [ASK, message, ASK, ANSWER]}, write)
+    assert isinstance(found, Rejected) and reason in found.reason
+
+
+GREETING, THANKS = {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Thanks"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([SYSTEM, GREETING, ASK, ANSWER], "the conversation starts with the assistant"),
+        ([SYSTEM, ASK, ANSWER, THANKS], "the conversation does not end with the assistant"),
+    ],
+)
+def test_ends_are_trimmed_where_that_is_asked_for(messages: list[Any], reason: str, write: Write) -> None:
+    found = pair_of({"messages": messages}, write)
+    assert isinstance(found, Rejected) and reason in found.reason
+    assert said(pair_of({"messages": messages}, write, trim_conversations=True)) == [("system", "Be kind."), *PLAIN]
+
+
+def test_a_greeting_before_a_preference_is_trimmed_too(write: Write) -> None:
+    bad = {**ANSWER, "content": "Bad"}
+    path = write("p.jsonl", json.dumps({"chosen": [GREETING, ASK, ANSWER], "rejected": [GREETING, ASK, bad]}))
+    source = FilePreferences(paths=[path], trim_conversations=True)
+    [pair] = preference_pairs(source, source.places(), "preferences.read.0")
+    assert isinstance(pair, Pair) and dict(pair.fields) == {"prompt": "Ask", "chosen": "Answer", "rejected": "Bad"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": None, "messages": [ASK], "chosen": "Answer", "rejected": "Bad"},
+        {"prompt": "Ask", "chosen": None, "rejected": None, "answers": ["Answer", "Bad"]},
+    ],
+)
+def test_preferences_with_nulls(record: dict[str, Any], write: Write) -> None:
+    source = FilePreferences(paths=[write("p.jsonl", json.dumps(record))])
+    [pair] = preference_pairs(source, source.places(), "preferences.read.0")
+    assert isinstance(pair, Pair) and dict(pair.fields) == {"prompt": "Ask", "chosen": "Answer", "rejected": "Bad"}
