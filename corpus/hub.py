@@ -151,6 +151,11 @@ def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]
     return _patterns(chosen[0][1], f"{place}: configs.{chosen[0][0]}") if chosen else {}
 
 
+def card_lists_files(folder: Path) -> bool:
+    """Whether the card of a dataset's folder lists the files of its splits. Raises StageError as `dataset_files`."""
+    return bool(_listed(folder, None))
+
+
 def _configs(folder: Path, card: str) -> tuple[list[tuple[int, dict[str, Any]]], Path]:
     """The configurations in the YAML of a dataset card with their numbers, and its path. Raises StageError `bad_index`
     for a card that cannot be read."""

@@ -67,7 +67,7 @@ def file_pairs(source: PreferenceOptions, places: Iterable[Place], key: str) -> 
     records = islice(records_of(source, places, key, _check_fields), source.limit)
     if source.annotator_field is None:
         for item in records:
-            yield from [item] if isinstance(item, Rejected) else _pairs_of(item, source)
+            yield from [item] if isinstance(item, Rejected) else pairs_of(item, source)
         return
     refused: list[Rejected] = []
     for one in by_annotators(_judgements(records, source, source.annotator_field, refused)):
@@ -89,14 +89,14 @@ def _judgements(
         if not isinstance(annotator, str | int) or annotator == "":
             refused.append(_rejected(item, f"no annotator: there is no {annotator_field}"))
             continue
-        for pair in _pairs_of(item, source):
+        for pair in pairs_of(item, source):
             if isinstance(pair, Rejected):
                 refused.append(pair)
             else:
                 yield Judged(pair, str(annotator), item)
 
 
-def _pairs_of(record: Record, source: PreferenceOptions) -> Iterator[Pair | Rejected]:
+def pairs_of(record: Record, source: PreferenceOptions) -> Iterator[Pair | Rejected]:
     """The pair or the pairs of a record, or what is wrong with it."""
     try:
         answers = answers_field(record, source)

@@ -38,6 +38,13 @@ def answers_field(record: Record, source: PreferenceOptions) -> str | None:
     return next((name for name, one in found if isinstance(one, list) and len(one) > 1), None)
 
 
+def is_scored(value: Mapping[str, Any], field: str) -> bool:
+    """Whether the answers of a record say their rank or score, or lists beside them do."""
+    objects = [one for one in value[field] if isinstance(one, Mapping)]
+    by_item = any(is_given(one, name) for one in objects for name in ("rank", *_SCORES))
+    return by_item or any(isinstance(value.get(name), list) for name in ("ranks", "scores"))
+
+
 def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
     """The answers of a record from the best to the worst, equal ones as they lie.
 

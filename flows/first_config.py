@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from corpus.quarantine import Rejected
-from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences
-from corpus.readers.json_lines import read_records
-from corpus.readers.plan import COMPRESSION_SUFFIXES, format_of
-from corpus.readers.record import Record, longest_text, text_fields
+from corpus.config import READS_RECORDS
+from corpus.first_records import first_record_problems
+from corpus.forms import ANY, Group, Kind, Reading, Wish, groups_of
+from corpus.readers.plan import COMPRESSION_SUFFIXES
+from corpus.readers.record import pick
 from evaluation.page.words import compact
+from flows.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
-from infra.sources import by_name, expand
+from infra.sources import size_of
 from training.presets import PRESETS, Preset
 
-Kind = Literal["documents", "instructions", "preferences"]
-
-LOOKED_AT = 200
-"""Records of the first file of each source."""
 BYTES_A_TOKEN = 3.5
 """Of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
 LONG_TEXT, CUT = 50_000, 3000
@@ -38,22 +35,29 @@ READINGS = 4
 MFU = 0.4
 """Model FLOPs utilisation: llm-foundry publishes 0.45 to 0.60 on A100s and 0.35 to 0.46 on H100s."""
 
-_PROMPT = ("instruction", "prompt", "question", "input", "query")
-_RESPONSE = ("output", "response", "answer", "completion")
-
 
 @dataclass(frozen=True)
 class Found:
-    """What one source holds. keys: config keys that differ from their default. documents, text_bytes: estimates."""
+    """Some files behind a path and how they are read.
+
+    source: config keys that name the files. keys: those that say how to read them, where they differ from their
+    default. why: what speaks for this reading. documents, text_bytes: estimates.
+    """
 
     path: str
     kind: Kind
     files: int
     disk_bytes: int
     fields: tuple[str, ...]
-    keys: dict[str, str | None]
+    keys: Mapping[str, Any]
     documents: int
     text_bytes: int
+    why: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+Choose = Callable[[str, Sequence[Reading]], Reading]
+"""Given a path and readings of its files that are as likely, returns one of them, or raises ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -72,90 +76,68 @@ class Fit:
     seconds: float | None
 
 
-def look(path: str) -> Found:
-    """What the files behind a path, folder or glob hold, by the first of them.
+def look(path: str, wish: Wish = ANY, choose: Choose | None = None) -> tuple[list[Found], list[str]]:
+    """The files behind a path, folder or glob by form, and notes of what is left out.
 
-    Raises ConfigError `missing_source` and `empty_source`, and StageError as the readers do.
+    Raises ConfigError as `corpus.forms.groups_of`, `two_readings` where two are as likely and there is no `choose`, and
+    StageError as the readers do.
     """
-    places = by_name(place for place in expand([path]) if place.is_file() and place.stat().st_size)
-    if not places:
-        code = "empty_source" if Path(path).exists() else "missing_source"
-        raise ConfigError(Problem(code, path, "expected files with something in them", "correct the path"))
-    first = places[0]
-    assert isinstance(first, Path)
-    disk = sum(place.stat().st_size for place in places if isinstance(place, Path))
-    packed = COMPRESSED if first.suffix.lower() in COMPRESSION_SUFFIXES else 1.0
-    form = format_of(FileDocuments(paths=(path,)), first)
-    if form == "parquet":
-        return _of_parquet(path, first, len(places), disk)
-    if form != "jsonl":
-        size = int(disk * packed)
+    groups, notes = groups_of(path, wish)
+    found = []
+    for group in groups:
+        reading = group.readings[0]
+        if len(group.readings) > 1:
+            reading = (choose or refuse_two)(path, group.readings)
+        found.append(_sized(path, group, reading))
+    return found, notes
+
+
+def refuse_two(path: str, readings: Sequence[Reading]) -> Reading:
+    """Raises ConfigError `two_readings` with all of them, and the options that decide."""
+    listed = "; or ".join(map(str, readings))
+    fixes = " or ".join(dict.fromkeys(deciding_option(path, one, readings) for one in readings))
+    raise ConfigError(Problem("two_readings", path, f"two readings are alike: {listed}", f"decide by {fixes}"))
+
+
+def deciding_option(path: str, reading: Reading, readings: Sequence[Reading]) -> str:
+    """The option of `stemma init` that asks for this one of several readings."""
+    if len({one.kind for one in readings}) > 1:
+        return f"--as {path}={reading.kind}"
+    return f"--text-field {path}={reading.text_field}"
+
+
+def _sized(path: str, group: Group, reading: Reading) -> Found:
+    places = group.places
+    disk = sum(size_of(place) for place in places)
+    is_packed = PurePosixPath(places[0].name).suffix.lower() in COMPRESSION_SUFFIXES
+    unpacked = disk * (COMPRESSED if is_packed else 1.0)
+    keys = dict(reading.keys)
+    if not group.sample:
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
-        if form == "text" and size > len(places) * LONG_TEXT:
-            cut: dict[str, str | None] = {"cut_characters": str(CUT)}
-            return Found(path, "documents", len(places), disk, (), cut, size // CUT, size)
-        return Found(path, "documents", len(places), disk, (), {}, len(places), size)
-    records = [one for one in islice(read_records(first, "utf-8", (), path, ()), LOOKED_AT) if isinstance(one, Record)]
-    if not records:
-        raise ConfigError(Problem("unreadable_source", str(first), "expected JSON objects with text"))
-    fields = tuple(text_fields(records[0].value))
-    kind, keys = _kind_of(fields, longest_text(records[0].value))
-    count = max(1, round(disk * packed / max(1.0, _mean(records))))
-    text = keys.get("text_field") or "text"
-    of_text = sum(len(str(one.value.get(text, ""))) for one in records) / len(records)
-    return Found(path, kind, len(places), disk, fields, keys, count, int(count * of_text) if kind == "documents" else 0)
+        is_long = group.format == "text" and unpacked > len(places) * LONG_TEXT
+        count = int(unpacked) // CUT if is_long else len(places)
+        keys |= {"cut_characters": CUT} if is_long else {}
+        return Found(path, "documents", len(places), disk, (), keys, count, int(unpacked), reading.why, group.source)
+    count = _records(group, unpacked)
+    texts = [value for one in group.sample if isinstance(value := pick(one.value, reading.text_field), str)]
+    mean = sum(len(text.encode("utf-8", "replace")) for text in texts) / len(group.sample)
+    text_bytes = int(count * mean) if reading.kind == "documents" else 0
+    fields = tuple(group.fields)
+    return Found(path, reading.kind, len(places), disk, fields, keys, count, text_bytes, reading.why, group.source)
 
 
-def _mean(records: Sequence[Record | Rejected]) -> float:
-    import orjson
+def _records(group: Group, unpacked: float) -> int:
+    """Records in all files of a group, about: of Parquet by the rows of the first file, else by the mean record."""
+    first = group.places[0]
+    if group.format == "parquet" and isinstance(first, Path):
+        import pyarrow.parquet as pq
 
-    return sum(len(orjson.dumps(one.value)) + 1 for one in records if isinstance(one, Record)) / len(records)
-
-
-def _of_parquet(path: str, first: Path, files: int, disk: int) -> Found:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
         with pq.ParquetFile(first) as file:
-            is_text = (pa.types.is_string, pa.types.is_large_string)
-            fields = tuple(one.name for one in file.schema_arrow if any(kind(one.type) for kind in is_text))
-            rows = file.metadata.num_rows
-            batch = next(file.iter_batches(LOOKED_AT), None)
-    except (pa.ArrowInvalid, OSError) as error:
-        message = f"no Parquet file that can be read: {error}".splitlines()[0]
-        raise ConfigError(Problem("unreadable_source", str(first), message, "look at the file")) from None
-    sample: list[dict[str, Any]] = batch.to_pylist() if batch else []
-    kind, keys = _kind_of(fields, longest_text(sample[0]) if sample else "")
-    text = keys.get("text_field") or "text"
-    mean = sum(len(str(row.get(text) or "")) for row in sample) / max(1, len(sample))
-    count = round(rows * disk / first.stat().st_size)
-    return Found(path, kind, files, disk, fields, keys, count, int(count * mean))
-
-
-def _kind_of(fields: Sequence[str], longest: str) -> tuple[Kind, dict[str, str | None]]:
-    """Pairs by the names of their fields, else documents, whose text is the field `text` or the longest."""
-    prompt = next((name for name in _PROMPT if name in fields), None)
-    response = next((name for name in _RESPONSE if name in fields), None)
-    if {"chosen", "rejected"} <= set(fields):
-        # Without a prompt of its own each answer is a whole dialogue, as in HH-RLHF (Bai et al. 2022).
-        if prompt is None:
-            return "preferences", {"dialogue": "true"}
-        return "preferences", _unlike(FilePreferences, prompt_field=prompt, input_field=_further(fields, prompt))
-    if prompt and response:
-        keys = {"prompt_field": prompt, "response_field": response, "input_field": _further(fields, prompt)}
-        return "instructions", _unlike(FileInstructions, **keys)
-    text = "text" if "text" in fields else longest
-    return "documents", _unlike(FileDocuments, text_field=text) if text else {}
-
-
-def _further(fields: Sequence[str], prompt: str) -> str | None:
-    """The field that is put below the prompt, as in Alpaca."""
-    return "input" if "input" in fields and prompt != "input" else None
-
-
-def _unlike(config: Any, **keys: str | None) -> dict[str, str | None]:
-    return {name: value for name, value in keys.items() if config.model_fields[name].default != value}
+            return max(1, round(file.metadata.num_rows * unpacked / size_of(first)))
+    lines = [json.dumps(one.value, ensure_ascii=False, default=str).encode("utf-8", "replace") for one in group.sample]
+    names = sum(len(name) + 6 for name in group.fields) if group.format == "csv" else 0
+    mean = sum(map(len, lines)) / len(lines) - names
+    return max(1, round(unpacked / max(1.0, mean)))
 
 
 def fit(text_bytes: int) -> Fit:
@@ -173,6 +155,7 @@ def fit(text_bytes: int) -> Fit:
     batch = max(4 * length, min(1 << 19, 1 << max(0, int(math.log2(max(1, trained / 1000))))))
     batch -= batch % length
     vocabulary = 4096 if text_bytes < 50e6 else 16_384 if text_bytes < 1e9 else 50_257
+    trained = max(trained, batch)
     disk = 4 * text_bytes + 4 * tokens + 60 * preset.parameters
     return Fit(tokens, name, preset.parameters, trained, length, batch, vocabulary, disk, _seconds(preset, trained))
 
@@ -229,25 +212,52 @@ def _section(section: str, kind: Kind, sources: Sequence[Found]) -> list[str]:
         if one.kind != kind:
             continue
         about = f"{one.files:,} file{'s' * (one.files != 1)}, {one.disk_bytes / 1e6:,.1f} MB"
-        lines.append(f"    # {about}" + (f"; fields: {', '.join(one.fields)}" if one.fields else ""))
-        keys = "".join(f", {key}: {'null' if value is None else _quoted(value)}" for key, value in one.keys.items())
-        lines.append(f"    - {{kind: files, paths: [{_quoted(one.path)}]{keys}}}")
+        lines.append(f"    # {about}; {one.why}")
+        lines += [f"    # fields: {', '.join(one.fields)}"] if one.fields else []
+        named = {**one.source, **one.keys}
+        lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
         if kind == "documents":
             lines.append("      # say more for the reports: name: books, licence: CC-BY-4.0, language: en")
     return lines
 
 
+def _value(value: Any) -> str:
+    """A value in YAML."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return _quoted(value)
+    return json.dumps(value)
+
+
 def _quoted(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_./-]+", text) else "'" + text.replace("'", "''") + "'"
+    is_plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", text) and text.lower() not in (
+        "yes",
+        "no",
+        "on",
+        "off",
+        "null",
+        "true",
+        "false",
+    )
+    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
-def looked_at(paths: Sequence[str]) -> list[Found]:
-    """What all paths hold. Raises ConfigError with everything that is wrong, and where no documents are among them."""
+def looked_at(
+    paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
+) -> tuple[list[Found], list[str]]:
+    """What all paths hold, and notes of what is left out. wishes: by path.
+
+    Raises ConfigError with everything that is wrong, and where no documents are among them.
+    """
     found: list[Found] = []
+    notes: list[str] = []
     problems: list[Problem] = []
     for path in paths:
         try:
-            found.append(look(path))
+            some, left_out = look(path, (wishes or {}).get(path, ANY), choose)
+            found += some
+            notes += left_out
         except (ConfigError, StageError) as error:
             problems += error.problems
     kinds = {one.kind for one in found}
@@ -259,4 +269,10 @@ def looked_at(paths: Sequence[str]) -> list[Found]:
         problems.append(Problem("no_instructions", "", "expected instructions beside the preferences", fix))
     if problems:
         raise ConfigError(*problems)
-    return found
+    return found, notes
+
+
+def source_problems(config: PipelineConfig) -> list[Problem]:
+    """What `check` would find wrong with the first records of the sources of a config."""
+    sections = (getattr(config, name, None) for name in ("ingest", "instructions", "preferences"))
+    return [problem for one in sections if isinstance(one, READS_RECORDS) for problem in first_record_problems(one)]

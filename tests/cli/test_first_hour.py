@@ -26,6 +26,9 @@ from tests.evaluation.pipeline import write_pipeline
 from tests.pipelines import full_config
 
 
+HH = "\n\nHuman: a\n\nAssistant:"
+
+
 def typed(*words: str | Path) -> Result:
     """What the command prints for a person, and its exit code."""
     return CliRunner().invoke(stemma, [str(word) for word in words])
@@ -139,7 +142,7 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     assert "paths: [crawl], text_field: content}" in text and "fields: content, url" in text
     assert (
         "paths: ['book one.txt'], cut_characters: 3000}" in text
-        and "prompt_field: question, response_field: answer" in text
+        and "prompt and response under question and answer" in text
     )
     (crawl,) = [line.split() for line in found.stdout.splitlines() if line.startswith("crawl")]
     assert crawl[1] == "documents" and 450 <= int(crawl[3]) <= 550
@@ -147,7 +150,7 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     assert checked.exit_code == 0 and "stages would be built" in checked.stdout, checked.stderr
     again = typed("init", "crawl", "--to", "mine.yaml")
     assert again.exit_code == 2 and "there is such a file already" in again.stderr
-    (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": "\n\nHuman: a", "rejected": "b"}) + "\n")
+    (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": HH + " b", "rejected": HH + " c"}) + "\n")
     (tmp_path / "alpaca.json").write_text(
         json.dumps([{"instruction": "Spell it", "input": "freind", "chosen": "friend", "rejected": "freind"}])
     )

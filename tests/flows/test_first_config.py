@@ -1,0 +1,297 @@
+"""What `stemma init` makes of other people's files: a table of forms, each with its kind and keys. Their config passes
+the look at first records that `check` takes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+from datasets import Dataset, DatasetDict
+
+from cli.commands import stemma
+from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
+from corpus.first_records import first_record_problems
+from flows.first_config import fit, look
+from infra.errors import ConfigError
+
+PROSE = "The ferry captain measured the mill's wheel, and wrote a short report about it for the museum. " * 3
+CHINESE = "渡船的船长测量了磨坊的轮子,并为博物馆写了一份简短的报告。" * 5
+ASK = {"role": "user", "content": "What does the ferry captain measure?"}
+ANSWER = {"role": "assistant", "content": "The wheel of the mill."}
+GPT = [{"from": "human", "value": "What is measured?"}, {"from": "gpt", "value": "The wheel."}]
+HH = "\n\nHuman: What is measured?\n\nAssistant: The {}."
+VECTOR = " ".join("0.12345" for _ in range(400))
+
+DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "text": ({"text": PROSE}, {}),
+    "id and url beside": ({"id": "a" * 64, "url": "https://example.org/" + "a" * 900, "text": PROSE}, {}),
+    "content": ({"url": "u", "content": PROSE}, {"text_field": "content"}),
+    "nested": ({"page": {"title": "A", "body": PROSE}}, {"text_field": "page.body"}),
+    "embedding as text": ({"body": PROSE[:90], "embedding": VECTOR}, {"text_field": "body"}),
+    "base64": ({"blob": "QUJD" * 500, "body": PROSE[:90]}, {"text_field": "body"}),
+    "an unknown field": ({"id": "a-1", "essay": PROSE}, {"text_field": "essay"}),
+    "chinese": ({"正文": CHINESE, "标题": "报告"}, {"text_field": "正文"}),
+    "code": (
+        {"path": "a.py", "code": "def area(width, height):\n    return width * height\n" * 9},
+        {"text_field": "code"},
+    ),
+    "list of numbers": ({"text": PROSE, "embedding": [0.1] * 900}, {}),
+    "text with its translation": ({"text": PROSE, "summary": PROSE[:60]}, {}),
+    "null first": ([{"text": PROSE, "note": None}, {"text": PROSE, "note": "x"}], {}),
+}
+INSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "alpaca": ({"instruction": "Ask", "input": "", "output": "Answer"}, {}),
+    "alpaca with its text": ({"instruction": "Ask", "output": PROSE, "text": f"### Ask\n{PROSE}"}, {}),
+    "dolly": ({"instruction": "Ask", "context": PROSE, "response": "A", "category": "qa"}, {"input_field": "context"}),
+    "question and answer": ({"question": "Why?", "answer": "So."}, {}),
+    "capital letters": (
+        {"Question": "Why?", "Answer": "So."},
+        {"prompt_field": "Question", "response_field": "Answer"},
+    ),
+    "input and output": (
+        {"input": "Why?", "output": "So."},
+        {"prompt_field": "input", "input_field": None},
+    ),
+    "problem and solution": (
+        {"problem": "Why?", "solution": "So."},
+        {"prompt_field": "problem", "response_field": "solution"},
+    ),
+    "flan": ({"inputs": "Why?", "targets": "So."}, {}),
+    "prompt and completion": ({"prompt": "Why?", "completion": "So."}, {}),
+    "trl conversational": ({"prompt": [ASK], "completion": [ANSWER]}, {}),
+    "openai": ({"messages": [{"role": "system", "content": PROSE}, ASK, ANSWER], "source": PROSE}, {}),
+    "sharegpt": ({"id": "a" * 900, "conversations": GPT}, {}),
+    "ultrachat": ({"prompt": PROSE, "prompt_id": "a" * 64, "messages": [ASK, ANSWER, ASK, ANSWER]}, {}),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Ask"}]}, ANSWER]}, {}),
+    "tools": ({"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, ASK, ANSWER]}, {}),
+    "joined schemas": (
+        [
+            {"instruction": None, "output": None, "messages": [ASK, ANSWER]},
+            {"instruction": "Ask", "output": "Answer", "messages": None},
+        ],
+        {},
+    ),
+    "begins with the assistant": ({"conversations": [GPT[1], *GPT]}, {"trim_conversations": True}),
+    "ends with the human": ({"conversations": [*GPT, GPT[0]]}, {"trim_conversations": True}),
+}
+PREFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "prompt and two answers": ({"prompt": "Ask", "chosen": "A", "rejected": "B"}, {}),
+    "alpaca": ({"instruction": "Ask", "input": "x", "chosen": "A", "rejected": "B"}, {}),
+    "hh": ({"chosen": HH.format("wheel"), "rejected": HH.format("mill")}, {"dialogue": True}),
+    "trl": ({"prompt": [ASK], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "No."}]}, {}),
+    "ultrafeedback": (
+        {
+            "prompt": "Ask", "prompt_id": "a" * 99, "messages": [ASK, ANSWER], "score_chosen": 9.0,
+            "chosen": [ASK, ANSWER], "rejected": [ASK, {**ANSWER, "content": "No."}],
+        },
+        {},
+    ),
+    "sharegpt": ({"conversations": GPT[:1], "chosen": GPT[1], "rejected": {"from": "gpt", "value": "No."}}, {}),
+    "ranking": ({"prompt": "Ask", "answers": [{"answer": "A", "rank": 2}, {"answer": "B", "rank": 1}]}, {}),
+    "scores": ({"prompt": "Ask", "completions": ["A", "B"], "scores": [1, 2]}, {}),
+    "other names": (
+        {"question": "Ask", "response_j": "A", "response_k": "B"},
+        {"chosen_field": "response_j", "rejected_field": "response_k"},
+    ),
+}  # fmt: skip
+FORMS = [
+    pytest.param(kind, *form, id=f"{kind}: {name}")
+    for kind, forms in (("documents", DOCUMENTS), ("instructions", INSTRUCTIONS), ("preferences", PREFERENCES))
+    for name, form in forms.items()
+]
+CONFIGS = {"documents": IngestConfig, "instructions": InstructionsConfig, "preferences": PreferencesConfig}
+
+
+def rows_of(form: Any) -> list[dict[str, Any]]:
+    return (form if isinstance(form, list) else [form]) * 4
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
+    return str(path)
+
+
+def recognised(path: str | Path) -> tuple[str, dict[str, Any], list[str]]:
+    """Kind, keys and notes of what lies at a path; its config is tried as `check` does."""
+    [found], notes = look(str(path))
+    source = {**found.source, **found.keys}
+    assert first_record_problems(CONFIGS[found.kind](read=[source])) == []  # type: ignore[call-arg]
+    return found.kind, dict(found.keys), notes
+
+
+@pytest.mark.parametrize(("kind", "form", "keys"), FORMS)
+def test_a_form_is_recognised_by_its_records(kind: str, form: Any, keys: dict[str, Any], tmp_path: Path) -> None:
+    assert recognised(lines(tmp_path / "rows.jsonl", rows_of(form)))[:2] == (kind, keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("documents", DOCUMENTS["nested"]),
+        ("instructions", INSTRUCTIONS["alpaca"]),
+        ("instructions", INSTRUCTIONS["ultrachat"]),
+        ("preferences", PREFERENCES["ultrafeedback"]),
+    ],
+)
+def test_a_form_is_the_same_in_parquet(kind: str, form: tuple[Any, dict[str, Any]], tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(rows_of(form[0])), tmp_path / "rows.parquet")
+    assert recognised(tmp_path / "rows.parquet")[:2] == (kind, form[1])
+
+
+def _saved(folder: Path) -> Path:
+    DatasetDict({name: Dataset.from_list([{"text": PROSE}] * 3) for name in ("train", "test")}).save_to_disk(folder)
+    return folder
+
+
+def _from_hub(folder: Path) -> Path:
+    (folder / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        pq.write_table(pa.table({"text": [PROSE] * 3}), folder / "data" / f"{split}-00000-of-00001.parquet")
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs")
+    (folder / "README.md").write_text("# A card\n" + PROSE * 9)
+    return folder
+
+
+def _splits(folder: Path) -> Path:
+    for split in ("train", "validation", "test"):
+        lines(folder / f"{split}.jsonl", [{"text": PROSE}] * 3)
+    return folder
+
+
+def _csv(folder: Path) -> Path:
+    folder.mkdir()
+    with (folder / "a.csv").open("w", newline="", encoding="cp1252") as file:
+        csv.writer(file, delimiter=";").writerows([["id", "text"], *([n, f"Größe: {PROSE}\nZeile"] for n in range(9))])
+    return folder
+
+
+def _latin_1(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(json.dumps({"text": f"Größe: {PROSE}"}, ensure_ascii=False).encode("latin-1"))
+    return folder
+
+
+def _unnamed_lines(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "dump.txt").write_text(Path(lines(folder.parent / "a", [{"text": PROSE}] * 3)).read_text())
+    return folder
+
+
+def _books(folder: Path) -> Path:
+    (folder / "more").mkdir(parents=True)
+    (folder / "one.txt").write_text(PROSE)
+    (folder / "more" / "two.md").write_text(PROSE)
+    (folder / ".DS_Store").write_bytes(b"\0\1")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("made", "documents", "note"),
+    [
+        (_saved, 3, "a Hugging Face dataset"),
+        (_from_hub, 3, "a Hugging Face dataset"),
+        (_splits, 3, "2 of a validation or test split"),
+        (_csv, 9, ""),
+        (_latin_1, 1, ""),
+        (_unnamed_lines, 3, ""),
+        (_books, 2, "1 hidden"),
+    ],
+)
+def test_a_folder_is_recognised(made: Callable[[Path], Path], documents: int, note: str, tmp_path: Path) -> None:
+    folder = made(tmp_path / "data")
+    kind, _, notes = recognised(folder)
+    assert kind == "documents" and note in " ".join(notes) and bool(notes) == bool(note)
+    if made is not _saved:  # an Arrow file has a header that is as long as these rows
+        assert look(str(folder))[0][0].documents == documents
+
+
+def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
+    lines(tmp_path / "data" / "chats.jsonl", rows_of(INSTRUCTIONS["openai"][0]))
+    (tmp_path / "data" / "book.txt").write_text(PROSE)
+    (tmp_path / "data" / "scan.pdf").write_bytes(b"%PDF-1.7 \0")
+    found, notes = look(str(tmp_path / "data"))
+    assert {one.kind: one.source["paths"] for one in found} == {
+        "instructions": [f"{tmp_path}/data/**/*.jsonl"],
+        "documents": [f"{tmp_path}/data/**/*.txt"],
+    }
+    assert "files .pdf hold no text" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "code", "words"),
+    [
+        ({"query": "Why?", "choices": ["a", "b"], "gold": 1}, "benchmark_items", "choices, gold"),
+        ({str(n): {"text": PROSE} for n in range(5)}, "unreadable_source", "a record under each key"),
+        ({"embedding": VECTOR}, "unreadable_source", "a field with prose"),
+        ({"text": [PROSE, PROSE]}, "unreadable_source", "a field with prose"),
+        ({"essay": PROSE, "report": PROSE[:-30]}, "two_readings", "or --text-field PATH=report"),
+        ({"text": PROSE[:60], "story": PROSE * 4}, "two_readings", "--text-field PATH=story"),
+        ({"question": "Why?", "answer": "So.", "text": PROSE}, "two_readings", "--as PATH=instructions or --as PATH=doc"),
+    ],
+)  # fmt: skip
+def test_what_is_no_form_or_two_is_refused_with_what_decides(
+    form: dict[str, Any], code: str, words: str, tmp_path: Path
+) -> None:
+    # Of a table by key the file is one object.
+    path = lines(tmp_path / "a.jsonl", [form] if "0" in form else rows_of(form))
+    with pytest.raises(ConfigError) as raised:
+        look(path)
+    [problem] = raised.value.problems
+    assert problem.code == code and words.replace("PATH", path) in str(problem)
+
+
+def test_a_file_of_another_form_among_others_is_named(tmp_path: Path) -> None:
+    lines(tmp_path / "data" / "a.jsonl", [{"text": PROSE}] * 3)
+    other = lines(tmp_path / "data" / "b.jsonl", [{"content": PROSE}])
+    with pytest.raises(ConfigError, match="expected files of one form") as raised:
+        look(str(tmp_path / "data"))
+    assert raised.value.problems[0].path == other
+
+
+def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "faq.jsonl", rows_of({"question": "Why?", "answer": "So.", "text": PROSE}))
+    lines(tmp_path / "two.jsonl", rows_of({"report": PROSE, "essay": PROSE}))
+
+    def typed(*words: str) -> Any:
+        return CliRunner().invoke(stemma, ["init", "faq.jsonl", "two.jsonl", *words])
+
+    refused = typed()
+    assert refused.exit_code == 2 and refused.stderr.count("two readings are alike") == 2
+    assert not (tmp_path / "pipeline.yaml").exists()
+    done = typed("--as", "faq.jsonl=instructions", "--text-field", "two.jsonl=essay")
+    assert done.exit_code == 0, done.stderr
+    assert (
+        "faq.jsonl: instructions; 4 of 4 sampled records: prompt and response under question and answer" in done.stdout
+    )
+    made = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
+    assert made["ingest"]["read"] == [{"kind": "files", "paths": ["two.jsonl"], "text_field": "essay"}]
+    assert made["instructions"]["read"] == [{"kind": "files", "paths": ["faq.jsonl"]}]
+    checked = CliRunner().invoke(stemma, ["check", "pipeline.yaml", "--root", str(tmp_path / "store")])
+    assert checked.exit_code == 0, checked.stderr
+    wrong = typed("--as", "prose")
+    assert wrong.exit_code == 2 and "expected documents, instructions, preferences" in wrong.stderr
+
+
+def test_sizes_are_of_bytes_and_a_training_has_a_batch(tmp_path: Path) -> None:
+    [found], _ = look(lines(tmp_path / "zh.jsonl", [{"text": CHINESE}] * 50))
+    assert found.text_bytes == pytest.approx(50 * len(CHINESE.encode()), rel=0.1)
+    sizes = fit(10)
+    assert sizes.trained_tokens >= sizes.batch_tokens
+
+
+def test_compressed_lines_are_sampled_from_all_files(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, row in enumerate(({"content": "Short.", "url": "u"}, {"content": PROSE, "url": "u"})):
+        (tmp_path / "data" / f"{number}.jsonl.gz").write_bytes(gzip.compress((json.dumps(row) + "\n").encode() * 3))
+    assert recognised(tmp_path / "data")[:2] == ("documents", {"text_field": "content"})
