@@ -15,9 +15,8 @@ from evaluation.config import BenchmarkTask, BenchmarkTextConfig, BiasConfig, To
 from evaluation.item_texts import plain_item, question_item
 from evaluation.probes import read_pairs, read_prompts
 from evaluation.task_file import as_file_task, check_rows
-from infra.bounded import file_lines
+from evaluation.task_rows import task_rows
 from infra.errors import stage_error
-from infra.json import parse_json
 from infra.run import Result, Run
 
 
@@ -60,8 +59,7 @@ def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
 def _task_items(task: BenchmarkTask) -> Iterator[Item]:
     named = as_file_task(task)
     check_rows(named)
-    rows = [parse_json(line) for _, line in file_lines(Path(str(named.path))) if line.strip()]
-    for number, row in enumerate(rows):
+    for number, (_, row) in enumerate(task_rows(named)):
         yield row_item(named, number, row)
 
 

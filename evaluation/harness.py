@@ -15,10 +15,7 @@ import datasets
 import lm_eval
 import lm_eval.utils
 import torch
-from datasets.exceptions import DatasetGenerationError
-from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
-from yaml import YAMLError
 
 from corpus.decontaminate.items import Item
 from evaluation.config import BenchmarksConfig, BenchmarkTask, lm_eval_files
@@ -29,8 +26,11 @@ from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
 from evaluation.shots import shots_spec
 from evaluation.task_file import as_file_task, check_rows
+from evaluation.task_rows import json_lines_of
+from evaluation.template_faults import check_items, named
+from evaluation.text_dates import dates_as_text
 from evaluation.vllm_model import VllmLM
-from infra.errors import StageError, stage_error
+from infra.errors import StageError, StemmaError, stage_error
 from infra.run import Run
 
 BOOTSTRAP_ITERATIONS = 1000
@@ -62,7 +62,7 @@ def evaluate_model(
             found
             for index, task in enumerate(config.tasks)
             if only in (None, index)
-            for found in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots)
+            for found in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots, config.limit)
         ]
         tasks = TaskManager(include_defaults=False).load(loaded)
         own_files = {task.name for task in config.tasks if task.kind != "lm_eval"}
@@ -72,13 +72,14 @@ def evaluate_model(
             if name not in own_files and (problem := shots_problem(task, shots, "benchmarks.num_fewshot")):
                 raise StageError(problem)
         # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
-        found = lm_eval.evaluate(
-            lm=harness_model,
-            task_dict=tasks,
-            limit=config.limit,
-            bootstrap_iters=BOOTSTRAP_ITERATIONS,
-            system_instruction=prefix,
-        )
+        with named("", "benchmarks.tasks"):
+            found = lm_eval.evaluate(
+                lm=harness_model,
+                task_dict=tasks,
+                limit=config.limit,
+                bootstrap_iters=BOOTSTRAP_ITERATIONS,
+                system_instruction=prefix,
+            )
     return dict(found or {})
 
 
@@ -89,7 +90,9 @@ def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = 
         tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
             for number, row in enumerate(found.eval_docs):
-                yield _item(name, number, found, row)
+                with named(name, f"benchmarks.tasks.{index}", number + 1):
+                    item = _item(name, number, found, row)
+                yield item
 
 
 def _item(name: str, number: int, task: Any, row: Any) -> Item:
@@ -142,7 +145,7 @@ def task_spec(
     spec: dict[str, Any] = {
         "task": task.name,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(task.path)}},
+        "dataset_kwargs": {"data_files": {"test": str(json_lines_of(task, _cache()))}},
         "test_split": "test",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
         "metadata": {"version": 1},
@@ -202,23 +205,36 @@ def _jinja(expression: str) -> str:
 
 
 def _load(
-    index: int, task: BenchmarkTask, mirror: Path | None, num_fewshot: int = 0, rows_for_shots: int | None = None
+    index: int,
+    task: BenchmarkTask,
+    mirror: Path | None,
+    num_fewshot: int = 0,
+    rows_for_shots: int | None = None,
+    limit: int | None = None,
 ) -> list[Any]:
-    """The lm-eval tasks or groups of one entry of the config, their data read."""
+    """The lm-eval tasks or groups of one entry of the config, their data read, and of a YAML every prompt made once.
+    limit: items of each that will be asked."""
     if task.built_in:
         return load_named([task.name], mirror, f"benchmarks.tasks.{index}")
     if task.kind not in {"project", "lm_eval"}:
         check_rows(task)
+    where = f"benchmarks.tasks.{index}"
     try:
-        if task.kind == "lm_eval":
-            return _load_from_yaml(task)
-        spec = task_spec(task, num_fewshot, rows_for_shots, f"benchmarks.tasks.{index}")
-        return list(TaskManager(include_defaults=False).load([spec])["tasks"].values())
-    except (KeyError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError) as error:
+        with named(task.name, where):
+            if task.kind == "lm_eval":
+                loaded = _load_from_yaml(task)
+                for found in TaskManager(include_defaults=False).load(loaded)["tasks"].values():
+                    check_items(found, where, limit)
+                return loaded
+            spec = task_spec(task, num_fewshot, rows_for_shots, where)
+            return list(TaskManager(include_defaults=False).load([spec])["tasks"].values())
+    except StemmaError:
+        raise
+    except Exception as error:  # a YAML names functions and templates that may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise stage_error(
             "bad_task",
-            f"benchmarks.tasks.{index}",
+            where,
             f"lm-eval cannot read task {task.name} ({task.path}): {reason}",
             "check the file and the names of its fields",
         ) from error
@@ -237,13 +253,18 @@ def _load_from_yaml(task: BenchmarkTask) -> list[Any]:
     return list(loaded["groups"].values()) or list(loaded["tasks"].values())
 
 
+def _cache() -> Path:
+    return Path(datasets.config.HF_DATASETS_CACHE)
+
+
 @contextlib.contextmanager
 def own_cache(folder: Path) -> Iterator[None]:
-    """Keeps prepared data sets with the run's unfinished work instead of the user's home."""
+    """Keeps prepared data sets with the run's unfinished work instead of the user's home, as they are written."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = folder
     try:
-        yield
+        with dates_as_text():
+            yield
     finally:
         datasets.config.HF_DATASETS_CACHE = before
 

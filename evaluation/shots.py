@@ -14,9 +14,8 @@ from typing import Any
 
 from evaluation.config import BenchmarkTask
 from evaluation.task_file import check_rows
-from infra.bounded import file_lines
+from evaluation.task_rows import task_rows
 from infra.errors import StageError, stage_error
-from infra.json import parse_json
 
 SHARE = 4
 """At most every fourth row of a file is put aside."""
@@ -29,11 +28,11 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
     rows_for_shots: how many rows of its file are put aside, unless it has `shots_path`. where: its place in the config.
     Raises StageError: `no_shots` where there are fewer rows for shots; for `shots_path` what `check_rows` raises.
     """
-    rows = _rows(str(task.path))
+    rows = _rows(task)
     spec: dict[str, Any] = {}
     if task.shots_path:
         check_rows(task.model_copy(update={"path": task.shots_path}))
-        found, aside = _rows(task.shots_path), frozenset[int]()
+        found, aside = _rows(task, Path(task.shots_path)), frozenset[int]()
     else:
         aside = put_aside(len(rows), rows_for_shots or 0)
         found = [rows[number] for number in sorted(aside)]
@@ -62,12 +61,12 @@ def _scored(aside: frozenset[int]) -> Callable[[Any], Any]:
     return without_rows_for_shots
 
 
-def _rows(path: str) -> list[dict[str, Any]]:
-    return [parse_json(line) for _, line in file_lines(Path(path)) if line.strip()]
+def _rows(task: BenchmarkTask, path: Path | None = None) -> list[dict[str, Any]]:
+    return [row for _, row in task_rows(task, path)]
 
 
 def _text(row: dict[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True)
+    return json.dumps(row, sort_keys=True, default=str)
 
 
 def _too_few(task: BenchmarkTask, shots: int, found: int, rows: int, where: str) -> StageError:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from evaluation.config import DATA_DIR, BenchmarkTask
-from infra.bounded import file_lines
+from evaluation.task_rows import task_rows
 from infra.errors import stage_error
-from infra.json import BadJson, parse_json
 
 
 def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
@@ -24,24 +22,15 @@ def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
 
 def check_rows(task: BenchmarkTask) -> None:
     """Raises StageError naming file, line and field of the first row that does not fit the task's kind."""
-    path = Path(str(task.path))
     items = 0
-    for number, line in file_lines(path):
-        if not line.strip():
-            continue
+    for place, row in task_rows(task):
         items += 1
-        try:
-            row = parse_json(line, expected="a JSON object on each line")
-        except BadJson as error:
-            raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
-        if not isinstance(row, dict):
-            raise stage_error("corrupt_line", f"{path}:{number}", "expected a JSON object on each line")
         if wrong := _what_is_missing(task, row):
             fix = f"name the fields of your file in benchmarks.tasks ({task.kind} task {task.name})"
             fields = ", ".join(map(str, row)) or "no fields"
-            raise stage_error("bad_task", f"{path}:{number}", f"expected {wrong}; it has {fields}", fix)
+            raise stage_error("bad_task", place, f"expected {wrong}; it has {fields}", fix)
     if not items:
-        raise stage_error("empty_source", str(path), "expected at least one item, found none")
+        raise stage_error("empty_source", str(task.path), "expected at least one item, found none")
 
 
 def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
@@ -52,6 +41,8 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
             return f"`{task.query}` (the query), a string"
         if not (isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) for c in choices)):
             return f"`{task.choices}`, a list of at least two strings"
+        if "" in choices:
+            return f"`{task.choices}`, a list of strings that are not empty"
         gold = row.get(task.gold)
         if not (isinstance(gold, int) and 0 <= gold < len(choices)):
             return f"`{task.gold}`, a number from 0 to {len(choices) - 1}"

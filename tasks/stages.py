@@ -103,7 +103,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmark_text",
             about="The text of every test item that the models will be asked; there where data are cleared of it.",
-            version=2,
+            version=3,
             config=BenchmarkTextConfig,
             section=True,
             function="evaluation.benchmark_text:benchmark_text",
@@ -353,7 +353,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=4,
+            version=5,
             config=BenchmarksConfig,
             section=True,
             function="evaluation.benchmarks:benchmarks",

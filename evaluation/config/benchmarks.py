@@ -36,7 +36,9 @@ class BenchmarkTask(Config):
     the task that lm-eval itself has of this name, with data from `tasks_mirror`.
     """
     path: SourcePath | None = None
-    """A JSON-lines file; for kind lm_eval a YAML file or a folder of them."""
+    """A file of rows: JSON Lines, a JSON list, Parquet, Arrow, CSV or TSV, or the folder of a Hugging Face dataset, of
+    which the split test (or validation) is read. Lists in CSV cells are JSON. For kind lm_eval a YAML file or a
+    folder of them."""
     query: FieldName = "query"
     """multiple_choice: the field that holds the question."""
     choices: FieldName = "choices"
@@ -59,7 +61,7 @@ class BenchmarkTask(Config):
     bad: FieldName = "bad"
     """minimal_pairs: the field that holds the unacceptable sentence."""
     shots_path: SourcePath | None = None
-    """multiple_choice, cloze, minimal_pairs: a JSON-lines file with the same fields, from which shots are drawn; rows
+    """multiple_choice, cloze, minimal_pairs: a file with the same fields, from which shots are drawn; rows
     that are scored too are left out. By default rows of `path` are put aside for them (`rows_for_shots`)."""
 
     @model_validator(mode="after")

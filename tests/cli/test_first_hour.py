@@ -25,7 +25,6 @@ from tests.command import write_config
 from tests.evaluation.pipeline import write_pipeline
 from tests.pipelines import full_config
 
-
 HH = "\n\nHuman: a\n\nAssistant:"
 
 

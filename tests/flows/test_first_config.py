@@ -236,7 +236,7 @@ def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
         ({"text": [PROSE, PROSE]}, "unreadable_source", "a field with prose"),
         ({"essay": PROSE, "report": PROSE[:-30]}, "two_readings", "or --text-field PATH=report"),
         ({"text": PROSE[:60], "story": PROSE * 4}, "two_readings", "--text-field PATH=story"),
-        ({"question": "Why?", "answer": "So.", "text": PROSE}, "two_readings", "--as PATH=instructions or --as PATH=doc"),
+        ({"question": "Why?", "answer": "So.", "text": PROSE}, "two_readings", "=instructions or --as PATH=documents"),
     ],
 )  # fmt: skip
 def test_what_is_no_form_or_two_is_refused_with_what_decides(
