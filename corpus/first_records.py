@@ -51,15 +51,13 @@ def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterat
         if path.startswith(SCHEME) or not folder.is_dir():
             continue
         if not any(files_below(folder, follow_links=True)):
-            found = f"an empty folder: {path}"
+            message = f"expected files, found an empty folder: {path}"
         elif isinstance(source, FileSelection) and not (chosen := source.selected(path)).read:
-            found = f"none to read in {path}; {chosen.note}"
+            message = f"expected files to read, found none in {path}; {chosen.note}"
         else:
             continue
         where = f"{key}.paths.{number}"
-        yield Problem(
-            "empty_source", where, f"expected files, found {found}", "correct the path, or put the files there"
-        )
+        yield Problem("empty_source", where, message, "correct the path, or put the files there")
 
 
 def _of_records(source: Any, place: Place, key: str) -> Iterator[Problem]:

@@ -90,13 +90,13 @@ class FileSelection(Config):
         if place.exists() or files == (place,):
             return Selection(files)
         root = glob_root(place)
-        # Of what a glob matches a folder holds no records itself.
+        # Of what a glob matches a folder is no file of records.
         inside = [(file, file.relative_to(root).as_posix()) for file in files if not file.is_dir()]
         # Hidden files are matched only by a pattern that names them.
         shown = [(file, name) for file, name in inside if not is_hidden(name)]
         chosen = select(shown, self.splits)
         hidden = tuple(file for file, name in inside if is_hidden(name))
-        return chosen._replace(read=(*chosen.read, *hidden))
+        return Selection((*chosen.read, *hidden), chosen.side, chosen.other_splits)
 
     def places(self) -> tuple[Place, ...]:
         """The files and objects to read. Raises StageError as `selection` does."""
