@@ -110,8 +110,8 @@ def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[st
                 raise click.UsageError(f"{option} {text}: expected one of DATA before =, found {path}")
             if option == "--as" and value not in KINDS:
                 raise click.UsageError(f"{option} {text}: expected {', '.join(KINDS)}, found {value}")
-            key = "kind" if option == "--as" else "text_field"
-            wishes |= {one: replace(wishes[one], **{key: value}) for one in ([path] if path else data)}
+            asked: dict[str, Any] = {"kind" if option == "--as" else "text_field": value}
+            wishes |= {one: replace(wishes[one], **asked) for one in ([path] if path else data)}
     return wishes
 
 

@@ -34,7 +34,7 @@ ROLES: Mapping[str, Role] = {
 """What ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others call the three."""
 CALLS = ("function_call", "tool_call", "tool_calls")
 RESULTS = ("tool", "function", "observation", "tool_response", "ipython")
-"""What ShareGPT calls a message in which the assistant calls functions, and what it and OpenAI call a function's result."""
+"""What ShareGPT calls a message in which the assistant calls functions, and what it and OpenAI call their results."""
 
 CHAT_ROLES: Mapping[Role, str] = {"system": "system", "human": "user", "assistant": "assistant"}
 """What chat templates of transformers call them."""

@@ -315,8 +315,10 @@ def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY)
     texts = _document_readings(sample)
     asked = _best(pairs, _instruction_options(pairs), _as_instruction, "instructions")
     if wish.kind:
-        wanted = {"preferences": [judged], "instructions": [asked], "documents": texts}[wish.kind]
-        return [one for one in wanted if one]
+        wanted: dict[str, Sequence[Reading | None]] = {
+            "preferences": [judged], "instructions": [asked], "documents": texts,
+        }  # fmt: skip
+        return [one for one in wanted[wish.kind] if one]
     if judged:
         return [judged]
     if asked is None:
@@ -353,11 +355,12 @@ def _best(
 
 def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
     record = next((one for one in sample if turns_field(one)), sample[0])
-    options = (FileInstructions if kind == "instructions" else FilePreferences)(paths=("x",), **keys)
     if kind == "preferences":
-        if answers := answers_field(record, options):
+        ranking = FilePreferences(paths=("x",), **keys)
+        if answers := answers_field(record, ranking):
             return f"ranked answers under {answers}"
-        return f"two answers under {options.chosen_field} and {options.rejected_field}"
+        return f"two answers under {ranking.chosen_field} and {ranking.rejected_field}"
+    options = FileInstructions(paths=("x",), **keys)
     names = [
         name
         for name in (options.prompt_field, *ASKED, options.response_field, *RESPONSES)
