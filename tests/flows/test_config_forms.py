@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from flows.config import PipelineConfig, dump, load, parse
@@ -129,6 +129,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
         int: numbers(int, []),
         float: numbers(float, []),
         Any: JSON_VALUES,
+        JsonValue: JSON_VALUES,
     }
     return known[annotation]
 

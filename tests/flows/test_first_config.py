@@ -26,6 +26,7 @@ from infra.errors import ConfigError
 PROSE = "The ferry captain measured the mill's wheel, and wrote a short report about it for the museum. " * 3
 CHINESE = "渡船的船长测量了磨坊的轮子,并为博物馆写了一份简短的报告。" * 5
 ASK = {"role": "user", "content": "What does the ferry captain measure?"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
 ANSWER = {"role": "assistant", "content": "The wheel of the mill."}
 GPT = [{"from": "human", "value": "What is measured?"}, {"from": "gpt", "value": "The wheel."}]
 HH = "\n\nHuman: What is measured?\n\nAssistant: The {}."
@@ -72,7 +73,7 @@ INSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sharegpt": ({"id": "a" * 900, "conversations": GPT}, {}),
     "ultrachat": ({"prompt": PROSE, "prompt_id": "a" * 64, "messages": [ASK, ANSWER, ASK, ANSWER]}, {}),
     "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Ask"}]}, ANSWER]}, {}),
-    "tools": ({"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, ASK, ANSWER]}, {}),
+    "tools": ({"messages": [ASK, CALL, {"role": "tool", "content": "Green."}, ANSWER]}, {}),
     "joined schemas": (
         [
             {"instruction": None, "output": None, "messages": [ASK, ANSWER]},

@@ -571,6 +571,8 @@ def test_a_tuned_model_answers_in_pieces_of_text(tuned: tuple[Path, Any]) -> Non
     assert "<|" not in "".join(pieces)
     assert list(answer(tuned[0], messages, max_new_tokens=24, temperature=0)) == pieces
     with pytest.raises(StageError, match="roles user and assistant"):
+        list(answer(tuned[0], [{"role": "narrator", "content": "x"}]))
+    with pytest.raises(StageError, match="a conversation without tools"):
         list(answer(tuned[0], [{"role": "tool", "content": "x"}]))
 
 
