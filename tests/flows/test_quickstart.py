@@ -30,7 +30,8 @@ def test_the_quickstart_keeps_its_promises(run: Callable[..., Answer], tmp_path:
         ]["figures"]
         return found
 
-    base, sft, reward, rlhf = map(figures, ("pretrain", "sft", "reward_model", "rlhf"))
+    stages = ("pretrain", "sft", "reward_model", "rlhf")
+    base, sft, reward, rlhf = (figures(f"measure_{stage}") for stage in stages)
     assert base["validation_loss_high"] < base["bigram_loss"] < base["unigram_loss"]
     assert sft["improvement_low"] > 0
     assert sft["improvement_text_low"] > 0
