@@ -64,9 +64,10 @@ def map_on_ray(address: str, workers: int | None, name: str, *, gpus: bool = Fal
         on_done: Callable[[int, Any], None],
     ) -> None:
         if items:
+            runner = _join(address, workers)
             token = _call.set(_Call(function, items, stop_if_cancelled, on_done, gpus))
             try:
-                Flow(_submit_all, name=f"{name} on Ray", task_runner=_runner(address, workers), persist_result=False)()
+                Flow(_submit_all, name=f"{name} on Ray", task_runner=runner, persist_result=False)()
             finally:
                 _call.reset(token)
 
@@ -95,18 +96,24 @@ def _submit_all() -> None:
             call.on_done(index, future.result())
 
 
-def _runner(address: str, workers: int | None) -> Any:
-    """The task runner that reaches a cluster, or starts one."""
+def _join(address: str, workers: int | None) -> Any:
+    """A task runner on a cluster that this process has joined or started, and leaves as it ends: what a stage maps
+    later finds workers that have imported everything."""
+    if address != LOCAL:
+        use_token()  # Ray looks for it as it is imported
     try:
+        import ray
         from prefect_ray import RayTaskRunner
     except ImportError as error:
         raise stage_error(
             "no_ray", "launch.ray", f"{error.name} is not installed", f"{INSTALL}, or leave launch.ray out"
         ) from None
-    kept = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_", "AWS_"))}
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {**kept, "PYTHONPATH": path}}, "log_to_driver": False}
-    if address != LOCAL:
-        use_token()
-        return RayTaskRunner(address=address, init_kwargs=options)
-    return RayTaskRunner(init_kwargs={**options, "num_cpus": workers or core_count(), "include_dashboard": False})
+    if not ray.is_initialized():
+        kept = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_", "AWS_"))}
+        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
+        options: dict[str, Any] = {"runtime_env": {"env_vars": {**kept, "PYTHONPATH": path}}, "log_to_driver": False}
+        if address == LOCAL:
+            ray.init(**options, num_cpus=workers or core_count(), include_dashboard=False)
+        else:
+            ray.init(address, **options)
+    return RayTaskRunner()

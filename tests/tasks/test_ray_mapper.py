@@ -77,7 +77,6 @@ def test_without_a_cluster_one_of_two_workers_is_started_on_this_machine(
 def test_tasks_of_benchmarks_are_asked_by_several_workers_with_the_same_results(
     run: Callable[..., Answer], tmp_path: Path, cluster: tuple[str, dict[str, str]]
 ) -> None:
-    # One cluster for both runs: most of a run with a Ray of its own is Ray's start.
     address, token = cluster
     config = {
         "name": "asked",
@@ -94,10 +93,20 @@ def test_tasks_of_benchmarks_are_asked_by_several_workers_with_the_same_results(
     for name in ["results.json", *(f"aux/{name}" for name in names)]:
         assert (there / name).read_bytes() == (here / name).read_bytes(), name
 
-    tasks = ["cloze", {"name": "mine", "kind": "multiple_choice", "path": str(tmp_path / "mine.jsonl")}]
+
+@pytest.mark.long
+def test_a_benchmark_that_cannot_be_asked_is_refused_by_the_same_words_on_a_cluster(
+    run: Callable[..., Answer], tmp_path: Path, cluster: tuple[str, dict[str, str]]
+) -> None:
+    address, token = cluster
     (tmp_path / "mine.jsonl").write_text('{"query": "a", "choices": ["b", "c"]}\n')
-    wrong = {**config, "benchmarks": {"tasks": tasks, "limit": 4}}
-    refused = run("run", write_config(tmp_path / "here.yaml", wrong), "--root", tmp_path / "local")
-    on_ray = write_config(tmp_path / "there.yaml", {**wrong, "launch": {"ray": address}})
-    too = run("run", on_ray, "--root", tmp_path / "ray", **token)
-    assert refused.document["errors"] == too.document["errors"] != []
+    mine = {"name": "mine", "kind": "multiple_choice", "path": str(tmp_path / "mine.jsonl")}
+    config = {
+        "name": "asked",
+        "base_model": {"path": str(make_model(tmp_path / "model", seed=1))},
+        "benchmarks": {"tasks": ["cloze", mine], "limit": 4},
+    }
+    here = run("run", write_config(tmp_path / "here.yaml", config), "--root", tmp_path / "store")
+    on_ray = write_config(tmp_path / "there.yaml", {**config, "launch": {"ray": address}})
+    there = run("run", on_ray, "--root", tmp_path / "store", **token)
+    assert here.document["errors"] == there.document["errors"] != []
