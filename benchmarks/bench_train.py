@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -129,9 +130,10 @@ class Contender:
 def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
     setting = SETTINGS[which]
     contenders: list[Contender] = []
+    titles = {title for title, *_ in CONTENDERS}
     try:
         for title, name, keeps_memory in CONTENDERS:
-            if not title.startswith(tuple(only)):
+            if title not in only and not title.startswith(tuple(set(only) - titles)):
                 continue
             contenders.append(Contender(title, name, keeps_memory, which, folder))
             print(f"  {title} is warm", file=sys.stderr, flush=True)
@@ -173,9 +175,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=["ours", "("], help="beginnings of the contenders' names")
+    parser.add_argument("--only", nargs="+", default=["ours", "("], help="contenders' names, or beginnings of them")
     parser.add_argument("--profile", action="store_true", help="instead, where the time of one of our steps goes")
     arguments = parser.parse_args()
+    # Ended by a signal too it ends its contenders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as place:
         write_tokenizer(Path(place) / "tokenizer")
         for which in arguments.models:
