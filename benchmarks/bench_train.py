@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -54,6 +55,7 @@ class Contender:
         self.speeds: list[float] = []
         self.cpu_speeds: list[float] = []
         self.step_speeds: list[float] = []
+        self.peak_mb = 0
         environment = os.environ | {
             "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -122,6 +124,9 @@ class Contender:
         return SystemExit(f"{self.title} ended with exit code {code}:\n{said}")
 
     def close(self) -> None:
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf8")
+        if peak := re.search(r"VmHWM:\s*(\d+) kB", status):  # none of one that has ended
+            self.peak_mb = int(peak[1]) // 1000
         self._process.kill()
         self._process.wait()
         self._said.close()
@@ -147,8 +152,8 @@ def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
     print(f"\n{which}: Llama, width {setting.width}, {setting.layers} layers, sequence {setting.length}, batch "
           f"{setting.batch}, {precision}; medians of {rounds} windows of {setting.window} steps\n")  # fmt: skip
     print("| contender | tokens/s | slowest, fastest | ours / it | tokens/CPU s | ours / it | fastest quarter of steps "
-          "| ours / it | first 3 steps, s |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
+          "| ours / it | first 3 steps, s | peak memory, MB |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for one in contenders:
         (wall, *others), (ratio, *ratios) = (
             one.figures(),
@@ -156,7 +161,7 @@ def race(which: str, rounds: int, only: list[str], folder: Path) -> None:
         )
         besides = " | ".join(f"{speed:,.0f} | {times:.2f}" for speed, times in zip(others, ratios, strict=True))
         print(f"| {one.title} | {wall:,.0f} | {min(one.speeds):,.0f}, {max(one.speeds):,.0f} | {ratio:.2f} | {besides} "
-              f"| {one.first_steps_s:.0f} |", flush=True)  # fmt: skip
+              f"| {one.first_steps_s:.0f} | {one.peak_mb:,} |", flush=True)  # fmt: skip
 
 
 def profile(which: str, folder: Path) -> None:
