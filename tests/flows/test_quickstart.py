@@ -17,7 +17,7 @@ from tests.command import REPOSITORY, Answer
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_the_quickstart_keeps_its_promises(run: Callable[..., Answer], tmp_path: Path) -> None:
     root = os.environ.get("STEMMA_ROOT") or str(tmp_path / "store")
     seed = os.environ.get("STEMMA_SEED", "17")
