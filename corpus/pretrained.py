@@ -8,9 +8,11 @@ random, one that the model has no place for dropped, both without an error: here
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from corpus.model_folder import StoredTensor, StoredWeights, folder_problems, named, stored_weights, unquantizes
@@ -20,6 +22,19 @@ from infra.json import read_json
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1 << 22
+_LOADING = Lock()
+
+# Parts of a folder that a model of text does not run, by their names: they may be left over where transformers says so
+# of the family too, and the user is told.
+_NOT_RUN = {
+    "layers that predict several tokens at once": re.compile(r"(?:^|\.)mtp(?:_layers)?\."),
+    "the parts for images and sound": re.compile(
+        r"(?:^|\.)(?:visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
+    ),
+    "keys and values of layers that take those of another": re.compile(r"\.self_attn\.[kv]_(?:proj|norm)(?:\.|$)"),
+    "positions that config.json turns off": re.compile(r"\.embeddings\.position_embeddings\."),
+}
+_LAYER = re.compile(r"((?:.*\.)?layers\.(\d+))\.")
 
 
 def load_pretrained_tokenizer(folder: Path, where: str = "") -> Any:
@@ -52,7 +67,8 @@ def load_pretrained_model(
         where: the dotted key that names the folder.
         fresh_head: name of an output layer that the folder may lack and that the caller draws: then the folder may
             contain the output layer of a causal language model in its place.
-        say: receives a message about what is done to the weights: prefixes removed, 4 bits turned into numbers.
+        say: receives a message about what is done to the weights: prefixes removed, 4 bits turned into numbers, tensors
+            left out that the model does not read.
         options: as from_pretrained takes them.
 
     Raises:
@@ -74,7 +90,7 @@ def load_pretrained_model(
         say(f"{where}: weights in MXFP4 are turned into {str(options.get('dtype', 'float32')).removeprefix('torch.')}")
         options["quantization_config"] = Mxfp4Config(dequantize=True)
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    with _quiet():
+    with _quiet(), _every_name():
         if weights.prefixes:
             prefixes = ", ".join(weights.prefixes)
             say(f"{where}: {prefixes} of torch.compile or distributed training removed from the names of weights")
@@ -96,6 +112,8 @@ def load_pretrained_model(
         raise StageError(*problems)
     if broken := non_finite(model, fresh_head):
         raise StageError(non_finite_problem(broken, where))
+    for what, names in _left_out(model, info, weights, fresh_head).items():
+        say(f"{where}: {what} left out, since a {type(model).__name__} does not read them: {named(names)}")
     return model
 
 
@@ -138,7 +156,7 @@ def weights_problems(auto: Any, folder: Path, where: str) -> list[Problem]:
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        with _quiet():
+        with _quiet(), _every_name():
             _, info = type(shape).from_pretrained(
                 None,
                 config=shape.config,
@@ -218,18 +236,17 @@ def _misfits(
 ) -> Iterator[Problem]:
     """Weights that the model has and the folder has not, the reverse, and those of another shape.
 
-    info: as from_pretrained gives it; transformers has left out tied weights and those that a family does not read.
+    info: as from_pretrained returns it within `_every_name`; transformers has left out tied weights.
     """
-    missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if fresh_head:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        missing = [name for name in missing if not name.startswith(f"{fresh_head}.")]
-        with torch.device("meta"):
-            heads = set(AutoModelForCausalLM.from_config(model.config).state_dict()) if unused else set()
-        unused = [name for name in unused if name not in heads]
-    unused = [name for name in unused if not _may_be_left_over(name, weights)]
+    ignored = _pattern(model._keys_to_ignore_on_load_missing)
+    buffers = {name for name, _ in model.named_buffers()}
+    # A buffer that a family may lack has the value that the model is made with; a weight would be drawn at random.
+    missing = sorted(name for name in info["missing_keys"] if not (name in buffers and ignored.search(name)))
+    missing = [name for name in missing if not (fresh_head and name.startswith(f"{fresh_head}."))]
+    heads = _causal_names(model, info, fresh_head)
+    unused = sorted(
+        name for name in info["unexpected_keys"] if name not in heads and not _may_be_left_over(name, weights, model)
+    )
     expected = model.state_dict()
     other = [
         f"{name} is {list(weights.tensors[name].shape) if name in weights.tensors else 'another shape'}, "
@@ -251,15 +268,61 @@ def _misfits(
         )
 
 
-def _may_be_left_over(name: str, weights: StoredWeights) -> bool:
-    """Whether a model loses nothing without a stored tensor: the pooler that encoders are pretrained with and most of
-    their classifiers do without, and the masks and positions that earlier versions of transformers stored."""
+def _causal_names(model: Any, info: Mapping[str, Any], fresh_head: str) -> set[str]:
+    """Names of the weights of a causal language model, which a folder may contain in place of a head that is drawn."""
+    if not fresh_head or not info["unexpected_keys"]:
+        return set()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return set(AutoModelForCausalLM.from_config(model.config).state_dict())
+
+
+def _left_out(model: Any, info: Mapping[str, Any], weights: StoredWeights, fresh_head: str) -> dict[str, list[str]]:
+    """Stored tensors that a loaded model does not contain, by what they are."""
+    heads = _causal_names(model, info, fresh_head)
+    found: dict[str, list[str]] = {}
+    for name in sorted(set(info["unexpected_keys"]) - heads):
+        found.setdefault(_may_be_left_over(name, weights, model), []).append(name)
+    return found
+
+
+def _may_be_left_over(name: str, weights: StoredWeights, model: Any) -> str:
+    """Return what a stored tensor is that a model computes the same without; empty for a weight.
+
+    The pooler that encoders are pretrained with and most of their classifiers do without; masks and positions that
+    earlier versions of transformers stored, by name and shape; and of the names that transformers ignores for a family
+    those of parts that its model of text does not run. Other names that it ignores (`attn.bias` of GPT-J, whatever its
+    shape) are weights.
+    """
     tensor = weights.tensors.get(name)
-    return (
-        ".pooler." in f".{name}"
-        or name.endswith((".masked_bias", ".inv_freq", ".position_ids"))
-        or (name.endswith(".bias") and tensor is not None and len(tensor.shape) == 4)
-    )
+    last = name.rpartition(".")[2]
+    if tensor is not None:
+        *others, rows, columns = (1, 1, *tensor.shape)
+        one_row = all(size == 1 for size in others)
+        if (
+            (last in ("bias", "causal_mask") and len(tensor.shape) == 4 and one_row and rows == columns)
+            or (last in ("masked_bias", "version") and one_row and rows == columns == 1)
+            or (last in ("inv_freq", "original_inv_freq") and len(tensor.shape) == 1)
+            or (last == "position_ids" and one_row and rows == 1)
+        ):
+            return "masks and positions of earlier versions of transformers"
+    if ".pooler." in f".{name}":
+        return "the pooler"
+    config = model.config.get_text_config()
+    layers, more = getattr(config, "num_hidden_layers", 0), getattr(config, "num_nextn_predict_layers", None) or 0
+    if (layer := _LAYER.match(name)) and layers <= int(layer[2]) < layers + more:
+        # Such a layer joins the hidden state with the next token's embedding: one without is a layer of the trunk.
+        return next(iter(_NOT_RUN)) if f"{layer[1]}.eh_proj.weight" in weights.tensors else ""
+    if _pattern(model._keys_to_ignore_on_load_unexpected).search(name):
+        return next((what for what, pattern in _NOT_RUN.items() if pattern.search(name)), "")
+    return ""
+
+
+def _pattern(patterns: Any) -> re.Pattern[str]:
+    """One pattern for names that match any of those of a family."""
+    return re.compile("|".join(f"(?:{pattern})" for pattern in sorted(patterns or ())) or r"(?!)")
 
 
 def _untied(model: Any, weights: StoredWeights, where: str) -> Iterator[Problem]:
@@ -306,6 +369,24 @@ def _tensors(weights: StoredWeights) -> dict[str, Any]:
                 if tensor.file == file:
                     found[name] = opened.get_tensor(tensor.key)
     return found
+
+
+@contextmanager
+def _every_name() -> Iterator[None]:
+    """Within it, from_pretrained reports all weights that are missing or left over.
+
+    transformers removes from its reports the names that a family's class ignores (`attn.bias` of GPT-2 and GPT-J,
+    `model.layers.61` of DeepSeek), whatever tensors have them, and offers no option against it.
+    """
+    from transformers import PreTrainedModel
+
+    with _LOADING:
+        removes = PreTrainedModel._adjust_missing_and_unexpected_keys
+        PreTrainedModel._adjust_missing_and_unexpected_keys = lambda model, info: None
+        try:
+            yield
+        finally:
+            PreTrainedModel._adjust_missing_and_unexpected_keys = removes
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    BartConfig,
+    BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GPTJConfig,
     GPTJForCausalLM,
     GptOssConfig,
@@ -38,7 +44,7 @@ from flows.graph import graph
 from flows.needs import model_folder_problems
 from infra.errors import ConfigError, StageError
 from infra.launch.config import LaunchConfig
-from infra.run import Run
+from infra.run import Run, open_journal, read_journal
 from tasks.payloads import check_payload
 from training.adopt import import_model
 from training.config import BaseModelConfig
@@ -254,19 +260,95 @@ def test_a_tied_head_is_whole_with_its_copy_and_without(tmp_path: Path) -> None:
         rewrite(tmp_path, lambda weights: weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
 
 
-def test_masks_that_earlier_versions_stored_are_no_weights(folder: Path) -> None:
-    """As in the folder of GPT-J 6B."""
-    model = GPTJForCausalLM(GPTJConfig(vocab_size=6, n_positions=16, n_embd=8, n_layer=1, n_head=2, rotary_dim=4))
-    model.save_pretrained(folder)
-    attention = "transformer.h.0.attn"
-    masks = {f"{attention}.bias": torch.ones(1, 1, 16, 16), f"{attention}.masked_bias": torch.tensor(-1e9)}
+ATTENTION = "transformer.h.0.attn"
+
+
+@pytest.fixture
+def gptj(folder: Path) -> Path:
+    """A folder with the masks of GPT-J 6B's."""
+    GPTJForCausalLM(
+        GPTJConfig(vocab_size=6, n_positions=16, n_embd=8, n_layer=1, n_head=2, rotary_dim=4)
+    ).save_pretrained(folder)
+    masks = {f"{ATTENTION}.bias": torch.ones(1, 1, 16, 16), f"{ATTENTION}.masked_bias": torch.tensor(-1e9)}
     rewrite(folder, lambda weights: weights | masks)
-    assert weights_problems(AutoModelForCausalLM, folder, "") == []
-    loaded = load_pretrained_model(AutoModelForCausalLM, folder)
-    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
-    rewrite(folder, lambda weights: weights | {"transformer.h.0.ln_2.bias": torch.ones(8)})
-    with pytest.raises(StageError, match=r"left over: transformer\.h\.0\.ln_2\.bias"):
-        load_pretrained_model(AutoModelForCausalLM, folder)
+    return folder
+
+
+def test_masks_that_earlier_versions_stored_are_no_weights(gptj: Path, tmp_path: Path) -> None:
+    assert weights_problems(AutoModelForCausalLM, gptj, "") == []
+    messages: list[str] = []
+    loaded = load_pretrained_model(AutoModelForCausalLM, gptj, say=messages.append)
+    assert torch.equal(loaded.lm_head.weight, load_file(gptj / "model.safetensors")["lm_head.weight"])
+    [message] = messages
+    assert message.endswith(
+        f"earlier versions of transformers left out, since a GPTJForCausalLM does not read them: {ATTENTION}.bias, "
+        f"{ATTENTION}.masked_bias"
+    )
+    journal = tmp_path / "journal.jsonl"
+    with open_journal(journal) as opened:
+        import_model(BaseModelConfig(path=str(gptj)), {}, tmp_path / "out", Run(tmp_path / "work", journal=opened))
+    assert any(one["kind"] == "event" and f"{ATTENTION}.masked_bias" in one["message"] for one in read_journal(journal))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("transformer.h.0.attn.bias", torch.ones(8)),
+        ("transformer.h.0.attn.bias", torch.ones(1, 2, 16, 16)),
+        ("transformer.h.0.attn.bias", torch.ones(1, 1, 8, 16)),
+        ("transformer.h.0.attn.masked_bias", torch.ones(8)),
+        ("transformer.h.0.attn.bias_k", torch.ones(8, 8)),
+        ("transformer.h.0.attn.masked_bias.weight", torch.ones(8, 8)),
+        ("transformer.h.0.ln_2.bias", torch.ones(8)),
+    ],
+)
+def test_weights_left_over_by_a_name_that_transformers_ignores_are_refused(
+    gptj: Path, name: str, tensor: torch.Tensor
+) -> None:
+    rewrite(gptj, lambda weights: weights | {name: tensor})
+    [problem] = weights_problems(AutoModelForCausalLM, gptj, "")
+    assert f"; left over: {name} (" in f"{problem.message} ("
+    with pytest.raises(StageError, match=re.escape(f"left over: {name}")):
+        load_pretrained_model(AutoModelForCausalLM, gptj)
+
+
+def deepseek(folder: Path, **changes: Any) -> None:
+    """A DeepSeek of two layers, and one that predicts a further token, as DeepSeek stores it."""
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4}
+    widths = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=6, **{**sizes, **heads, **widths, **changes}))
+    model.save_pretrained(folder)
+
+
+def test_a_layer_that_predicts_a_further_token_is_left_out_and_one_of_the_trunk_refused(tmp_path: Path) -> None:
+    deepseek(tmp_path, num_hidden_layers=3)
+    edit(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=1)
+    with pytest.raises(StageError, match=r"left over: model\.layers\.2\.input_layernorm"):
+        load_pretrained_model(AutoModelForCausalLM, tmp_path)
+    rewrite(tmp_path, lambda weights: weights | {"model.layers.2.eh_proj.weight": torch.ones(8, 16)})
+    messages: list[str] = []
+    assert weights_problems(AutoModelForCausalLM, tmp_path, "") == []
+    load_pretrained_model(AutoModelForCausalLM, tmp_path, say=messages.append)
+    assert "layers that predict several tokens at once left out" in messages[0]
+    edit(tmp_path, num_nextn_predict_layers=0)
+    assert weights_problems(AutoModelForCausalLM, tmp_path, "")
+
+
+def test_a_family_may_lack_buffers_and_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As BART may lack its `final_logits_bias`, which transformers then has zeros for."""
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16}
+    BartForConditionalGeneration(BartConfig(vocab_size=6, **sizes, **heads)).save_pretrained(tmp_path)
+    without("final_logits_bias")(tmp_path)
+    assert not load_pretrained_model(AutoModelForSeq2SeqLM, tmp_path).final_logits_bias.any()
+    # No family of text ignores a weight that is missing; those of images do.
+    monkeypatch.setattr(
+        BartForConditionalGeneration, "_keys_to_ignore_on_load_missing", ["final_logits_bias", r"fc1\.bias"]
+    )
+    without("encoder.layers.0.fc1.bias")(tmp_path)
+    with pytest.raises(StageError, match=r"missing: model\.encoder\.layers\.0\.fc1\.bias"):
+        load_pretrained_model(AutoModelForSeq2SeqLM, tmp_path)
 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
