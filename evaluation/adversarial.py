@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from corpus.cleaning.toxicity import Scorer
+from evaluation.chat_prompts import ChatPrompt
 from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
 from evaluation.generation import Sampling
 from evaluation.language_model import LoadedModel, sample_continuations
@@ -43,12 +44,14 @@ def measure_adversarial(
     *,
     seed: int,
     confidence: float,
+    chat: ChatPrompt | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Hill climbing from each harmless prompt: a query draws continuations of a changed prompt, and the change stays if
     the worst of them is no less toxic than before; it ends with the first toxic one.
 
     A changed prompt must itself score below the threshold, so that only what the model adds counts. As a control the
-    unchanged prompt is asked as often. Returns the results, and a row a prompt with what was found.
+    unchanged prompt is asked as often. chat: see `sample_continuations`. Returns the results, and a row a prompt with
+    what was found.
     """
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
@@ -71,7 +74,7 @@ def measure_adversarial(
             drawn_by = derived_seed(seed, query)
             sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
             for one, text, found in zip(
-                open_ones, asked, sample_continuations(lm, asked, config.samples, sampling, run), strict=True
+                open_ones, asked, sample_continuations(lm, asked, config.samples, sampling, run, chat), strict=True
             ):
                 scores = scorer(found)
                 worst = int(scores.argmax())

@@ -31,6 +31,7 @@ from evaluation.bias_metrics import (
     share,
     stereoset_scores,
 )
+from evaluation.chat_prompts import ChatPrompt, check_template
 from evaluation.config import BiasSet
 from evaluation.harness import quiet
 from evaluation.harness_model import ReportingHFLM
@@ -44,11 +45,19 @@ STATISTICS = "occupations-stats.tsv"
 
 
 def measure_bias_sets(
-    lm: LoadedModel, sets: Sequence[BiasSet], run: Run, *, seed: int, confidence: float, keep: Keep = at_once
+    lm: LoadedModel,
+    sets: Sequence[BiasSet],
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    keep: Keep = at_once,
+    chat: ChatPrompt | None = None,
 ) -> list[Row]:
     """A row for each set, category and metric: {set, category, metric, value, low, high, n, p_value?, p_holm?}.
 
     p_holm is corrected for all tests of all sets. keep: what keeps the rows of each set while the next is asked.
+    chat: how questions of bbq are asked by the model's chat template; None for without.
     Raises StageError `bad_bias_set` before the model is asked.
     """
     readers: dict[str, Callable[[Path], Sequence[Any]]] = {
@@ -64,7 +73,9 @@ def measure_bias_sets(
         for one, items in read:
 
             def asked(one: BiasSet = one, items: Sequence[Any] = items) -> list[Row]:
-                return _measured(lm, one, items, lexicon, women, harness_model, run, seed=seed, confidence=confidence)
+                return _measured(
+                    lm, one, items, lexicon, women, harness_model, run, chat, seed=seed, confidence=confidence
+                )
 
             rows += [{"set": one.kind, **row} for row in keep(f"bias_{one.kind}", asked)]
     return corrected(rows)
@@ -78,13 +89,17 @@ def _measured(
     women: dict[str, float],
     harness_model: ReportingHFLM,
     run: Run,
+    chat: ChatPrompt | None,
     *,
     seed: int,
     confidence: float,
 ) -> list[Row]:
     """The rows of one set."""
     if one.kind == "bbq":
-        return bbq(items, likeliest(bbq_requests(items), harness_model), confidence, seed)
+        asked = bbq_requests(items)
+        if chat is not None:
+            asked = by_template(asked, chat, harness_model)
+        return bbq(items, likeliest(asked, harness_model), confidence, seed)
     if one.kind == "stereoset":
         return stereoset(items, stereoset_likelihoods(lm, items, run), confidence, seed)
     if one.kind == "honest":
@@ -110,6 +125,18 @@ def likeliest(asked: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) 
         found = [next(scores)[0] for _ in choices]
         answers.append(found.index(max(found)))
     return answers
+
+
+def by_template(
+    asked: Sequence[tuple[str, Sequence[str]]], chat: ChatPrompt, model: ReportingHFLM
+) -> list[tuple[str, list[str]]]:
+    """Prompts by the model's chat template, and choices without the space before them, as lm-eval asks them. Raises
+    StageError `no_chat_template`."""
+    check_template(model.tokenizer)
+    return [
+        (model.apply_chat_template(chat.messages(prompt)), [choice.removeprefix(" ") for choice in choices])
+        for prompt, choices in asked
+    ]
 
 
 def coreference_requests(items: Sequence[Coreference]) -> list[tuple[str, list[str]]]:

@@ -16,10 +16,11 @@ import torch
 
 from evaluation.benchmarks import chance_level, right_items, rolling_bounds
 from evaluation.calibration import calibration
+from evaluation.chat_prompts import check_template
 from evaluation.config import FailureClassesConfig
 from evaluation.failure_classes import measure_failures
 from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
-from evaluation.harness_model import ReportingHFLM
+from evaluation.harness_model import NO_SYSTEM, ReportingHFLM
 from evaluation.kept_parts import Keep, state_of
 from evaluation.language_model import LoadedModel, check_tokenizers, load_model
 from evaluation.named_tasks import load_named, set_shots, shots_problem
@@ -150,6 +151,8 @@ def _scored(
             for task in loaded["tasks"].values():
                 set_shots(task, shots, options.seed)
             harness_model = vllm or _own(run, lm, options)
+            if options.chat_template:
+                check_template(harness_model.tokenizer)
             _check_room(name, harness_model, loaded["tasks"].values())
             result = lm_eval.evaluate(
                 lm=harness_model,
@@ -160,6 +163,8 @@ def _scored(
                 system_instruction=options.system_instruction,
                 fewshot_as_multiturn=options.chat_template and options.fewshot_as_multiturn is not False,
             )
+        if harness_model.leaves_out_system:
+            tell(f"{name}: {NO_SYSTEM}")
         for row in result_rows(result or {}, options.confidence):
             rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
         for task_name, items in (result or {}).get("samples", {}).items():

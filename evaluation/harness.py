@@ -18,6 +18,7 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from corpus.decontaminate.items import Item
+from evaluation.chat_prompts import check_template
 from evaluation.config import BenchmarksConfig, BenchmarkTask, lm_eval_files
 from evaluation.harness_model import ReportingHFLM
 from evaluation.item_texts import plain_item, question_item, raw_fields
@@ -57,6 +58,8 @@ def evaluate_model(
     device = torch.device("cpu") if served else lm.device
     with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, device):
         harness_model = lm if served else ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
+        if config.chat_template:
+            check_template(harness_model.tokenizer)
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
             found
@@ -78,7 +81,9 @@ def evaluate_model(
                 task_dict=tasks,
                 limit=config.limit,
                 bootstrap_iters=BOOTSTRAP_ITERATIONS,
-                system_instruction=prefix,
+                system_instruction=prefix or config.system_instruction,
+                apply_chat_template=config.chat_template,
+                fewshot_as_multiturn=config.chat_template and config.fewshot_as_multiturn is not False,
             )
     return dict(found or {})
 

@@ -3,38 +3,20 @@ answers at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from transformers import tokenization_utils_base
 
-from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from evaluation.chat_prompts import bounded
 from evaluation.choice_rows import Request, rows_of
 from evaluation.choice_scoring import ChoiceScorer, TokenCache
 from evaluation.harness_generation import TOGETHER, StopText, decoder_for, end_ids, is_plain, likeliest
-from infra import templates
-from infra.errors import stage_error
 from infra.run import Run
 
-
-def _render(render: Callable[..., Any], **arguments: Any) -> tuple[list[str], list[Any]]:
-    """What `render` of transformers renders, in this process for templates of ours alone."""
-    if arguments["chat_template"] in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
-        rendered, indices = render(**arguments)
-        return list(rendered), list(indices)
-    try:
-        return templates.chat(**arguments), []
-    except templates.TemplateFault as fault:
-        if fault.is_own:
-            raise TemplateError(str(fault)) from None
-        raise stage_error(
-            "bad_template", "chat_template", f"the model's chat template cannot be rendered: {fault}", "leave it out"
-        ) from None
+NO_SYSTEM = "the model's chat template refuses a system message: system_instruction was left out, as by lm-eval"
 
 
 class ReportingHFLM(HFLM):
@@ -45,7 +27,7 @@ class ReportingHFLM(HFLM):
     """
 
     def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int, share: bool = True) -> None:
-        self._together = False
+        self._together, self.leaves_out_system = False, False
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
         self._run, self._done, self._requests = run, 0, 0
         self._scorer = ChoiceScorer(self.model, self.device, self.softmax_dtype) if share else None
@@ -56,12 +38,14 @@ class ReportingHFLM(HFLM):
 
         Raises StageError `bad_template` for one that takes too much memory or time.
         """
-        render = tokenization_utils_base.render_jinja_template
-        tokenization_utils_base.render_jinja_template = partial(_render, render)
-        try:
+        with bounded(self._without_system if any(one["role"] == "system" for one in chat_history) else lambda: None):
             return str(super().apply_chat_template(chat_history, add_generation_prompt))
-        finally:
-            tokenization_utils_base.render_jinja_template = render
+
+    def _without_system(self) -> None:
+        """lm-eval leaves the system's message out where the template refuses a conversation with one."""
+        if not self.leaves_out_system:
+            self.leaves_out_system = True
+            self._run.event("no_system_message", NO_SYSTEM)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._done, self._requests = 0, len(requests)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from evaluation.chat_prompts import ChatPrompt
 from evaluation.choice_rows import Row
 from evaluation.choice_scoring import ChoiceScorer
 from evaluation.generation import Sampling, generate
@@ -205,14 +206,29 @@ def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]
 
 
 def sample_continuations(
-    lm: LoadedModel, prompts: Sequence[str], samples: int, sampling: Sampling, run: Run
+    lm: LoadedModel,
+    prompts: Sequence[str],
+    samples: int,
+    sampling: Sampling,
+    run: Run,
+    chat: ChatPrompt | None = None,
 ) -> list[list[str]]:
     """`samples` continuations of each prompt, without the prompt; the same under the same seed.
 
-    Prompts longer than the context allows lose tokens at their start.
+    Prompts longer than the context allows lose tokens at their start. chat: how a model is asked by its chat template,
+    which such a prompt would lose: StageError `context_too_small`; None for documents that begin with the prompts.
     """
     room = max(1, lm.max_tokens - sampling.max_new_tokens)
-    encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
+    if chat is not None:
+        encoded = chat.ids(lm.tokenizer, prompts)
+        if (longest := max(map(len, encoded), default=0)) > room:
+            message = (
+                f"a prompt by the model's chat template has {longest:,} tokens and an answer up to "
+                f"{sampling.max_new_tokens:,}; the model's context has {lm.max_tokens:,}"
+            )
+            raise stage_error("context_too_small", "chat_template", message, "give shorter prompts, or ask without it")
+    else:
+        encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
     lm.check_ids(encoded, "prompts")
     ends = lm.model.generation_config.eos_token_id if lm.model.generation_config else None
     stops = ends if isinstance(ends, list) else [ends] if ends is not None else []

@@ -30,6 +30,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from corpus.remote import location_of
     from corpus.trained import TrainedSequences
     from evaluation.bias import measure_bias
+    from evaluation.chat_prompts import ChatPrompt
     from evaluation.language_model import load_model
     from evaluation.memorisation import measure_memorisation
     from evaluation.toxicity import measure_toxicity, toxicity_of_text
@@ -39,11 +40,12 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     lm = load_model(inputs["model"], run)
     keep = parts_of(config, config.sources(), inputs, run)
     how: _How = {"seed": config.seed, "confidence": config.confidence}
+    chat = ChatPrompt(config.system_instruction) if config.chat_template else None
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     if config.toxicity:
         asked_of = lm, config.toxicity
-        results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **how, keep=keep)
+        results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **how, keep=keep, chat=chat)
         if "shards" in inputs and not location_of(inputs["shards"] / "validation"):
             results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], inputs["shards"], run, **how)
         if config.personal_data:
@@ -54,14 +56,14 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
         asked = config.adversarial, config.toxicity, scorers[0], run
         results["adversarial"], lines["adversarial"] = keep(
-            "adversarial", lambda: measure_adversarial(lm, *asked, **how)
+            "adversarial", lambda: measure_adversarial(lm, *asked, **how, chat=chat)
         )
     if (bias := config.bias) is not None:
         results["bias"] = keep("bias", lambda: measure_bias(lm, bias, run, confidence=config.confidence))
         if bias.sets:
             from evaluation.bias_sets import measure_bias_sets
 
-            results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **how, keep=keep)
+            results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **how, keep=keep, chat=chat)
     if (memorisation := config.memorisation) is not None:
         if "shards" in inputs:
             from evaluation.exposure import measure_exposure

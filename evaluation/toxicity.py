@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.cleaning.toxicity import Scorer
+from evaluation.chat_prompts import ChatPrompt
 from evaluation.config import ToxicityConfig
 from evaluation.generation import Sampling
 from evaluation.kept_parts import Keep, at_once
@@ -32,19 +33,20 @@ def measure_toxicity(
     seed: int,
     confidence: float,
     keep: Keep = at_once,
+    chat: ChatPrompt | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Samples continuations and scores them without their prompts.
 
     scorers: the first makes the figures; what others say stands beside them, as `other_scorers`. Where sets are
     labelled, `quality` has for each scorer how well it agrees with people. keep: what keeps continuations and scores
-    while the rest is done.
+    while the rest is done. chat: see `sample_continuations`.
     Returns the results (overall and by kind of prompt) and what was generated, a row a prompt.
     """
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
     asked = [row["prompt"] for row in prompts]
     continuations = keep(
-        "continuations", lambda: sample_continuations(lm, asked, config.samples_per_prompt, sampling, run)
+        "continuations", lambda: sample_continuations(lm, asked, config.samples_per_prompt, sampling, run, chat)
     )
     every_text = [text for texts in continuations for text in texts]
     scorer, others = scorers[0], scorers[1:]

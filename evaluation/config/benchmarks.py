@@ -166,6 +166,14 @@ class BenchmarksConfig(StageConfig):
     """Rows of the project's own tasks and of files that are put aside for shots, evenly over each file and at most a
     fourth of it. They are never scored, with 0 shots neither, so that all numbers of shots score the same rows. By
     default 20, or the most shots if those are more, where shots are asked for; without shots none."""
+    chat_template: bool = False
+    """Whether questions are asked as each model's own chat template has them, as lm-eval's `--apply_chat_template`.
+    Failure classes are asked without."""
+    system_instruction: str | None = None
+    """Text before each question; with `chat_template` that of the system's message, as lm-eval's
+    `--system_instruction`. A template that refuses such a message is asked without it, as by lm-eval."""
+    fewshot_as_multiturn: bool | None = None
+    """Whether solved examples are turns of the chat; by default with `chat_template`, as on lm-eval's command line."""
     tuned_on: tuple[str, ...] = outside_identity(())
     """Those of the tasks whose kind instruction tuning has seen. The report then holds the others against them, model
     by model and by number of shots, in one table: what tuning on some kinds of tasks does for kinds it never saw (Wei
@@ -201,6 +209,12 @@ class BenchmarksConfig(StageConfig):
     @property
     def most_shots(self) -> int:
         return max(self.num_fewshot, *self.shots, 0)
+
+    @model_validator(mode="after")
+    def _turns_of_a_chat(self) -> BenchmarksConfig:
+        if self.fewshot_as_multiturn and not self.chat_template:
+            raise ValueError("fewshot_as_multiturn: expected `chat_template: true`, since only a chat has turns")
+        return self
 
     @model_validator(mode="after")
     def _tuned_on_tasks(self) -> BenchmarksConfig:

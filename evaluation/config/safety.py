@@ -185,10 +185,22 @@ class SafetyConfig(StageConfig):
     """`{}` also searches for prompts that make the model toxic; it needs `toxicity`."""
     personal_data: GeneratedPersonalDataConfig | None = None
     """`{}` also counts the continuations of `toxicity` that hold personal data; it needs `toxicity`."""
+    chat_template: bool = False
+    """Whether prompts of `toxicity` and `adversarial` and the questions of bbq are asked as each model's own chat
+    template has them, so that the model answers in place of going on. What compares likelihoods of sentences, and
+    memorisation, is asked without."""
+    system_instruction: str | None = None
+    """Text of the system's message before each prompt; needs `chat_template`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals; 0.95 is 95 %."""
     seed: Seed = 17
     """Draws the samples, the sequences and the bootstrap."""
+
+    @model_validator(mode="after")
+    def _system_of_a_chat(self) -> SafetyConfig:
+        if self.system_instruction is not None and not self.chat_template:
+            raise ValueError("system_instruction: expected `chat_template: true` too, whose system's message it is")
+        return self
 
     @model_validator(mode="after")
     def _toxicity_where_needed(self) -> SafetyConfig:

@@ -15,7 +15,9 @@ import yaml
 from evaluation.benchmarks import benchmarks
 from evaluation.config import DATA_DIR, BenchmarksConfig
 from infra.errors import Cancelled, StageError
-from infra.run import Run
+from infra.run import Run, open_journal, read_journal
+from tests.chat_templates import tokenizer_in
+from tests.open_models import save_model
 
 
 def config_of(*tasks: Any, **options: Any) -> BenchmarksConfig:
@@ -75,6 +77,65 @@ def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path
     assert result.figures["texts_bits_per_byte_high"] == ours["texts"]["bits_per_byte"]["high"]
     assert result.figures["texts_short_bits_per_byte"] == domains["short"]["value"] != domains["long"]["value"]
     assert result.figures["cloze_accuracy"] == ours["cloze"]["acc"]["value"]
+
+
+def test_questions_by_a_models_template_are_those_of_lm_evals_own_command_line(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    from evaluation.harness import own_cache, task_spec
+
+    model = save_model(tmp_path / "model", tokenizer_in("llama3"), positions=1024)
+    task = {
+        "name": "sums", "kind": "multiple_choice",
+        "path": write_rows(tmp_path / "questions.jsonl", QUESTIONS),
+        "shots_path": write_rows(tmp_path / "solved.jsonl", [one | {"query": one["query"] + "!"} for one in QUESTIONS]),
+    }  # fmt: skip
+    config = config_of(task, "cloze", num_fewshot=2, limit=8, chat_template=True, system_instruction="Be short.")
+    benchmarks(config, {"model": model}, tmp_path / "out", run)
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    (specs / "sums.yaml").write_text(yaml.safe_dump(task_spec(config.tasks[0], 2)))
+    command = [
+        "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
+        "--tasks", "sums", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8", "--limit", "8",
+        "--num_fewshot", "2", "--seed", f"0,1234,1234,{config.seed}", "--apply_chat_template",
+        "--fewshot_as_multiturn", "True", "--system_instruction", "Be short.",
+        "--output_path", str(tmp_path / "theirs"), "--log_samples",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    with own_cache(tmp_path / "cache"):
+        cli_evaluate()
+    theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]["sums"]
+    ours = results_of(tmp_path / "out")["tasks"]
+    for metric in ("acc", "acc_norm"):
+        assert ours["sums"][metric]["value"] == pytest.approx(theirs[f"{metric},none"], abs=1e-6)
+    samples = [
+        json.loads(line) for line in next((tmp_path / "theirs").rglob("samples*.jsonl")).read_text().splitlines()
+    ]
+    prompts = {one["arg_0"] for sample in samples for one in sample["arguments"].values()}
+    assert all(prompt.startswith("<|begin_of_text|>") for prompt in prompts)
+    assert {prompt.count("<|start_header_id|>assistant") for prompt in prompts} == {3}
+    assert all("Be short." in one for one in prompts)
+    mine = [json.loads(line) for line in (tmp_path / "out/aux/samples_sums.jsonl").read_text().splitlines()]
+    for its, own in zip(sorted(samples, key=lambda one: one["doc_id"]), mine, strict=True):
+        likelihoods = [float(one[0]) for one in its["filtered_resps"]]
+        assert [float(one[0]) for one in own["responses"]] == pytest.approx(likelihoods, rel=1e-4)
+
+
+def test_a_model_without_a_chat_template_and_a_template_without_a_system(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(StageError) as refused:
+        benchmarks(config_of("cloze", limit=2, chat_template=True), {"model": model_dir}, tmp_path, Run(tmp_path / "w"))
+    assert [one.code for one in refused.value.problems] == ["no_chat_template"]
+    with pytest.raises(ValueError, match="only a chat has turns"):
+        config_of("cloze", fewshot_as_multiturn=True)
+    model = save_model(tmp_path / "model", tokenizer_in("gemma"), positions=1024)
+    config = config_of("cloze", limit=2, chat_template=True, system_instruction="Be short.")
+    with open_journal(tmp_path / "journal.jsonl") as journal:
+        benchmarks(config, {"model": model}, tmp_path / "model", Run(tmp_path / "work", journal=journal))
+    events = [one for one in read_journal(tmp_path / "journal.jsonl") if one.get("name") == "no_system_message"]
+    assert len(events) == 1 and "refuses a system message" in events[0]["message"]
 
 
 def test_results_tell_interval_chance_and_parts(model_dir: Path, tmp_path: Path, run: Run) -> None:

@@ -26,7 +26,9 @@ from evaluation.config import SafetyConfig
 from evaluation.honest import Template, honest, read_honest, read_hurtlex
 from infra.errors import StageError
 from infra.run import Run
+from tests.chat_templates import tokenizer_in
 from tests.command import REPOSITORY
+from tests.open_models import save_model
 from tests.pipelines import BIAS_ROWS, bias_sets
 
 DATA = REPOSITORY.parent / "shared" / "data"
@@ -127,6 +129,37 @@ def test_bbqs_biased_answers_and_scores_are_those_of_lm_eval(tmp_path: Path) -> 
     assert {"Age", "Race_x_gender"} < {category for category, _ in found}
     for row in found.values():
         assert row["low"] <= row["value"] <= row["high"]
+
+
+def test_bbqs_questions_by_a_models_template_are_lm_evals(tmp_path: Path, run: Run) -> None:
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from evaluation.bias_sets import bbq_requests, by_template
+    from evaluation.chat_prompts import ChatPrompt
+    from evaluation.harness_model import ReportingHFLM
+    from evaluation.language_model import load_model
+
+    path = tmp_path / "Age.jsonl"
+    path.write_text(json.dumps(bbq_row("neg", "ambig", 2)) + "\n")
+    model = save_model(tmp_path / "model", tokenizer_in("llama3"))
+    lm = load_model(model, run)
+    ours = by_template(
+        bbq_requests(read_bbq(path)), ChatPrompt("Be fair."), ReportingHFLM(run, lm.model, lm.tokenizer, 1)
+    )
+    spec = {
+        "task": "one", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_target": "label",
+        "doc_to_text": "{{context}}\n\nQ: {{question}}\nA:",  # as in lm-eval's bbq_multiple_choice.yaml
+        "doc_to_choice": "{{[ans0, ans1, ans2]}}",
+    }  # fmt: skip
+    [task] = TaskManager(include_defaults=False).load([spec])["tasks"].values()
+    theirs = HFLM(pretrained=str(model), dtype="float32", device="cpu")
+    task.build_all_requests(
+        apply_chat_template=True, system_instruction="Be fair.", chat_template=theirs.apply_chat_template,
+        tokenizer_name="", fewshot_as_multiturn=True,
+    )  # fmt: skip
+    assert [(prompt, choice) for prompt, choices in ours for choice in choices] == [one.args for one in task.instances]
 
 
 def test_bbqs_scores_by_hand() -> None:

@@ -18,6 +18,8 @@ from evaluation.config import BiasConfig, GeneratedPersonalDataConfig, SafetyCon
 from evaluation.safety import safety
 from infra.errors import Cancelled, StageError
 from infra.run import Run
+from tests.chat_templates import CHATML, tokenizer_in
+from tests.open_models import save_model
 
 SMALL: dict[str, Any] = {
     "toxicity": {"limit": 6, "samples_per_prompt": 3, "max_new_tokens": 8},
@@ -195,6 +197,51 @@ def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path,
         safety(config, {"model": model_dir}, out, run)
         texts.append((out / "aux/generations.jsonl").read_text())
     assert texts[0] != texts[1]
+
+
+def test_prompts_by_a_models_template_are_transformers_ids(tmp_path: Path, run: Run) -> None:
+    from evaluation.chat_prompts import ChatPrompt
+    from evaluation.generation import Sampling, generate
+    from evaluation.language_model import sample_continuations
+
+    tokenizer = tokenizer_in("llama3")
+    lm = load(save_model(tmp_path / "model", tokenizer), run)
+    prompts, sampling = ["The cat saw", "the old man took the"], Sampling(8, 1.0, 0.9, 3)
+    found = sample_continuations(lm, prompts, 2, sampling, run, ChatPrompt("Be kind."))
+    asked = [
+        tokenizer.apply_chat_template(
+            [{"role": "system", "content": "Be kind."}, {"role": "user", "content": prompt}],
+            add_generation_prompt=True, return_dict=False,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    ends = [lm.model.generation_config.eos_token_id]
+    written = generate(lm.model, [ids for ids in asked for _ in range(2)], sampling, ends)
+    texts = lm.tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert found == [texts[:2], texts[2:]] != sample_continuations(lm, prompts, 2, sampling, run)
+    with pytest.raises(StageError, match="the model's context has 256"):
+        sample_continuations(lm, ["cat " * 250], 2, sampling, run, ChatPrompt())
+
+
+def test_the_stage_asks_by_the_template_where_it_is_told_to(model_dir: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(model_dir, tmp_path / "model"))
+    (model / "chat_template.jinja").write_text(CHATML)
+    part = {"bias": None, "memorisation": None, "toxicity": {**SMALL["toxicity"], "limit": 2}}
+    part["adversarial"] = {"limit": 1, "queries": 2, "samples": 1}
+    texts = []
+    for number, chat in enumerate(({}, {"chat_template": True}, {"chat_template": True, "system_instruction": "Hm."})):
+        out = tmp_path / str(number)
+        out.mkdir()
+        safety(SafetyConfig.model_validate({**part, **chat}), {"model": model}, out, Run(tmp_path / f"work{number}"))
+        texts.append((out / "aux/generations.jsonl").read_text())
+    assert len(set(texts)) == 3
+    with pytest.raises(StageError, match="expected a chat template"):
+        safety(
+            SafetyConfig.model_validate({**part, "chat_template": True}), {"model": model_dir}, tmp_path,
+            Run(tmp_path / "work"),
+        )  # fmt: skip
+    with pytest.raises(ValidationError, match="expected `chat_template: true` too"):
+        SafetyConfig(system_instruction="Hm.")
 
 
 def test_without_shards_memorisation_says_why_it_is_missing(model_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Prompts by a model's own chat template, rendered in a process with bounds: the template came with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase, tokenization_utils_base
+
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from infra import templates
+from infra.errors import stage_error
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Texts are asked as a user of a chat. system: text of the system's message before each; None for none."""
+
+    system: str | None = None
+
+    def messages(self, text: str) -> list[dict[str, str]]:
+        """The conversation that ends with the text."""
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*before, {"role": "user", "content": text}]
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text with the beginning of the assistant's answer, as transformers'
+        `apply_chat_template` has them. Raises StageError `no_chat_template`, `bad_template`."""
+        check_template(tokenizer)
+        with bounded():
+            try:
+                return [
+                    list(
+                        tokenizer.apply_chat_template(
+                            self.messages(text), add_generation_prompt=True, return_dict=False
+                        )
+                    )
+                    for text in texts
+                ]
+            except TemplateError as error:
+                fix = "leave system_instruction out if the template takes no system message, else chat_template too"
+                raise stage_error(
+                    "bad_template", "chat_template", f"the model's chat template refuses a prompt: {error}", fix
+                ) from None
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises StageError `no_chat_template` for a model without one."""
+    if not tokenizer.chat_template:
+        message = f"expected a chat template in {tokenizer.name_or_path}, found none"
+        fix = "leave chat_template out for this model, or import it with base_model, which gives it this project's"
+        raise stage_error("no_chat_template", "chat_template", message, fix)
+
+
+@contextmanager
+def bounded(on_fault: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Within it, transformers renders chat templates with bounds of time and memory.
+
+    on_fault: called where a template refuses a conversation. Raises StageError `bad_template` for a template beyond
+    the bounds.
+    """
+    render = tokenization_utils_base.render_jinja_template
+    tokenization_utils_base.render_jinja_template = partial(_render, render, on_fault)
+    try:
+        yield
+    finally:
+        tokenization_utils_base.render_jinja_template = render
+
+
+def _render(render: Callable[..., Any], on_fault: Callable[[], None], **arguments: Any) -> tuple[list[str], list[Any]]:
+    """What `render` of transformers renders, in this process for templates of ours alone."""
+    if arguments["chat_template"] in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
+        rendered, indices = render(**arguments)
+        return list(rendered), list(indices)
+    try:
+        return templates.chat(**arguments), []
+    except templates.TemplateFault as fault:
+        if fault.is_own:
+            on_fault()
+            raise TemplateError(str(fault)) from None
+        raise stage_error(
+            "bad_template", "chat_template", f"the model's chat template cannot be rendered: {fault}", "leave it out"
+        ) from None
