@@ -41,6 +41,7 @@ class StoredTensor:
     file: Path
     key: str
     shape: tuple[int, ...]
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,18 +83,34 @@ def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> lis
     return found
 
 
-def unquantizes(config: Any) -> bool:
-    """Whether transformers turns the quantized weights of a model with this config.json into numbers of 16 bits as it
-    loads them, on any device: MXFP4 of gpt-oss."""
-    return _method(config) == "mxfp4" and config.get("model_type") == "gpt_oss"
+def unquantizes(config: Any) -> str:
+    """Return what the quantized weights of a model with this config.json are in, where they are turned into numbers of
+    16 or 32 bits as they are loaded, on any device: "mxfp4" of gpt-oss, "fp8" with a scale for each block; else empty.
+    """
+    method = _method(config)
+    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+        return method
+    return method if method == "fp8" and fp8_block(config) else ""
+
+
+def fp8_block(config: Any) -> tuple[int, int] | None:
+    """Return rows and columns of the blocks of weights that share a scale, by a config.json with weights in FP8; None
+    for FP8 in another form, such as experts in FP4."""
+    settings = _settings(config)
+    if not isinstance(settings, dict) or settings.get("expert_dtype", "fp8") != "fp8":
+        return None
+    block = settings.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block):
+        return block[0], block[1]
+    return None
 
 
 def stored_weights(folder: Path) -> StoredWeights:
     """Return the tensors of a folder that has no `folder_problems`."""
     stored = {
-        key: StoredTensor(path, key, shape)
+        key: StoredTensor(path, key, shape, dtype)
         for path in _weight_files(folder, "")[0]
-        for key, (shape, _) in _header(path).items()
+        for key, (shape, dtype, _) in _header(path).items()
     }
     tensors, prefixes = {}, set()
     for key, tensor in stored.items():
@@ -106,6 +123,19 @@ def stored_weights(folder: Path) -> StoredWeights:
     return StoredWeights(tensors, tuple(sorted(prefixes))) if len(tensors) == len(stored) else StoredWeights(stored)
 
 
+def stored_tensors(weights: StoredWeights) -> dict[str, Any]:
+    """Return the tensors of a folder by their names without prefixes, read."""
+    from safetensors import safe_open
+
+    found = {}
+    for file in sorted({tensor.file for tensor in weights.tensors.values()}):
+        with safe_open(file, "pt") as opened:
+            for name, tensor in weights.tensors.items():
+                if tensor.file == file:
+                    found[name] = opened.get_tensor(tensor.key)
+    return found
+
+
 def broken_file(path: Path) -> str:
     """Return what is wrong with a safetensors file by its header; empty if its tensors fill the file exactly."""
     try:
@@ -114,7 +144,7 @@ def broken_file(path: Path) -> str:
         return str(error)
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
-    size, expected = path.stat().st_size, start + max((end for _, end in header.values()), default=0)
+    size, expected = path.stat().st_size, start + max((end for *_, end in header.values()), default=0)
     return "" if expected == size else f"cut short or damaged: {size:,} bytes, expected {expected:,}"
 
 
@@ -125,12 +155,19 @@ def named(names: list[str]) -> str:
 
 
 def _method(config: Any) -> str:
-    """The quantization of a model by its config.json; empty where it has none. Models of text and images have the
-    settings of their text model below it."""
+    """The quantization of a model by its config.json; empty where it has none."""
+    if settings := _settings(config):
+        return str(settings.get("quant_method") or "unknown") if isinstance(settings, dict) else "unknown"
+    return ""
+
+
+def _settings(config: Any) -> Any:
+    """The settings of the quantization in a config.json. Models of text and images have those of their text model below
+    it."""
     for part in (config, config.get("text_config") if isinstance(config, dict) else None):
         if isinstance(part, dict) and (settings := part.get("quantization_config")):
-            return str(settings.get("quant_method") or "unknown") if isinstance(settings, dict) else "unknown"
-    return ""
+            return settings
+    return None
 
 
 def _quantized(folder: Path, config: Any, where: str) -> Problem | None:
@@ -141,7 +178,7 @@ def _quantized(folder: Path, config: Any, where: str) -> Problem | None:
         "quantized_model",
         where,
         f"{folder} contains weights that are quantized by {_METHODS.get(method, quoted(method))} (quantization_config "
-        "in config.json); expected weights in fp32, bf16 or fp16, or gpt-oss's in MXFP4",
+        "in config.json); expected weights in fp32, bf16 or fp16, gpt-oss's in MXFP4, or FP8 with weight_block_size",
         "take the folder of the model before quantization, which its model card names as the base model "
         "(for an -FP8, -GPTQ, -AWQ or -bnb-4bit folder: the one without this suffix)",
     )
@@ -175,8 +212,9 @@ def _weight_files(folder: Path, where: str) -> tuple[list[Path], list[Problem]]:
     return [], [Problem("not_safetensors", where, f"expected *.safetensors in {folder}, {found}", fix)]
 
 
-def _header(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape of each tensor of a safetensors file, and where its bytes end. Raises ValueError with what is wrong."""
+def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
+    """Shape and dtype of each tensor of a safetensors file, and where its bytes end. Raises ValueError with what is
+    wrong."""
     with path.open("rb") as file:
         start = file.read(len(_LFS))
         if start == _LFS:
@@ -188,7 +226,7 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
         text = file.read(length)
     try:
         return {
-            name: (tuple(map(int, entry["shape"])), int(entry["data_offsets"][1]))
+            name: (tuple(map(int, entry["shape"])), str(entry["dtype"]), int(entry["data_offsets"][1]))
             for name, entry in parse_json(text).items()
             if name != "__metadata__"
         }

@@ -15,7 +15,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from corpus.model_folder import StoredTensor, StoredWeights, folder_problems, named, stored_weights, unquantizes
+from corpus.float8_folder import fp8_numbers, fp8_problems, without_scales
+from corpus.model_folder import (
+    StoredTensor,
+    StoredWeights,
+    folder_problems,
+    fp8_block,
+    named,
+    stored_tensors,
+    stored_weights,
+    unquantizes,
+)
 from infra.errors import Problem, StageError, stage_error
 from infra.foreign import check_model
 from infra.json import read_json
@@ -67,8 +77,8 @@ def load_pretrained_model(
         where: the dotted key that names the folder.
         fresh_head: name of an output layer that the folder may lack and that the caller draws: then the folder may
             contain the output layer of a causal language model in its place.
-        say: receives a message about what is done to the weights: prefixes removed, 4 bits turned into numbers, tensors
-            left out that the model does not read.
+        say: receives a message about what is done to the weights: prefixes removed, quantized weights turned into
+            numbers, tensors left out that the model does not read.
         options: as from_pretrained takes them.
 
     Raises:
@@ -80,24 +90,34 @@ def load_pretrained_model(
     where = where or str(folder)
     if problems := folder_problems(folder, where):
         raise StageError(*problems)
-    weights = stored_weights(folder)
-    if unquantizes(read_json(folder / "config.json", nan=True)):
+    weights, block = stored_weights(folder), None
+    config = read_json(folder / "config.json", nan=True)
+    if (method := unquantizes(config)) == "fp8":
+        block = fp8_block(config) or (1, 1)
+        if problems := fp8_problems(weights, block, where):
+            raise StageError(*problems)
+        weights = without_scales(weights)
+    elif method:
         from transformers import Mxfp4Config
 
         # transformers does not compare the shapes of quantized weights with those of the model.
         if problems := weights_problems(auto, folder, where):
             raise StageError(*problems)
-        say(f"{where}: weights in MXFP4 are turned into {str(options.get('dtype', 'float32')).removeprefix('torch.')}")
         options["quantization_config"] = Mxfp4Config(dequantize=True)
+    if method:
+        numbers = str(options.get("dtype", "float32")).removeprefix("torch.")
+        say(f"{where}: weights in {method.upper()} are turned into {numbers}")
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     with _quiet(), _every_name():
         if weights.prefixes:
             prefixes = ", ".join(weights.prefixes)
             say(f"{where}: {prefixes} of torch.compile or distributed training removed from the names of weights")
+        if weights.prefixes or block:
             shape = load_pretrained_shape(auto, folder, where, num_labels=options.pop("num_labels", None))
-            model, info = type(shape).from_pretrained(
-                None, config=shape.config, state_dict=_tensors(weights), **options
-            )
+            _forget_quantization(shape.config)
+            stored = stored_tensors(stored_weights(folder))
+            tensors = fp8_numbers(stored, block) if block else stored
+            model, info = type(shape).from_pretrained(None, config=shape.config, state_dict=tensors, **options)
             if getattr(shape, "generation_config", None) is not None:
                 model.generation_config = shape.generation_config
         else:
@@ -149,9 +169,15 @@ def weights_problems(auto: Any, folder: Path, where: str) -> list[Problem]:
 
     shape = load_pretrained_shape(auto, folder, where)
     weights = stored_weights(folder)
-    if hasattr(shape.config, "quantization_config"):
-        del shape.config.quantization_config
-        weights = _as_unquantized(weights)
+    config = read_json(folder / "config.json", nan=True)
+    if method := unquantizes(config):
+        _forget_quantization(shape.config)
+        if method == "fp8":
+            if problems := fp8_problems(weights, fp8_block(config) or (1, 1), where):
+                return problems
+            weights = without_scales(weights)
+        else:
+            weights = _as_unquantized(weights)
     empty = {name: torch.empty(tensor.shape, device="meta") for name, tensor in weights.tensors.items()}
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -229,6 +255,13 @@ def _as_unquantized(weights: StoredWeights) -> StoredWeights:
             tensors[name.removesuffix("_blocks")] = StoredTensor(blocks.file, blocks.key, shape)
             del tensors[name], tensors[f"{name.removesuffix('_blocks')}_scales"]
     return StoredWeights(tensors)
+
+
+def _forget_quantization(config: Any) -> None:
+    """Weights are loaded as numbers: transformers must not take them for quantized ones."""
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
 
 
 def _misfits(
@@ -357,18 +390,6 @@ def _same(one: StoredTensor, other: StoredTensor) -> bool:
             torch.equal(ours[start : start + rows].float(), theirs[start : start + rows].float())
             for start in range(0, one.shape[0], rows)
         )
-
-
-def _tensors(weights: StoredWeights) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    found = {}
-    for file in sorted({tensor.file for tensor in weights.tensors.values()}):
-        with safe_open(file, "pt") as opened:
-            for name, tensor in weights.tensors.items():
-                if tensor.file == file:
-                    found[name] = opened.get_tensor(tensor.key)
-    return found
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from transformers import (
     BertForSequenceClassification,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    FineGrainedFP8Config,
     GPTJConfig,
     GPTJForCausalLM,
     GptOssConfig,
@@ -423,6 +424,128 @@ def test_quantized_experts_that_do_not_fit_are_refused(
     assert weights_problems(AutoModelForCausalLM, mxfp4, "")
     with pytest.raises(StageError, match=message):
         load_pretrained_model(AutoModelForCausalLM, mxfp4)
+
+
+BLOCK = 16
+
+
+def in_fp8(weights: Weights) -> Weights:
+    """Matrices of the layers as DeepSeek stores them: E4M3 numbers, and what each block of them is multiplied by."""
+    stored = dict(weights)
+    for name, weight in weights.items():
+        if weight.dim() != 2 or not name.endswith("proj.weight"):
+            continue
+        rows, columns = (-(-size // BLOCK) for size in weight.shape)
+        scales = torch.empty(rows, columns)
+        numbers = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+        for row in range(rows):
+            for column in range(columns):
+                part = (slice(row * BLOCK, (row + 1) * BLOCK), slice(column * BLOCK, (column + 1) * BLOCK))
+                scales[row, column] = weight[part].abs().max() / 448
+                numbers[part] = (weight[part] / scales[row, column]).to(torch.float8_e4m3fn)
+        stored |= {name: numbers, f"{name}_scale_inv": scales}
+    return stored
+
+
+def fp8_settings(**changes: Any) -> dict[str, Any]:
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK] * 2}
+    return {"quantization_config": settings | changes}
+
+
+@pytest.fixture
+def fp8(folder: Path) -> Path:
+    """A Llama in FP8 whose last blocks are smaller than the others."""
+    torch.manual_seed(7)
+    LlamaForCausalLM(config(hidden_size=24, intermediate_size=40)).save_pretrained(folder)
+    rewrite(folder, in_fp8)
+    edit(folder, **fp8_settings())
+    return folder
+
+
+def test_weights_in_fp8_are_unquantized(fp8: Path, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    original = LlamaForCausalLM(config(hidden_size=24, intermediate_size=40)).eval()
+    assert folder_problems(fp8, "", tokenizer=True) == weights_problems(AutoModelForCausalLM, fp8, "") == []
+    messages: list[str] = []
+    model = load_pretrained_model(AutoModelForCausalLM, fp8, say=messages.append, dtype=torch.float32).eval()
+    assert messages == [f"{fp8}: weights in FP8 are turned into float32"]
+    stored = load_file(fp8 / "model.safetensors")
+    for name, weight in model.state_dict().items():
+        ours, exact = weight.numpy(), original.get_parameter(name).numpy(force=True)
+        if (scale := stored.get(f"{name}_scale_inv")) is None:
+            np.testing.assert_array_equal(ours, exact)
+            continue
+        each = np.kron(scale.numpy(), np.ones((BLOCK, BLOCK), np.float32))[: ours.shape[0], : ours.shape[1]]
+        np.testing.assert_array_equal(ours, stored[name].float().numpy() * each)
+        # E4M3 has 4 bits of a number, and below 2^-6 steps of 2^-9.
+        assert (np.abs(ours - exact) <= np.abs(exact) * 2**-4 * (1 + 1e-5) + each * 2**-10 * (1 + 1e-5)).all()
+    ids = torch.tensor([[0, 2, 3, 5, 4, 1, 2]])
+    with torch.inference_mode():
+        ours, exact = model(ids).logits, original(ids).logits
+    assert 0 < (ours - exact).abs().max() < 0.05 * exact.std()
+    kept = load_file(adopted(fp8, tmp_path / "out") / "model.safetensors")
+    assert all(torch.equal(kept[name][:2], weight[:2]) for name, weight in model.state_dict().items())
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    drawn = load_scorer(fp8, CPU, seed=3).model.state_dict()
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert torch.equal(drawn[name], model.state_dict()[name])
+
+
+def test_experts_in_fp8_are_those_of_transformers(tmp_path: Path) -> None:
+    """In whole blocks, for which transformers takes the scales as they are meant."""
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
+    torch.manual_seed(8)
+    deepseek(tmp_path, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, **experts)
+    edit(tmp_path, **fp8_settings())
+
+    def whole_blocks(weights: Weights) -> Weights:
+        quantized = in_fp8(weights)
+        odd = [name for name, one in weights.items() if any(size % BLOCK for size in one.shape)]
+        return {name: one for name, one in quantized.items() if name.removesuffix("_scale_inv") not in odd} | {
+            name: weights[name] for name in odd
+        }
+
+    rewrite(tmp_path, whole_blocks)
+    assert any("experts.3.down_proj.weight_scale_inv" in name for name in load_file(tmp_path / "model.safetensors"))
+    ours = load_pretrained_model(AutoModelForCausalLM, tmp_path, dtype=torch.float32).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=FineGrainedFP8Config(dequantize=True)
+    ).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].float(), theirs[name].float()) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("down_proj.weight_scale_inv"), "missing: model.layers.0.mlp.down_proj.weight_scale_inv, "),
+        (without("layers.1.mlp.up_proj.weight"), "missing: model.layers.1.mlp.up_proj.weight"),
+        (
+            lambda folder: edit(folder, **fp8_settings(weight_block_size=[8, 16])),
+            r"gate_proj.weight_scale_inv is \[3, 2\], not \[5, 2\]",
+        ),
+        (lambda folder: edit(folder, intermediate_size=48), r"down_proj.weight is \[24, 40\], not \[24, 48\]"),
+    ],
+    ids=["scales", "weight", "blocks", "width"],
+)
+def test_weights_in_fp8_that_do_not_fit_are_refused(fp8: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(fp8)
+    [problem] = weights_problems(AutoModelForCausalLM, fp8, "")
+    assert re.search(message, problem.message)
+    with pytest.raises(StageError, match=message):
+        load_pretrained_model(AutoModelForCausalLM, fp8)
+
+
+def test_fp8_in_another_form_is_refused_by_config_json_alone(fp8: Path) -> None:
+    for changes in ({"expert_dtype": "fp4"}, {"weight_block_size": None}):
+        edit(fp8, **fp8_settings(**changes))
+        assert [one.code for one in folder_problems(fp8, "")] == ["quantized_model"]
 
 
 def test_weights_that_are_not_finite_are_refused_by_every_loader(folder: Path, tmp_path: Path) -> None:
