@@ -22,10 +22,16 @@ class AnswerText:
     Args:
         tokenizer: Of the model.
         stops: Texts before whose first occurrence the answer ends.
+        shown: Special tokens that are part of the text; others are not.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = (), shown: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer, self._stops = tokenizer, stops
+        added = tokenizer.added_tokens_decoder.items() if shown else ()
+        self._hidden = {number for number, token in added if token.special and number not in shown}
+        self._skips_special = not shown
         self._held_back = CLEANED if tokenizer.clean_up_tokenization_spaces else 0
         self._window: list[int] = []
         self._final = 0
@@ -69,11 +75,15 @@ class AnswerText:
         return rest
 
     def _decoded(self) -> str:
-        return str(self._tokenizer.decode(self._window, skip_special_tokens=True))
+        return self._text_of(self._window)
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        ids = [number for number in ids if number not in self._hidden]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips_special))
 
     def _move(self, text: str) -> None:
         """Let go of the oldest tokens, where that leaves what is not final yet as it is."""
-        shorter = str(self._tokenizer.decode(self._window[-KEPT:], skip_special_tokens=True))
+        shorter = self._text_of(self._window[-KEPT:])
         if self._final >= CLEANED and shorter.endswith(text[self._final - CLEANED :]):
             self._final = len(shorter) - (len(text) - self._final)
             self._window = self._window[-KEPT:]

@@ -72,6 +72,7 @@ class AnswerRequest:
         ids: Token ids of the prompt, at least one.
         options: How tokens are chosen.
         stops: Texts before which the answer ends.
+        shown: Special tokens that are part of the text.
         prompt_logprobs: Number of the likeliest tokens that are reported for each token of the prompt; None for no
             report of the prompt.
     """
@@ -80,6 +81,7 @@ class AnswerRequest:
     options: SamplingOptions
     stops: Sequence[str] = ()
     prompt_logprobs: int | None = None
+    shown: frozenset[int] = frozenset()
 
 
 class Writing:
@@ -96,7 +98,7 @@ class Writing:
         self.pieces: list[Piece] = []
         self.spoken: Spoken | None = None
         self.error: StemmaError | None = None
-        self._text = AnswerText(tokenizer, request.stops)
+        self._text = AnswerText(tokenizer, request.stops, request.shown)
         self._unplaced: list[PlacedToken] = []
 
     def report(self, tokens: Sequence[Token]) -> None:

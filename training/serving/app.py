@@ -10,7 +10,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from training.answer_queue import AnswerQueue, Answers, Unavailable
 from training.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
 from training.chat_session import loaded, positions_of
 from training.serving.requests import ChatRequest, CompletionRequest, Prompt, Refused, Request, read, served_name
-from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts
+from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts, as_call
+from training.serving.tool_calls import CallReader, ToolCall
 from training.token_choice import SamplingOptions
 
 MOST_BODY_BYTES = 4_000_000
@@ -190,6 +191,8 @@ class _Choices:
         self.requests = [
             self._request(prompt, positions, seed, number) for prompt in prompts for number in range(asked.n)
         ]
+        names = asked.functions_shown
+        self._readers = {number: CallReader(names) for number in range(len(self.requests))} if names else {}
 
     def _request(self, prompt: Prompt, positions: int, seed: int, number: int) -> AnswerRequest:
         asked, room = self._asked, positions - len(prompt.ids)
@@ -205,21 +208,28 @@ class _Choices:
             logit_bias=asked.logit_bias,
             logprobs=asked.likeliest,
         )
-        return AnswerRequest(prompt.ids, options, asked.stop, asked.likeliest if asked.echoes else None)
+        reported = asked.likeliest if asked.echoes else None
+        shown = self._texts.call_marks if asked.functions_shown else frozenset()
+        return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         texts = {number: [self._echo(number)] for number in range(len(self.requests))}
         tokens: dict[int, list[PlacedToken]] = {number: [] for number in texts}
+        calls: dict[int, list[dict[str, Any]]] = {number: [] for number in texts}
         async for number, piece in answers.pieces():
+            for part in self._parts(number, piece):
+                if isinstance(part, str):
+                    texts[number].append(part)
+                else:
+                    calls[number].append(as_call(part))
             if isinstance(piece, Piece):
-                texts[number].append(piece.text)
                 tokens[number] += self._placed(number, piece)
         choices = [
             {
                 "index": number,
-                **self._shape.whole("".join(texts[number])),
+                **self._shape.whole("".join(texts[number]), calls[number]),
                 "logprobs": self._logprobs(tokens[number]),
-                "finish_reason": _reason(answers.spoken[number]),
+                "finish_reason": _reason(answers.spoken[number], has_calls=bool(calls[number])),
             }
             for number in texts
         ]
@@ -241,16 +251,36 @@ class _Choices:
                     yield event(number, first, (), None)
                 if echo := self._echo(number):
                     yield event(number, self._shape.part(echo), (), None)
+            called = dict.fromkeys(range(len(self.requests)), 0)
             async for number, piece in answers.pieces():
+                tokens = self._placed(number, piece) if isinstance(piece, Piece) else ()
+                for part in self._parts(number, piece):
+                    if isinstance(part, str):
+                        yield event(number, self._shape.part(part), tokens, None)
+                    else:
+                        call = {"index": called[number], **as_call(part)}
+                        called[number] += 1
+                        yield event(number, {"delta": {"tool_calls": [call]}}, tokens, None)
+                    tokens = ()
+                if tokens:
+                    yield event(number, self._shape.part(""), tokens, None)
                 if isinstance(piece, Spoken):
-                    yield event(number, self._shape.last(), (), _reason(piece))
-                elif piece.text or piece.tokens:
-                    yield event(number, self._shape.part(piece.text), self._placed(number, piece), None)
+                    yield event(number, self._shape.last(), (), _reason(piece, has_calls=bool(called[number])))
             if with_usage:
                 yield f"data: {json.dumps({**self._head, 'choices': [], 'usage': self._usage(answers)})}\n\n"
         except Exception as error:
             yield f"data: {json.dumps({'error': _error(error)})}\n\n"
         yield "data: [DONE]\n\n"
+
+    def _parts(self, number: int, piece: Piece | Spoken) -> Iterator[str | ToolCall]:
+        """The texts and calls that a piece of a choice, or its end, makes certain."""
+        reader = self._readers.get(number)
+        if isinstance(piece, Spoken):
+            yield from reader.end() if reader else ()
+        elif reader:
+            yield from reader.add(piece.text)
+        elif piece.text:
+            yield piece.text
 
     def _echo(self, number: int) -> str:
         """The text of a choice's prompt, where the request wants it before the answer."""
@@ -408,8 +438,10 @@ class _JsonErrors:
         await JSONResponse({"error": error}, status, kept)(scope, receive, send)
 
 
-def _reason(spoken: Spoken) -> str:
-    return "stop" if spoken.ended else "length"
+def _reason(spoken: Spoken, *, has_calls: bool) -> str:
+    if not spoken.ended:
+        return "length"
+    return "tool_calls" if has_calls else "stop"
 
 
 def _error(error: Exception) -> dict[str, Any]:

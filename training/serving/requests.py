@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from transformers import PreTrainedTokenizerBase
 
+from infra.json import BadJson, parse_json
 from training.chat_session import chat_prompt, text_prompt
 
 MOST_CHOICES = 128
@@ -129,6 +131,11 @@ class Request(_Keys, ABC):
     def likeliest(self) -> int | None:
         """Number of the likeliest tokens that are reported for each token, None where log-probabilities are not."""
 
+    @property
+    def functions_shown(self) -> frozenset[str]:
+        """Names of the functions that the model may call."""
+        return frozenset()
+
     @abstractmethod
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """The prompts of the request. Raises StageError where the model cannot read them."""
@@ -148,6 +155,15 @@ class _ToolCall(_Keys):
     id: str | None = None
     type: Literal["function"] = "function"
     function: _Function
+
+    def for_template(self) -> dict[str, Any]:
+        """The call with its arguments as an object: templates write them as JSON, a text would be quoted again."""
+        call = self.model_dump(exclude_none=True)
+        with suppress(BadJson):
+            arguments = parse_json(self.function.arguments)
+            if isinstance(arguments, dict):
+                call["function"]["arguments"] = arguments
+        return call
 
 
 class _Message(_Keys):
@@ -172,7 +188,7 @@ class _Message(_Keys):
         """The message as chat templates read it."""
         given = {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key) is not None}
         if self.tool_calls:
-            given["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+            given["tool_calls"] = [call.for_template() for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": "".join(part.text for part in self.content), **given}
 
@@ -231,6 +247,10 @@ class ChatRequest(Request):
     @property
     def likeliest(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def functions_shown(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.tools) if self.tool_choice == "auto" else frozenset()
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]

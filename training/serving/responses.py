@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from string import ascii_letters, digits
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from training.batched_answers import PlacedToken
+from training.serving.tool_calls import ToolCall, mark_ids
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -21,12 +24,20 @@ class TokenTexts:
         self._before = tokenizer("a", add_special_tokens=False).input_ids[-1:]
         self._before_text = tokenizer.decode(self._before)
         self._known: dict[int, str] = {}
+        self.call_marks = mark_ids(tokenizer)
+        """Tokens of the marks of calls of functions."""
 
     def __getitem__(self, token: int) -> str:
         if token not in self._known:
             text = str(self._tokenizer.decode([*self._before, token], clean_up_tokenization_spaces=False))
             self._known[token] = text[len(self._before_text) :]
         return self._known[token]
+
+
+def as_call(call: ToolCall) -> dict[str, Any]:
+    """A call in a message. Its id has the nine letters and digits that Mistral's chat templates expect."""
+    name = "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
+    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 class Shape(Protocol):
@@ -36,7 +47,7 @@ class Shape(Protocol):
     chunk: str
     prefix: str
 
-    def whole(self, text: str) -> dict[str, Any]: ...
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]: ...
 
     def first(self) -> dict[str, Any] | None:
         """What a stream's first chunk holds, before any text; None where there is no such chunk."""
@@ -51,8 +62,9 @@ class Shape(Protocol):
 class ChatShape:
     object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def whole(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": {**message, "content": text or None, "tool_calls": list(calls)} if calls else message}
 
     def first(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -79,7 +91,7 @@ class ChatShape:
 class TextShape:
     object, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
-    def whole(self, text: str) -> dict[str, Any]:
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return {"text": text}
 
     def first(self) -> dict[str, Any] | None:

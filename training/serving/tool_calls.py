@@ -1,0 +1,168 @@
+"""Calls of functions that a model writes, read from its answer while it comes.
+
+Three ways of writing them are known: `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen, SmolLM3); after
+`[TOOL_CALLS]` a JSON list or `name{arguments}` (Mistral); and an answer that is nothing but
+`{"name", "parameters"}`, after `<|python_tag|>` or without it (Llama 3). Text that is no call of a function which the
+request describes stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from infra.json import BadJson, parse_json
+
+OPEN, CLOSE, LIST, PYTHON = "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
+MARKS = (OPEN, CLOSE, LIST, PYTHON, "[ARGS]", "[CALL_ID]")
+_NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function. arguments: JSON of an object."""
+
+    name: str
+    arguments: str
+
+
+def mark_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens of the marks of calls, which are special ones in some tokenizers and left out of their text."""
+    known = tokenizer.get_vocab()
+    return frozenset(known[mark] for mark in MARKS if mark in known)
+
+
+class CallReader:
+    """Texts and calls of one answer.
+
+    Args:
+        names: Of the functions that the request describes.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._pending = ""
+        self._is_first = True
+
+    def add(self, text: str) -> Iterator[str | ToolCall]:
+        """Yield what is certain with further text of the answer."""
+        self._pending += text
+        while (part := self._next()) is not None:
+            yield part
+
+    def end(self) -> Iterator[str | ToolCall]:
+        """Yield the rest, once the answer has ended."""
+        rest, self._pending = self._pending, ""
+        if calls := self._calls(rest):
+            yield from calls
+        elif rest:
+            yield rest
+
+    def _next(self) -> str | ToolCall | None:
+        """The next certain text or call; None where more has to come."""
+        pending = self._pending
+        begun = pending.lstrip()
+        if self._is_first and (not begun or begun[0] == "{" or _may_begin(begun, PYTHON)):
+            return None  # an answer that may be a call as a whole
+        self._is_first = False
+        place = min((at for mark in (OPEN, LIST) if (at := pending.find(mark)) >= 0), default=-1)
+        if place < 0:
+            # White space, and what may become a mark, waits for what follows.
+            marks = (at for at in range(len(pending)) if any(_may_begin(pending[at:], mark) for mark in (OPEN, LIST)))
+            return self._cut(len(pending[: next(marks, len(pending))].rstrip()))
+        if before := pending[:place].rstrip():
+            self._pending = pending[place:]
+            return before
+        if pending.startswith(LIST, place) or (stop := pending.find(CLOSE, place)) < 0:
+            return None
+        whole = pending[place : stop + len(CLOSE)]
+        self._pending = pending[stop + len(CLOSE) :]
+        calls = self._calls(whole)
+        return calls[0] if calls else whole
+
+    def _cut(self, length: int) -> str | None:
+        certain, self._pending = self._pending[:length], self._pending[length:]
+        return certain or None
+
+    def _calls(self, text: str) -> list[ToolCall]:
+        """The calls that a text is nothing but; none where one of them is of no function of the request."""
+        given = text.strip()
+        if given.startswith(OPEN):
+            calls = self._objects(given.removeprefix(OPEN).removesuffix(CLOSE))
+        elif given.startswith(LIST):
+            calls = self._after_list(given.removeprefix(LIST))
+        elif given.startswith((PYTHON, "{")):
+            calls = self._objects(given.removeprefix(PYTHON))
+        else:
+            return []
+        return calls or []
+
+    def _objects(self, text: str) -> list[ToolCall] | None:
+        """Calls as JSON objects, one behind the other or separated by semicolons; None where something else is."""
+        calls: list[ToolCall] = []
+        rest = text.strip()
+        while rest:
+            value, rest = _value_and_rest(rest)
+            if (call := self._call(value)) is None:
+                return None
+            calls.append(call)
+            rest = rest.lstrip().removeprefix(";").lstrip()
+        return calls
+
+    def _after_list(self, text: str) -> list[ToolCall] | None:
+        if text.lstrip().startswith("["):
+            values, rest = _value_and_rest(text.lstrip())
+            given = [self._call(value) for value in values or ()]
+            return None if rest.strip() or None in given else [one for one in given if one]
+        calls: list[ToolCall] = []
+        rest = text
+        while rest.strip():
+            if (named := _NAMED.match(rest)) is None:
+                return None
+            value, rest = _value_and_rest(rest[named.end() :])
+            if (call := self._call({"name": named[1], "arguments": value})) is None:
+                return None
+            calls.append(call)
+        return calls
+
+    def _call(self, value: Any) -> ToolCall | None:
+        if not isinstance(value, Mapping) or value.get("name") not in self._names:
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        if isinstance(arguments, str):
+            arguments, _ = _value_and_rest(arguments)
+        if not isinstance(arguments, Mapping):
+            return None
+        return ToolCall(str(value["name"]), json.dumps(arguments, ensure_ascii=False))
+
+
+def _value_and_rest(text: str) -> tuple[Any, str]:
+    """The JSON object or list that a text begins with, None where it does not, and the text behind it."""
+    depth, in_string, escaped = 0, False, False
+    for place, letter in enumerate(text):
+        if in_string:
+            in_string, escaped = escaped or letter != '"', letter == "\\" and not escaped
+        elif letter == '"':
+            in_string = True
+        elif letter in "{[":
+            depth += 1
+        elif letter in "}]":
+            depth -= 1
+            if depth == 0:
+                try:
+                    return parse_json(text[: place + 1]), text[place + 1 :]
+                except BadJson:
+                    return None, ""
+        if depth == 0:
+            break
+    return None, ""
+
+
+def _may_begin(text: str, mark: str) -> bool:
+    """Whether a text begins with a mark, or is a beginning of it."""
+    return text.startswith(mark) or mark.startswith(text)
