@@ -80,9 +80,19 @@ class ToolExchange(NamedTuple):
     @property
     def messages(self) -> list[Mapping[str, Any]]:
         """All messages, without the tools."""
+        return [*self.history, {"role": "user", "content": self.prompt}, *self.steps, self.answer]
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer as a message."""
         calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
-        asked, answer = {"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.response}
-        return [*self.history, asked, *self.steps, {**answer, **calls}]
+        return {"role": "assistant", "content": self.response, **calls}
+
+    @property
+    def answer_text(self) -> str:
+        """The answer as a text: what it says, and its calls as JSON."""
+        calls = (json.dumps(call["function"], ensure_ascii=False) for call in self.tool_calls)
+        return "\n".join(filter(None, (self.response, *calls)))
 
     @property
     def first_turn(self) -> str:

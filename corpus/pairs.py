@@ -97,6 +97,8 @@ class Pair(NamedTuple):
     the ranking that the pair is of, whose pairs follow one another. The line has each where it is known.
     with_tools: the conversation, where the assistant may call functions: `history` is then its own, `steps` are calls
     and results between prompt and response, `tool_calls` those of the response, and `tools` describes the functions.
+    other: the same conversation with the rejected answer: the line has both answers as messages under
+        `chosen_message` and `rejected_message`, and their calls as JSON in the texts of `fields`.
     """
 
     fields: Mapping[str, str]
@@ -110,12 +112,13 @@ class Pair(NamedTuple):
     ranking: str = ""
     reference: str = ""
     with_tools: ToolExchange | None = None
+    other: ToolExchange | None = None
 
     @property
     def id(self) -> str:
         """The first 16 hex digits of the SHA-256 of the texts, each closed by a zero byte."""
         texts = [*(part for turn in self.history for part in turn), *self.fields.values()]
-        texts += [json.dumps(self.with_tools, sort_keys=True)] if self.with_tools else []
+        texts += [json.dumps(one, sort_keys=True) for one in (self.with_tools, self.other) if one]
         joined = "".join(f"{text}\0" for text in texts)
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
@@ -123,7 +126,8 @@ class Pair(NamedTuple):
     def text(self) -> str:
         """All that is said in the pair, in lines."""
         if self.with_tools:
-            return "\n".join(str(message["content"]) for message in self.with_tools.messages if message["content"])
+            said = [*self.with_tools.messages, *([self.other.answer] if self.other else [])]
+            return "\n".join(str(message["content"]) for message in said if message["content"])
         return "\n".join([*(turn.text for turn in self.history), *self.fields.values()])
 
     def as_line(self) -> str:
@@ -134,8 +138,11 @@ class Pair(NamedTuple):
             line["history"] = list(self.with_tools.history)
         line |= self.fields
         if self.with_tools:
-            more = {key: list(getattr(self.with_tools, key)) for key in ("steps", "tool_calls", "tools")}
+            keys = ("steps", "tools") if self.other else ("steps", "tool_calls", "tools")
+            more = {key: list(getattr(self.with_tools, key)) for key in keys}
             line |= {key: value for key, value in more.items() if value}
+        if self.with_tools and self.other:
+            line |= {"chosen_message": self.with_tools.answer, "rejected_message": self.other.answer}
         if self.verify:
             line["verify"] = self.verify
         if self.reference:

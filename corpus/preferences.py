@@ -5,11 +5,11 @@ python -m corpus.preferences --config preferences.yaml --out DIR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from corpus.config import PreferencesConfig, PreferenceSource
 from corpus.demo.comments import reply_pairs
@@ -17,12 +17,16 @@ from corpus.demo.config import CommentReplies, DocstringStyle
 from corpus.demo.texts import preference_pairs, style_pairs
 from corpus.dialogues import (
     ASSISTANT,
+    NOT_THE_SAME,
     DialoguePair,
     Turn,
     answer_of,
+    has_tools,
     pair_of_turns,
     prompt_of_turns,
     split_dialogues,
+    tool_exchange_of,
+    tools_of,
     trimmed,
     turns_of,
 )
@@ -39,7 +43,8 @@ from infra.sources import Place
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
-    known with "votes", "margin", and "ranking" (see `corpus.pairs.Pair`).
+    known with "votes", "margin", and "ranking" (see `corpus.pairs.Pair`). A pair whose assistant may call functions has
+    its conversation under "history", "prompt" and "steps", and both answers as messages.
 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
     several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
@@ -146,6 +151,8 @@ def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "tu
 def _pair(record: Record, source: PreferenceOptions) -> Pair:
     """Raises Unreadable where a record is no pair."""
     value, form = record.value, _form_of(record, source)
+    if form != "dialogue" and (found_with_tools := _tool_pair(record, source, form)) is not None:
+        return found_with_tools
     chosen, rejected = (pick(value, field) for field in (source.chosen_field, source.rejected_field))
     for field, answer in ((source.chosen_field, chosen), (source.rejected_field, rejected)):
         if answer is MISSING or answer is None:
@@ -168,6 +175,47 @@ def _pair(record: Record, source: PreferenceOptions) -> Pair:
     fields = {"prompt": found.prompt, "chosen": found.chosen, "rejected": found.rejected}
     votes, margin = _votes(record, source), _margin(record, source)
     return Pair(fields, record.file.name, found.first_turn, votes=votes, margin=margin)
+
+
+def _tool_pair(record: Record, source: PreferenceOptions, form: str) -> Pair | None:
+    """The pair of a record whose assistant may call functions; None of any other. Raises Unreadable."""
+    tools = tools_of(record.value.get("tools"))
+    chosen, rejected = (
+        _as_messages(pick(record.value, field), "assistant") for field in (source.chosen_field, source.rejected_field)
+    )
+    asked: list[Any] = []
+    if form == "conversation" and (name := turns_field(record)):
+        asked = list(record.value[name])
+    elif (field := prompt_field(record, source)) is not None:
+        asked = _as_messages(pick(record.value, field), "user")
+    if not (tools or has_tools([*asked, *chosen, *rejected])):
+        return None
+    good, bad = (
+        tool_exchange_of(said if _begins(said) else [*asked, *said], tools, source.trim_conversations)
+        for said in (chosen, rejected)
+    )
+    if good[:3] != bad[:3]:
+        raise Unreadable(f"{NOT_THE_SAME}: with functions, they may differ in the last message of the assistant alone")
+    if good == bad:
+        raise Unreadable("equal answers: chosen and rejected are the same")
+    fields = {"prompt": good.prompt, "chosen": good.answer_text, "rejected": bad.answer_text}
+    pair = Pair(fields, record.file.name, good.first_turn, votes=_votes(record, source), margin=_margin(record, source))
+    return pair._replace(with_tools=good, other=bad)
+
+
+def _as_messages(value: Any, role: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, Mapping):
+        return [value]
+    return [{"role": role, "content": value}] if isinstance(value, str) else []
+
+
+def _begins(messages: Sequence[Any]) -> bool:
+    """Whether messages are a conversation from its beginning, and not the end of one."""
+    first = messages[0] if messages else None
+    role = (first.get("role") or first.get("from")) if isinstance(first, Mapping) else None
+    return str(role).lower() in ("system", "developer", "user", "human")
 
 
 def _votes(record: Record, source: PreferenceOptions) -> tuple[float, float] | None:

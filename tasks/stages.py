@@ -209,7 +209,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=6,
+            version=7,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",

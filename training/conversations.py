@@ -18,19 +18,10 @@ from infra.run import Run
 from training.chat import Answer, Chat, Conversation, pad
 from training.documents import positions_within
 from training.loss import IGNORE
-from training.preference_pairs import TooLong
+from training.preference_pairs import TooLong, prompts_of
 
 Pack = tuple[Conversation, ...]
 """Conversations that share a sequence."""
-
-
-def prompts_of(chat: Chat, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The prompts of instruction rows, of any length: each with what was said before it (`history`), and the calls of
-    functions and their results behind it (`steps`)."""
-    return chat.ask(
-        [[*row.get("history", ()), {"role": "user", "content": row["prompt"]}, *row.get("steps", ())] for row in rows],
-        [row.get("tools", ()) for row in rows],
-    )
 
 
 def answer_in(row: Mapping[str, Any]) -> Answer:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from infra.errors import stage_error
 from infra.run import Run
-from training.chat import Chat, Conversation
+from training.chat import Answer, Chat, Conversation
 
 TooLong = Literal["cut_prompt", "drop"]
 
@@ -26,7 +26,7 @@ class FittedPairs:
     """The pairs that have room, the rows they came from, how many prompts were cut, and how many pairs are left out."""
 
     pairs: list[Pair]
-    rows: list[Mapping[str, str]]
+    rows: list[Mapping[str, Any]]
     cut: int
     dropped: int
 
@@ -59,15 +59,31 @@ def tell_lengths(stage: str, side: str, max_length: int, run: Run, cut: int, dro
         )
 
 
-def fitted_pairs(chat: Chat, rows: Sequence[Mapping[str, str]], max_length: int, too_long: TooLong) -> FittedPairs:
+def prompts_of(chat: Chat, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The prompts of rows of instructions or preferences, of any length: each with what was said before it (`history`),
+    and the calls of functions and their results behind it (`steps`)."""
+    return chat.ask(
+        [[*row.get("history", ()), {"role": "user", "content": row["prompt"]}, *row.get("steps", ())] for row in rows],
+        [row.get("tools", ()) for row in rows],
+    )
+
+
+def answer_of(row: Mapping[str, Any], side: Literal["chosen", "rejected"]) -> Answer:
+    """An answer of a row of preferences, a message where it may call functions."""
+    answer: Answer = row.get(f"{side}_message") or row[side]
+    return answer
+
+
+def fitted_pairs(chat: Chat, rows: Sequence[Mapping[str, Any]], max_length: int, too_long: TooLong) -> FittedPairs:
     """Rows with `prompt`, `chosen` and `rejected` as pairs of at most `max_length` tokens each.
 
     Answers stay whole, with their `<|end|>`. cut_prompt: a prompt that leaves no room for the longer answer loses its
     beginning, the same for both; a pair is left out where less than one token of it would stay. drop: every pair that
     is too long is left out.
     """
-    prompts = chat.ask([[{"role": "user", "content": row["prompt"]}] for row in rows])
-    chosen, rejected = (chat.respond(prompts, [row[key] for row in rows]) for key in ("chosen", "rejected"))
+    prompts = prompts_of(chat, rows)
+    chosen = chat.respond(prompts, [answer_of(row, "chosen") for row in rows])
+    rejected = chat.respond(prompts, [answer_of(row, "rejected") for row in rows])
     pairs, kept, cut = [], [], 0
     for row, prompt, good, bad in zip(rows, prompts, chosen, rejected, strict=True):
         room = max_length - max(len(good), len(bad))

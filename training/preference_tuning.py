@@ -50,7 +50,7 @@ from training.preference_model import (
     count_pairs,
     preference_batch,
 )
-from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie
+from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
 from training.rankings import prompt_clusters
 from training.scorer import load_other_scorer
 from training.train_state import TrainState
@@ -364,12 +364,20 @@ def _answers(
     run: Run,
 ) -> dict[str, float]:
     """Figures of both models' sampled answers to held-out prompts, each prompt once; the answers go to the samples."""
-    asked = list({row["prompt"]: row for row in rows}.values())[: config.heldout_prompts]
+    # Other calls and results before an answer make another prompt.
+    asked = list({(row["prompt"], json.dumps([row.get("history"), row.get("steps")])): row for row in rows}.values())
+    asked = asked[: config.heldout_prompts]
     dialogues = prompt_clusters(asked)
     reference = load(inputs["model"]).to(hardware.device).eval().requires_grad_(False)
     begin_untrained(reference, config.seed)
     choose_attention(reference, hardware, max_length)
-    prompts = chat.prompts([row["prompt"] for row in asked], max_length - config.answer_max_tokens)
+    room = max_length - config.answer_max_tokens
+    prompts = [
+        chat.shortened(prompts_of(chat, [row])[0], room)
+        if "chosen_message" in row
+        else chat.prompts([row["prompt"]], room)[0]
+        for row in asked
+    ]
     answers: dict[str, Completions] = {}
     for name, model in (("reference", reference), ("policy", policy)):
         run.stop_if_cancelled()

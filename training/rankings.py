@@ -18,8 +18,8 @@ from torch import Tensor
 from corpus.dialogues import opening_of
 from evaluation.clustered import number_clusters
 from infra.run import Run
-from training.chat import Chat, Conversation, pad
-from training.preference_pairs import TooLong, tell_lengths
+from training.chat import Answer, Chat, Conversation, pad
+from training.preference_pairs import TooLong, answer_of, prompts_of, tell_lengths
 
 LENGTH_BIN = 10
 """Tokens of a bin of length differences, within which pairs are balanced (Singhal et al. 2023, section 4.1)."""
@@ -91,9 +91,14 @@ def fitted_rankings(
     cut = dropped = 0
     groups = [list(group) for _, group in groupby(enumerate(rows), lambda one: one[1].get("ranking") or one[0])]
     texts = [list(dict.fromkeys(row[key] for _, row in group for key in ("chosen", "rejected"))) for group in groups]
-    prompts = chat.ask([[{"role": "user", "content": group[0][1]["prompt"]}] for group in groups])
+    said: list[dict[str, Answer]] = [
+        {row[side]: answer_of(row, side) for _, row in group for side in ("chosen", "rejected")} for group in groups
+    ]
+    prompts = prompts_of(chat, [group[0][1] for group in groups])
     asked_of = [prompt for prompt, those in zip(prompts, texts, strict=True) for _ in those]
-    responses = iter(chat.respond(asked_of, [text for those in texts for text in those]))
+    responses = iter(
+        chat.respond(asked_of, [of[text] for of, those in zip(said, texts, strict=True) for text in those])
+    )
     for group, those, prompt in zip(groups, texts, prompts, strict=True):
         answers = [next(responses) for _ in those]
         room = max_length - max(map(len, answers))

@@ -25,7 +25,6 @@ from training.attention import choose_attention
 from training.callbacks import Callback
 from training.chat import Chat, read_rows
 from training.config import RlhfConfig
-from training.conversations import prompts_of
 from training.ensemble import Ensemble, member_names, same_weights
 from training.export import export
 from training.fit import Plan, fit
@@ -36,6 +35,7 @@ from training.mixed_text import TextBeside, text_examples
 from training.models import limit_length, load
 from training.new_tokens import forget_untrained
 from training.policy_and_value import PolicyAndValue, acting
+from training.preference_pairs import prompts_of
 from training.rewards import Prompt, Rewards, RewardScale
 from training.rlhf_heldout import Heldout
 from training.rollouts import Rollouts

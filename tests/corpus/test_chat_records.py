@@ -167,6 +167,63 @@ def test_a_greeting_before_a_preference_is_trimmed_too(write: Write) -> None:
     assert isinstance(pair, Pair) and dict(pair.fields) == {"prompt": "Ask", "chosen": "Answer", "rejected": "Bad"}
 
 
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": AS_TEXT}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "Green."}
+BAD = {"role": "assistant", "content": "Bad"}
+
+
+def preferred(record: dict[str, Any], write: Write) -> Pair | Rejected:
+    source = FilePreferences(paths=[write("p.jsonl", json.dumps(record))])
+    [found] = preference_pairs(source, source.places(), "preferences.read.0")
+    return found
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [ASK, CALLS, RESULT], "chosen": [ANSWER], "rejected": [BAD]},
+        {"messages": [ASK, CALLS, RESULT], "chosen": "Answer", "rejected": BAD},
+        {"chosen": [ASK, CALLS, RESULT, ANSWER], "rejected": [ASK, CALLS, RESULT, BAD]},
+        {"prompt": "Ask", "chosen": [CALLS, RESULT, ANSWER], "rejected": [CALLS, RESULT, BAD]},
+        {"prompt": "Ask", "chosen": [ASK, CALLS, RESULT, ANSWER], "rejected": [ASK, CALLS, RESULT, BAD]},
+    ],
+)
+def test_preferences_behind_results_of_functions(record: dict[str, Any], write: Write) -> None:
+    found = preferred({**record, "tools": TOOLS}, write)
+    assert isinstance(found, Pair), found
+    line = json.loads(found.as_line())
+    called = {**CALLS, "content": "", "tool_calls": [{"id": "c", "type": "function", "function": CALL}]}
+    assert line["prompt"] == "Ask" and line["steps"] == [called, RESULT] and line["tools"] == TOOLS
+    assert (line["chosen"], line["rejected"]) == ("Answer", "Bad")
+    assert line["chosen_message"] == {"role": "assistant", "content": "Answer"}
+    assert "Green." in found.text and "Bad" in found.text and "tool_calls" not in line
+
+
+def test_a_call_may_be_preferred(write: Write) -> None:
+    found = preferred({"prompt": [ASK], "chosen": [CALLS], "rejected": [ANSWER], "tools": TOOLS}, write)
+    assert isinstance(found, Pair), found
+    line = json.loads(found.as_line())
+    assert line["chosen_message"]["tool_calls"][0]["function"] == CALL and "steps" not in line
+    assert json.loads(line["chosen"]) == CALL and line["rejected"] == "Answer"
+    other = preferred({"prompt": [ASK], "chosen": [ANSWER], "rejected": [CALLS], "tools": TOOLS}, write)
+    assert isinstance(other, Pair) and other.id != found.id
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"prompt": [ASK], "chosen": [CALLS, RESULT, ANSWER], "rejected": [ANSWER]}, "differ in the last message"),
+        ({"prompt": [ASK], "chosen": [CALLS], "rejected": [CALLS]}, "equal answers"),
+        ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions behind the calls"),
+    ],
+)
+def test_preferences_with_functions_that_are_no_pair_are_put_aside(
+    record: dict[str, Any], why: str, write: Write
+) -> None:
+    found = preferred(record, write)
+    assert isinstance(found, Rejected) and why in found.reason
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -25,10 +25,12 @@ from tests.open_models import save_model
 from training.adopt import import_model
 from training.chat import Chat, Conversation, chat_of
 from training.chat_session import answer, chat_prompt, loaded
-from training.config import BaseModelConfig, SftConfig
+from training.config import BaseModelConfig, PreferenceTuningConfig, SftConfig
 from training.conversations import fitted
 from training.loss import IGNORE
 from training.preference_pairs import fitted_pairs
+from training.preference_tuning import preference_tuning
+from training.rankings import fitted_rankings
 from training.serving.requests import ChatRequest
 from training.sft import sft
 from training.shown_chat import in_line, shown
@@ -257,6 +259,59 @@ def test_what_is_too_long_loses_its_oldest_exchanges_and_then_the_beginning_of_i
     [pair] = pairs.pairs
     assert pair.chosen.prompt == pair.rejected.prompt and len(pair.chosen.ids) <= 60
     assert pair.chosen.response[-1] == pair.rejected.response[-1] == chat.end
+
+
+def rows_with_calls(count: int) -> list[dict[str, Any]]:
+    """Rows of preferences: of one call and its result, an answer or a further call is preferred."""
+    call = {"id": "c12345678", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    rows = []
+    for number in range(count):
+        good, bad = {"role": "assistant", "content": f"It is {number}."}, called
+        chosen, rejected = (good, bad) if number % 2 else (bad, good)
+        rows.append({
+            "id": f"{number:016x}", "source": "s", "prompt": "Add two.", "history": [],
+            "steps": [called, {"role": "tool", "content": str(number), "tool_call_id": "c12345678"}],
+            "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
+            "chosen": chosen["content"] or "add", "rejected": rejected["content"] or "add",
+            "chosen_message": chosen, "rejected_message": rejected,
+        })  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral"])
+def test_preferences_with_functions_are_transformers_ids(family: str) -> None:
+    tokenizer = tokenizer_in(family)
+    chat, rows = chat_of(tokenizer), rows_with_calls(2)
+    pairs = fitted_pairs(chat, rows, 4000, "drop").pairs
+    rankings = fitted_rankings(chat, rows, 4000, "drop").rankings
+    for row, pair, ranking in zip(rows, pairs, rankings, strict=True):
+        before = [{"role": "user", "content": row["prompt"]}, *row["steps"]]
+        for side, conversation in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            whole = tokenizer.apply_chat_template(
+                [*before, row[f"{side}_message"]], tools=row["tools"], return_dict=False
+            )
+            ids = [*conversation.prompt, *conversation.response]
+            assert whole[: len(ids)] == ids and not tokenizer.decode(whole[len(ids) :]).strip()
+        assert pair.chosen.prompt == pair.rejected.prompt
+        won, lost = (ranking.answers[place] for place in (ranking.pairs[0].better, ranking.pairs[0].worse))
+        assert (won.ids, lost.ids) == (pair.chosen.ids, pair.rejected.ids)
+
+
+def test_a_model_is_tuned_by_preferences_with_functions(tmp_path: Path) -> None:
+    save_model(tmp_path / "base", tokenizer_in("qwen3"), positions=512)
+    (tmp_path / "preferences").mkdir()
+    for side in ("train", "heldout"):
+        lines = [json.dumps(row) + "\n" for row in rows_with_calls(4)]
+        (tmp_path / "preferences" / f"{side}.jsonl").write_text("".join(lines))
+    config = PreferenceTuningConfig.model_validate(
+        {"duration": "2 batches", "max_length": 400, "answer_max_tokens": 4, "heldout_limit": 4, "heldout_prompts": 4}
+    )
+    inputs = {"model": tmp_path / "base", "preferences": tmp_path / "preferences"}
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, trainer="native"))
+    result = preference_tuning(config, inputs, tmp_path / "out", run)
+    # The results of the call differ, and with them the prompts.
+    assert result.figures["heldout_prompts"] == 4
 
 
 def test_a_model_keeps_its_template_through_tuning_and_chat(
