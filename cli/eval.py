@@ -19,7 +19,7 @@ from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
 if TYPE_CHECKING:
-    from evaluation.config import FailureClassesConfig
+    from evaluation.config import AnswerLimits, FailureClassesConfig
     from evaluation.evaluate import EvalOptions
     from evaluation.kept_parts import KeptParts
     from infra.errors import Problem
@@ -68,6 +68,13 @@ MIRROR = click.option(
     show_default=True,
     help="What answers tasks; vllm: the program that $STEMMA_VLLM names, else the one on the PATH.",
 )
+@click.option(
+    "--answer-limit",
+    "limits",
+    multiple=True,
+    metavar="KIND=SHARE,…",
+    help="Largest share of items failed (0 by default), truncated, empty or unparsable (1 by default): empty=0.1.",
+)
 @root_option
 @as_json
 def command(
@@ -83,6 +90,7 @@ def command(
     system_instruction: str | None,
     fewshot_as_multiturn: bool | None,
     engine: Literal["own", "vllm"],
+    limits: tuple[str, ...],
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
@@ -98,7 +106,9 @@ def command(
         raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
     if fewshot_as_multiturn and not chat_template:
         raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
-    folders, failures, numbers = _understood(models, store, asked, names(classes), names(shots))
+    folders, failures, numbers, answer_limits = _understood(
+        models, store, asked, names(classes), names(shots), names(limits)
+    )
     os.environ.update(QUIET | OFFLINE)
     from evaluation.evaluate import EvalOptions, evaluate_models
     from infra.run import Run
@@ -116,6 +126,7 @@ def command(
         fewshot_as_multiturn=fewshot_as_multiturn,
         engine=engine,
         failure_classes=failures,
+        answer_limits=answer_limits,
     )
     kept = _kept(store, options) if len(folders) > 1 else None
     terminal = sys.stderr  # lm-eval's own words are kept from it
@@ -167,9 +178,14 @@ def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
 
 
 def _understood(
-    models: tuple[str, ...], root: Path, tasks: tuple[str, ...], classes: tuple[str, ...], shots: tuple[str, ...]
-) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...]]:
-    """The models' folders by the names they were given, the failure classes and the numbers of shots. Raises
+    models: tuple[str, ...],
+    root: Path,
+    tasks: tuple[str, ...],
+    classes: tuple[str, ...],
+    shots: tuple[str, ...],
+    limits: tuple[str, ...],
+) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...], AnswerLimits]:
+    """The models' folders by the names they were given, the failure classes, numbers of shots and limits. Raises
     ConfigError with everything that is wrong with a command."""
     from evaluation.lm_tasks import unknown_tasks
     from infra.errors import ConfigError
@@ -179,9 +195,25 @@ def _understood(
     problems += unknown_tasks(tasks, "--tasks")
     failures = _failure_classes(classes, problems)
     numbers = _numbers(shots, problems)
+    answer_limits = _answer_limits(limits, problems)
     if problems:
         raise ConfigError(*problems)
-    return folders, failures, numbers
+    return folders, failures, numbers, answer_limits
+
+
+def _answer_limits(given: tuple[str, ...], problems: list[Problem]) -> AnswerLimits:
+    from pydantic import ValidationError
+
+    from evaluation.config import ANSWER_FAULTS, AnswerLimits
+    from infra.errors import Problem
+
+    shares = dict(one.partition("=")[::2] for one in given)
+    try:
+        return AnswerLimits.model_validate(shares, strict=False)
+    except ValidationError:
+        message = f"expected {', '.join(ANSWER_FAULTS)} and a share from 0 to 1, e.g. empty=0.1, not {','.join(given)}"
+        problems.append(Problem("bad_usage", "--answer-limit", message))
+        return AnswerLimits()
 
 
 def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]:
@@ -242,12 +274,30 @@ def _print(document: dict[str, Any]) -> None:
             line[one["model"]] = _with_error(row)
     shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
     print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
+    _print_answers(document["models"])
     if any(one["calibration"] for one in document["models"]):
         click.echo("\ncalibration of choices")
         _print_calibration(document["models"])
     if document["comparisons"]:
         click.echo("\nover the same items")
         _print_comparisons(document["comparisons"])
+
+
+def _print_answers(models: list[dict[str, Any]]) -> None:
+    """Counts of the items behind the scores, where any is without a proper answer."""
+    faults = ("failed", "truncated", "empty", "unparsable")
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in models:
+        for row in one["results"]:
+            if any(row.get(fault) for fault in faults):
+                task = row["task"] if row["filter"] == "none" else f"{row['task']} ({row['filter']})"
+                line = {"model": one["model"], "task": task, "shots": row["num_fewshot"]}
+                counts = {field: row[field] for field in ("asked", "answered", *faults)}
+                lines.setdefault(tuple(line.values()), {**line, **counts})
+    if lines:
+        click.echo("\nanswers, in items")
+        fields = ("model", "task", "shots", "asked", "answered", *faults)
+        print_table(list(lines.values()), {field: field for field in fields})
 
 
 def _print_calibration(models: list[dict[str, Any]]) -> None:

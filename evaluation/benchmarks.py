@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.config import BenchmarksConfig
+from evaluation.integrity import answer_counts, check_answers
 from evaluation.statistics import bootstrap_ratio, from_standard_error, wilson
 from infra.run import Result, Run
 
@@ -35,7 +36,8 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
-    "engine"?: what answered in our own engine's place,
+    "engine"?: what answered in our own engine's place; beside each value also how many items were asked, answered,
+    failed, truncated, empty and unparsable (`evaluation.integrity`),
     "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits a byte,
     "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
     aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
@@ -57,6 +59,7 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: P
     from evaluation.task_partitions import evaluate_tasks
 
     found = evaluate_tasks(config, lm, folder, run)
+    check_answers(found, config.answer_limits, run)
     names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
     results: dict[str, Any] = {
         "tasks": {name: task_metrics(found, name, config.confidence, config.seed) for name in names},
@@ -113,6 +116,7 @@ def shots_sweep(
             sweep[str(shots)] = dict(scored)
             continue
         found = evaluate_tasks(config.model_copy(update={"num_fewshot": shots}), lm, folder, run, own_shots=False)
+        check_answers(found, config.answer_limits, run)
         sweep[str(shots)] = {name: task_metrics(found, name, config.confidence, config.seed) for name in scored}
     return sweep
 
@@ -146,7 +150,8 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: i
         if right is not None and metric != "exact_match" and (chance := chance_level(found, name)) is not None:
             entry["chance"] = chance
         label = metric if part == "none" else f"{metric}_{part}"
-        metrics[label] = {field: round(number, 6) for field, number in entry.items() if not math.isnan(number)}
+        kept = {field: round(number, 6) for field, number in entry.items() if not math.isnan(number)}
+        metrics[label] = {**kept, **answer_counts(found, name, part)}
     return metrics
 
 

@@ -37,7 +37,7 @@ from evaluation.harness import quiet
 from evaluation.harness_model import ReportingHFLM
 from evaluation.honest import complete, honest, read_honest, read_hurtlex
 from evaluation.kept_parts import Keep, at_once
-from evaluation.language_model import LoadedModel, token_log_likelihoods
+from evaluation.language_model import LoadedModel, check_numbers, token_log_likelihoods
 from infra.run import Run
 
 STATISTICS = "occupations-stats.tsv"
@@ -67,7 +67,7 @@ def measure_bias_sets(
     read = [(one, list(readers[one.kind](Path(one.path)))) for one in sets]
     lexicon = next((read_hurtlex(Path(one.lexicon)) for one in sets if one.lexicon), {})
     women = next((women_in_occupations(Path(one.path)) for one in sets if one.kind == "winogender"), {})
-    with quiet():
+    with quiet(run.event):
         harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, 32)
         rows = []
         for one, items in read:
@@ -119,7 +119,9 @@ def likeliest(asked: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) 
         for prompt, choices in asked
         for number, choice in enumerate(choices)
     ]
-    scores = iter(model.loglikelihood(requests))
+    scored = model.loglikelihood(requests)
+    check_numbers((likelihood for likelihood, _ in scored), "bias")
+    scores = iter(scored)
     answers = []
     for _, choices in asked:
         found = [next(scores)[0] for _ in choices]

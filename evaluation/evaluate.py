@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +17,11 @@ import torch
 from evaluation.benchmarks import chance_level, right_items, rolling_bounds
 from evaluation.calibration import calibration
 from evaluation.chat_prompts import check_template
-from evaluation.config import FailureClassesConfig
+from evaluation.config import AnswerLimits, FailureClassesConfig
 from evaluation.failure_classes import measure_failures
 from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
 from evaluation.harness_model import NO_SYSTEM, ReportingHFLM
+from evaluation.integrity import AnswerLog, answer_counts, check_answers
 from evaluation.kept_parts import Keep, state_of
 from evaluation.language_model import LoadedModel, check_tokenizers, load_model
 from evaluation.named_tasks import load_named, set_shots, shots_problem
@@ -47,7 +48,8 @@ class EvalOptions:
     template says. system_instruction: said before each question, by the system where chat_template is set.
     fewshot_as_multiturn: solved examples are turns of the chat; None: with chat_template, as on lm-eval's command
     line. engine: what answers the tasks. failure_classes: templated
-    tests, None for none, which our own engine answers.
+    tests, None for none, which our own engine answers. answer_limits: shares of items that may be without a proper
+    answer.
     """
 
     tasks: tuple[str, ...]
@@ -62,6 +64,7 @@ class EvalOptions:
     fewshot_as_multiturn: bool | None = None
     engine: Literal["own", "vllm"] = "own"
     failure_classes: FailureClassesConfig | None = None
+    answer_limits: AnswerLimits = field(default_factory=AnswerLimits)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,11 @@ def evaluate_models(
     `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`, before any model
     was asked.
     """
-    with quiet(), own_cache(run.work_dir / "datasets"):
+
+    def show(name: str, message: str) -> None:
+        tell(message)
+
+    with quiet(show), own_cache(run.work_dir / "datasets"):
         loaded = tasks_of(load_named(options.tasks, options.mirror)) if options.tasks else {"tasks": {}}
         _check_shots(loaded["tasks"].values(), options)
         check_tokenizers(models.values())
@@ -153,6 +160,7 @@ def _scored(
             harness_model = vllm or _own(run, lm, options)
             if options.chat_template:
                 check_template(harness_model.tokenizer)
+            harness_model.answers = AnswerLog()
             _check_room(name, harness_model, loaded["tasks"].values())
             result = lm_eval.evaluate(
                 lm=harness_model,
@@ -165,9 +173,12 @@ def _scored(
             )
         if harness_model.leaves_out_system:
             tell(f"{name}: {NO_SYSTEM}")
-        for row in result_rows(result or {}, options.confidence):
+        result = {**(result or {}), "answers": harness_model.answers.as_results()}
+        for notice in check_answers(result, options.answer_limits, where=f"{name}: --answer-limit"):
+            tell(f"{name}: {notice}")
+        for row in result_rows(result, options.confidence):
             rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
-        for task_name, items in (result or {}).get("samples", {}).items():
+        for task_name, items in result.get("samples", {}).items():
             samples.setdefault((task_name, result["n-shot"][task_name]), items)
     calibrated = [
         {"task": task, "num_fewshot": shots, **one}
@@ -289,6 +300,7 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
                 "n": n,
                 "higher_is_better": (found["higher_is_better"].get(task) or {}).get(metric),
                 "version": found["versions"].get(task),
+                **answer_counts(found, task, part),
             }
             if right is not None and metric != "exact_match" and (chance := chance_level(found, task)) is not None:
                 row["chance"] = chance

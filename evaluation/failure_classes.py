@@ -14,7 +14,7 @@ from evaluation.config import FailureClassesConfig
 from evaluation.failure_templates import Case, draw_cases, read_failure_class
 from evaluation.harness import quiet
 from evaluation.harness_model import ReportingHFLM
-from evaluation.language_model import LoadedModel
+from evaluation.language_model import LoadedModel, check_numbers
 from evaluation.random_state import seeded
 from evaluation.statistics import wilson
 from infra.errors import stage_error
@@ -54,7 +54,7 @@ def measure_failures(
         message = f"each needs a `name` of its own; there twice: {', '.join(twice)}"
         raise stage_error("bad_failure_class", files, message)
     cases = [case for one in classes for case in draw_cases(one, config.cases, seed, limit)]
-    with quiet(), seeded(seed, lm.device):
+    with quiet(run.event), seeded(seed, lm.device):
         model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
         outcomes = by_likelihood([case for case in cases if _by_likelihood(case, config)], model)
         outcomes += by_answer([case for case in cases if not _by_likelihood(case, config)], model, config)
@@ -91,7 +91,9 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[Outcome]:
         for case, prompt in asked
         for number, choice in enumerate(case.choices)
     ]
-    scores = iter(model.loglikelihood(requests)) if requests else iter(())
+    scored = model.loglikelihood(requests) if requests else []
+    check_numbers((likelihood for likelihood, _ in scored), "failure_classes")
+    scores = iter(scored)
     outcomes = []
     for case in cases:
         found = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
@@ -122,6 +124,9 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
         Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=0) for prompt in asked
     ]
     written = iter(model.generate_until(requests) if requests else [])
+    if model.answers.as_results().get("", {}).get("failed"):
+        message = "answers came of logits that are no numbers (NaN): the model overflows"
+        raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or train it again")
     outcomes = []
     for case in cases:
         answers = [next(written).strip() for _ in _prompts(case)]

@@ -7,7 +7,9 @@ import functools
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from lm_eval.tasks import TaskManager
 from corpus.decontaminate.items import Item
 from evaluation.chat_prompts import check_template
 from evaluation.config import BenchmarksConfig, BenchmarkTask, lm_eval_files
+from evaluation.delimiters import SPACE, cloze_parts, common_delimiter, delimited_choices
 from evaluation.harness_model import ReportingHFLM
+from evaluation.integrity import AnswerLog
 from evaluation.item_texts import plain_item, question_item, raw_fields
 from evaluation.language_model import LoadedModel
 from evaluation.named_tasks import load_named, shots_problem
 from evaluation.random_state import seeded
 from evaluation.shots import shots_spec
 from evaluation.task_file import as_file_task, check_rows
-from evaluation.task_rows import json_lines_of
+from evaluation.task_rows import json_lines_of, task_rows
 from evaluation.template_faults import check_items, named
 from evaluation.text_dates import dates_as_text
 from evaluation.vllm_model import VllmLM
@@ -48,7 +52,7 @@ def evaluate_model(
     own_shots: bool = True,
     only: int | None = None,
 ) -> dict[str, Any]:
-    """lm-eval's own results for a model: results, configs, samples, versions.
+    """lm-eval's own results for a model: results, configs, samples, versions; and `answers` of an `AnswerLog`.
 
     prefix: stands before every question. share: see `ReportingHFLM`. own_shots: whether with `num_fewshot: 0` a task
     keeps the number that its YAML gives. only: the number of the one task that is asked; None for all.
@@ -56,10 +60,11 @@ def evaluate_model(
     """
     served = isinstance(lm, VllmLM)
     device = torch.device("cpu") if served else lm.device
-    with quiet(), own_cache(run.work_dir / "datasets"), seeded(config.seed, device):
+    with quiet(run.event), own_cache(run.work_dir / "datasets"), seeded(config.seed, device):
         harness_model = lm if served else ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         if config.chat_template:
             check_template(harness_model.tokenizer)
+        harness_model.answers = AnswerLog()
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
             found
@@ -85,13 +90,13 @@ def evaluate_model(
                 apply_chat_template=config.chat_template,
                 fewshot_as_multiturn=config.chat_template and config.fewshot_as_multiturn is not False,
             )
-    return dict(found or {})
+    return {**(found or {}), "answers": harness_model.answers.as_results()}
 
 
 def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None) -> Iterator[Item]:
     """Every item of a task or group in lm-eval's own YAML. Raises StageError naming the task whose file lm-eval cannot
     read."""
-    with quiet(), own_cache(run.work_dir / "datasets"):
+    with quiet(run.event), own_cache(run.work_dir / "datasets"):
         tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
             for number, row in enumerate(found.eval_docs):
@@ -159,13 +164,15 @@ def task_spec(
         spec |= shots_spec(task, num_fewshot, rows_for_shots, where)
     if task.kind == "multiple_choice":
         spec["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
-        return spec | {
+        # lm-eval has one for all items; where they differ, each choice brings its own.
+        delimiter = common_delimiter(task, (row for _, row in task_rows(task)))
+        return spec | ({} if delimiter == SPACE else {"target_delimiter": delimiter or ""}) | {
             "output_type": "multiple_choice",
             # lm-eval takes what a template makes for a number where it is one; a field it takes as it is.
             "doc_to_text": _jinja(task.query) + task.query_suffix if task.query_suffix else task.query,
-            "doc_to_choice": task.choices,
+            "doc_to_choice": task.choices if delimiter is not None else partial(delimited_choices, task),
             "doc_to_target": task.gold,
-        }
+        }  # fmt: skip
     if task.kind == "minimal_pairs":
         return spec | {
             "output_type": "multiple_choice",
@@ -186,23 +193,13 @@ def task_spec(
         }
     return spec | {
         "output_type": "loglikelihood",
-        # As lm-eval's lambada_openai, unless the file splits context and continuation itself.
-        "doc_to_text": _cloze_part(task, 0),
-        "doc_to_target": _cloze_part(task, 1),
+        # lm-eval takes a space at the end of a context as the beginning of what follows, so that this is its
+        # lambada_openai, unless the file splits context and continuation itself. No templates: it takes what looks
+        # like a list for one.
+        "doc_to_text": lambda row: "".join(cloze_parts(task, row)[:2]),
+        "doc_to_target": lambda row: cloze_parts(task, row)[2],
+        "target_delimiter": "",
     }
-
-
-def _cloze_part(task: BenchmarkTask, part: int) -> Callable[[Mapping[str, Any]], str]:
-    """What gives of a row what the model is given (0), or what must follow (1); no template, of which lm-eval takes
-    what looks like a list for one."""
-
-    def of_row(row: Mapping[str, Any]) -> str:
-        if row.get(task.context) is not None:
-            return str((row[task.context], row[task.continuation])[part])
-        given, _, last = row[task.text].rpartition(" ")
-        return str((given, last)[part])
-
-    return of_row
 
 
 def _jinja(expression: str) -> str:
@@ -286,21 +283,65 @@ def compiled_once() -> Iterator[None]:
         environment.from_string = compiled
 
 
+class WarningLog(logging.Handler):
+    """Passes on each warning of lm-eval once, and at its end how many more there were that differ in numbers alone."""
+
+    def __init__(self, event: Callable[[str, str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._event = event
+        self._seen: dict[str, int] = {}
+        self._first: dict[str, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = " ".join(record.getMessage().split())
+        if message.startswith(_OUR_WAY):
+            return
+        kind = re.sub(r"\d+", "0", message)
+        self._seen[kind] = self._seen.get(kind, 0) + 1
+        if self._seen[kind] == 1:
+            self._first[kind] = message
+            self._event("lm_eval_warning", f"lm-eval: {message}")
+
+    def end(self) -> None:
+        for kind, count in self._seen.items():
+            if count > 1:
+                self._event("lm_eval_warning", f"lm-eval, {count - 1:,} more like: {self._first[kind][:80]}…")
+
+
+_OUR_WAY = ("`pretrained` model kwarg is not of type `str`", "Passed an already-initialized model through `pretrained`")
+"""Beginnings of warnings about how this project calls lm-eval, which say nothing of a task or model."""
+
+
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet(event: Callable[[str, str], None] | None = None) -> Iterator[None]:
     """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions.
 
-    Templates are compiled once meanwhile."""
+    Templates are compiled once meanwhile.
+
+    Args:
+        event: gets the name `lm_eval_warning` and the message of each warning of lm-eval, as `Run.event` does; None
+            drops them.
+    """
     names = ("lm_eval", "datasets", "transformers")
     levels = {name: logging.getLogger(name).level for name in names}
     multiprocess = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"  # lm-eval's bootstrap would start a process a core
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logger, warnings = logging.getLogger("lm_eval"), WarningLog(event) if event else None
+    propagate = logger.propagate
+    if warnings:
+        logger.addHandler(warnings)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()), compiled_once():
             yield
     finally:
+        if warnings:
+            logger.removeHandler(warnings)
+            logger.propagate = propagate
+            warnings.end()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
         os.environ.pop("DISABLE_MULTIPROC")

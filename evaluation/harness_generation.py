@@ -12,7 +12,11 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.generation.logits_process import LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    SuppressTokensLogitsProcessor,
+)
 
 from evaluation.decoding import Decoder, Pick, slots_in_memory
 
@@ -63,13 +67,31 @@ class StopText:
         ]
 
 
-def likeliest(model: PreTrainedModel) -> Pick:
-    """The likeliest token of each row, without those that the model never writes."""
+class NotANumber(LogitsProcessor):
+    """Records the rows whose logits are NaN, of which the likeliest token would be any, and changes none."""
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
+
+    def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
+        self.add(scores, range(len(scores)))
+        return scores
+
+    def add(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """logits (B, V), of rows with these numbers."""
+        if (wrong := logits.isnan().any(-1)).any():
+            self.rows.update(row for row, one in zip(rows, wrong.tolist(), strict=True) if one)
+
+
+def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
+    """The likeliest token of each row, without those that the model never writes. watch: sees the logits."""
     change = LogitsProcessorList()
     if model.generation_config and model.generation_config.suppress_tokens:
         change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))
 
     def pick(logits: Tensor, rows: Sequence[int]) -> Tensor:
+        if watch is not None:
+            watch.add(logits, rows)
         found: Tensor = change(logits, logits).argmax(-1)
         return found
 

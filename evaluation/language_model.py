@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,13 +152,14 @@ def token_log_likelihoods(
 
     sequences: N lists of token ids, the first token of each only given, never scored.
     Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and whether the token is the likeliest one.
+    Raises StageError `bad_answers` where a likelihood is NaN.
     """
     lm.check_ids(sequences, note or "texts")
     rows = [Row([ids[0]], [list(ids[1:])], [[number]]) for number, ids in enumerate(sequences) if len(ids) > 1]
     scorer = ChoiceScorer(lm.model, lm.device)
     has_own_layers = bool(rows) and LlamaTrunk.fits(lm.model) and scorer.usable(max(rows, key=lambda row: row.length))
     if has_own_layers and scorer.way == "own":
-        return _by_own_layers(rows, scorer, len(sequences), run, note)
+        return _as_numbers(_by_own_layers(rows, scorer, len(sequences), run, note), note)
     found: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
     done = 0
     for batch in _batches_by_length(sequences):
@@ -178,7 +180,24 @@ def token_log_likelihoods(
             found[i] = log_likelihoods[row, :length], likeliest[row, :length]
         done += len(batch)
         run.progress(done, len(sequences), "sequences", note)
-    return [pair for pair in found if pair is not None]
+    return _as_numbers([pair for pair in found if pair is not None], note)
+
+
+def _as_numbers(found: list[tuple[Tensor, Tensor]], note: str) -> list[tuple[Tensor, Tensor]]:
+    check_numbers((float(likelihoods.sum()) for likelihoods, _ in found), note or "texts")
+    return found
+
+
+def check_numbers(likelihoods: Iterable[float], what: str) -> None:
+    """Raise StageError `bad_answers` where a log likelihood is NaN: what is compared with it is always false.
+
+    Args:
+        what: what was scored, for the message.
+    """
+    values = list(likelihoods)
+    if wrong := sum(map(math.isnan, values)):
+        message = f"{wrong:,} of {len(values):,} likelihoods are no numbers (NaN): the model overflows"
+        raise stage_error("bad_answers", what, message, "score it in fp32 (launch.precision), or train it again")
 
 
 def _by_own_layers(

@@ -169,6 +169,7 @@ def _way(one: Mitigation, lm: LoadedModel) -> _Way:
 def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
     """By task how far each item is got right; None for a way that changes no likelihoods."""
     from evaluation.harness import evaluate_model
+    from evaluation.integrity import check_answers
     from evaluation.word_bias import scoring_with
 
     if way.chooser is not None:
@@ -177,7 +178,9 @@ def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[s
     def asked() -> dict[str, list[tuple[int, float]]]:
         # The shared contexts of our own scoring take logits past the hook.
         with scoring_with(way.lm.model, way.bias) if way.bias else nullcontext():
-            found = evaluate_model(config.benchmarks(), way.lm, run, prefix=way.prefix or None, share=not way.bias)
+            benchmarks = config.benchmarks()
+            found = evaluate_model(benchmarks, way.lm, run, prefix=way.prefix or None, share=not way.bias)
+        check_answers(found, benchmarks.answer_limits, run)
         samples = {task: [row for row in rows if "acc" in row] for task, rows in found.get("samples", {}).items()}
         return {
             task: [(int(row["doc_id"]), float(row["acc"])) for row in rows] for task, rows in samples.items() if rows

@@ -5,6 +5,7 @@ Texts become tokens as there, by the same code; only what is computed from them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,12 +47,15 @@ class VllmLM(ReportingHFLM):
     ) -> list[tuple[float, bool]]:
         asked = [[*(context or ()), *continuation][-self.max_length - 1 :] for _, context, continuation in requests]
         questions = [{"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0} for ids in asked]
+        self._log_truncated(requests)
         found = []
         for number, choice in enumerate(self._answered(questions)):
             told = choice["prompt_logprobs"][-len(requests[number][2]) :]
             ids = asked[number][-len(told) :]
-            each = [one[str(token)] for one, token in zip(told, ids, strict=True)]
-            answer = sum(one["logprob"] for one in each), all(one["rank"] == 1 for one in each)
+            each = [(one or {}).get(str(token), {}) for one, token in zip(told, ids, strict=True)]
+            # A likelihood that is no number comes as null.
+            numbers = [math.nan if (value := one.get("logprob")) is None else value for one in each]
+            answer = sum(numbers), all(one.get("rank") == 1 for one in each)
             self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
             found.append(answer)
         return found
@@ -60,7 +64,8 @@ class VllmLM(ReportingHFLM):
         self._done, self._requests = 0, len(requests)
         end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         questions, stops = [], []
-        for context, given in (one.args for one in requests):
+        for instance in requests:
+            context, given = instance.args
             kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
             stop = handle_stop_sequences(kwargs.pop("until", None), eos=end)
             most = kwargs.pop("max_gen_toks")
@@ -68,6 +73,8 @@ class VllmLM(ReportingHFLM):
                 message = f"a task asks for {', '.join(unknown)}, which vLLM is not told here"
                 raise stage_error("not_by_vllm", "engine", message, "let our own engine answer")
             ids, _ = self.tok_batch_encode([context], left_truncate_len=self.max_length - most)
+            if len(self.tok_encode(context)) > self.max_length - most:
+                self.answers.add("truncated", instance)
             sampled = {name: kwargs[name] for name in ("temperature", "top_p", "top_k") if name in kwargs}
             questions.append({
                 "prompt": ids[0].tolist(), "max_tokens": most, "stop": stop, "logit_bias": self._bias, "seed": 0,
@@ -77,6 +84,8 @@ class VllmLM(ReportingHFLM):
             stops.append(stop)
         texts = []
         for number, choice in enumerate(self._answered(questions)):
+            if choice.get("finish_reason") == "length":
+                self.answers.add("truncated", requests[number])
             # Its text lacks the bytes of a character that was not written to its end.
             text = postprocess_generated_text(self.tok_decode(choice["token_ids"]), stops[number], None)
             self.cache_hook.add_partial("generate_until", requests[number].args, text)

@@ -353,7 +353,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=5,
+            version=6,
             config=BenchmarksConfig,
             section=True,
             function="evaluation.benchmarks:benchmarks",

@@ -2,10 +2,12 @@
 
 from evaluation.config.benchmark_text import BenchmarkTextConfig
 from evaluation.config.benchmarks import (
+    ANSWER_FAULTS,
     FAILURE_CLASSES,
     FAILURE_CLASSES_DIR,
     IDENTIFIER,
     ROWS_FOR_SHOTS,
+    AnswerLimits,
     BenchmarksConfig,
     BenchmarkTask,
     FailureClassesConfig,
@@ -28,6 +30,7 @@ from evaluation.config.task_sources import DATA_DIR, lm_eval_files, mirrored_fil
 
 __all__ = [
     "ADVERSARIAL_WORDS",
+    "ANSWER_FAULTS",
     "CLAIMS",
     "DATA_DIR",
     "FAILURE_CLASSES",
@@ -35,6 +38,7 @@ __all__ = [
     "IDENTIFIER",
     "ROWS_FOR_SHOTS",
     "AdversarialConfig",
+    "AnswerLimits",
     "BenchmarkTask",
     "BenchmarkTextConfig",
     "BenchmarksConfig",

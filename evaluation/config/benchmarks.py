@@ -14,6 +14,7 @@ from infra.sources import Source, SourcePath, expand
 ProjectTask = Literal["minimal_pairs", "cloze"]
 PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")
 TAKES_SHOTS_FROM_FILES = ("multiple_choice", "cloze", "minimal_pairs")
+TAKES_DELIMITER = ("multiple_choice", "cloze")
 ROWS_FOR_SHOTS = 20
 """Rows that are put aside for shots where no other split has some."""
 IDENTIFIER = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -47,6 +48,10 @@ class BenchmarkTask(Config):
     """multiple_choice: the field that holds the index of the right answer, from 0."""
     query_suffix: str = "\nAnswer:"
     """multiple_choice: what stands between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
+    delimiter: str | None = None
+    """multiple_choice, cloze: text between query or context and each answer. By default a space, and none where the
+    answer begins with one, where the query ends with white space or is code, and in scripts without spaces between
+    words, such as Chinese, Japanese and Thai."""
     text: FieldName = "text"
     """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016). text: the
     document."""
@@ -68,6 +73,11 @@ class BenchmarkTask(Config):
     def _path_where_needed(self) -> BenchmarkTask:
         if self.shots_path and self.kind not in TAKES_SHOTS_FROM_FILES:
             raise ValueError(f"shots_path is for tasks of the kinds {', '.join(TAKES_SHOTS_FROM_FILES)}")
+        if self.delimiter is not None and self.kind not in TAKES_DELIMITER:
+            raise ValueError(
+                f"delimiter is for tasks of the kinds {' and '.join(TAKES_DELIMITER)}; a YAML of lm-eval's kind has "
+                "target_delimiter"
+            )
         if self.kind == "project":
             if self.name not in PROJECT_TASKS:
                 raise ValueError(
@@ -147,6 +157,26 @@ class FailureClassesConfig(Config):
         return [*(FAILURE_CLASSES_DIR / f"{name}.yaml" for name in self.classes), *map(Path, self.files)]
 
 
+ANSWER_FAULTS = ("failed", "truncated", "empty", "unparsable")
+
+
+class AnswerLimits(Config):
+    """Largest share of each task's items, from 0 to 1, that may be without a proper answer; above it the stage fails.
+
+    Each score has these counts beside it, whatever the limits.
+    """
+
+    failed: float = Field(0.0, ge=0, le=1)
+    """Items without an answer, or with a likelihood that is not a finite number."""
+    truncated: float = Field(1.0, ge=0, le=1)
+    """Items whose prompt does not fit the context, or whose answer was cut off at its length limit. A base model seldom
+    ends an answer by itself, so that all are allowed by default."""
+    empty: float = Field(1.0, ge=0, le=1)
+    """Written answers without any text."""
+    unparsable: float = Field(1.0, ge=0, le=1)
+    """Written answers in which the task's filter, such as a regular expression, finds nothing."""
+
+
 class BenchmarksConfig(StageConfig):
     tasks: tuple[TaskByName, ...] = Field(
         (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
@@ -186,6 +216,8 @@ class BenchmarksConfig(StageConfig):
     """Draws the few-shot examples."""
     batch_size: int = outside_identity(32, ge=1)
     """Requests a forward pass."""
+    answer_limits: AnswerLimits = AnswerLimits()
+    """Share of items that may fail, or be truncated, empty or unparsable, before the stage fails."""
     engine: Literal["own", "vllm"] = "own"
     """What answers the tasks: this project's own engine, or a server of vLLM, which `launch.vllm` names, whose figures
     differ by rounding. Failure classes are always asked of the own one."""

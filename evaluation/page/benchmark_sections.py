@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from evaluation.calibration import calibration
+from evaluation.integrity import COUNTS
 from evaluation.page.charts import Mark, Row, interval_plot
 from evaluation.page.parts import Figure, Section, Table
 from evaluation.page.words import (
@@ -38,7 +39,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
     ]
     chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label="guessing")
     if not chart:
-        return Section("benchmarks", "Benchmarks", tables=_texts(pipeline))
+        return Section("benchmarks", "Benchmarks", tables=[*_texts(pipeline), *_answers(pipeline)])
     figure = Figure(
         "Accuracy",
         chart,
@@ -78,6 +79,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
         *_generalisation(pipeline),
         *_texts(pipeline),
         *_calibration(pipeline),
+        *_answers(pipeline),
         *_parts(pipeline),
     ]
     return Section("benchmarks", "Benchmarks", "", [figure], tables)
@@ -110,6 +112,30 @@ def _calibration(pipeline: PipelineResults) -> list[Table]:
         "bins (Guo et al. 2017); 0 is calibrated, and few items make it too large. Brier: 0 is best, 2 worst."
     )
     return [Table("Calibration of choices", columns, rows, note, numeric=(2, 3, 4, 5, 6))] if rows else []
+
+
+def _answers(pipeline: PipelineResults) -> list[Table]:
+    """Counts of the items behind each score, by task and filter."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for model in pipeline.models:
+        found = pipeline.results("benchmarks", model)
+        by_shots = ((f", {shots} shots", tasks) for shots, tasks in found.get("shots", {}).items())
+        for shots, tasks in [("", found.get("tasks", {})), *by_shots]:
+            for task, metrics in tasks.items():
+                for entry in metrics.values():
+                    counts = [f"{entry[field]:,.0f}" for field in COUNTS if field in entry]
+                    row = [pipeline.long_name(model), task + shots, *counts]
+                    if counts:  # one line for all metrics of the same answers
+                        lines.setdefault(tuple(row), row)
+    columns = ["model", "task", *COUNTS]
+    note = (
+        "Items. Failed: no answer, or a likelihood that is no number. Truncated: the prompt does not fit the context, "
+        "or the answer reached its length limit. Unparsable: the task's filter finds nothing in the answer. lm-eval "
+        "scores all of them as they are, most as wrong."
+    )
+    rows = list(lines.values())
+    numeric = tuple(range(2, len(columns)))
+    return [Table("Answers behind the scores", columns, rows, note, folded=True, numeric=numeric)] if rows else []
 
 
 def _alignment_tax(pipeline: PipelineResults) -> list[Table]:

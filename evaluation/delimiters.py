@@ -1,0 +1,89 @@
+"""The text between a question and its answer: a space where words have spaces between them, else nothing.
+
+lm-eval has one `target_delimiter` for all items of a task, a space by default. Chinese, Japanese, Thai and the like
+have no spaces between words, code has its own, and an answer that begins with a space would get two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from evaluation.config import BenchmarkTask
+
+SPACE = " "
+_UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u2e80-\u3000\u3003-\u312f\u31a0-\u31ff"
+    "\u3400-\u9fff\ua9e0-\ua9ff\uaa60-\uaadf\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+"""Letters of Thai, Lao, Tibetan, Burmese, Khmer, Tai, Han, kana and Bopomofo. Hangul is not among them."""
+_WORD = re.compile(r"[^\W\d_]+")
+_CODE_LINE = re.compile(
+    r"""\s*(?:
+        (?:async\s+)?def\s+\w+\s*\( | class\s+\w+\s*[:({] | import\s+[\w.]+(?:\s+as\s+\w+)?;?$
+        | from\s+[\w.]+\s+import\s | return\b | (?:if|for|while|elif|else|try|except|with|switch)\b.*[:{(]\s*$
+        | [@\#]\w+(?:[\s<("]|$) | >>>\s
+        | (?:public|private|static|const|let|var|fn|func|function)\s+\w+.*[=({]
+        | [\w.\[\]]+\s*[-+*/|&]?=(?:\s|$) | [\w.]+\([^()]*$ | [\w.]+\(.*\);?$ | [)\]}]+[;,]?\s*$ | /[/*] | .*[;{]\s*$
+    )""",
+    re.VERBOSE,
+)
+
+
+def delimiter_between(question: str, answer: str, suffix: str = "") -> str:
+    """Return " " or "" for one answer, by the script of the question or, where it has no letters, of the answer.
+
+    Args:
+        question: text before the answer, without `suffix`.
+        suffix: text between both, such as `\\nAnswer:`, of whatever script.
+    """
+    before = question + suffix
+    if answer[:1].isspace() or before[-1:].isspace():
+        return ""
+    text = question if _WORD.search(question) else answer
+    words = _WORD.findall(_UNSPACED.sub(" ", text))
+    if len(_UNSPACED.findall(text)) > len(words):
+        return ""
+    return "" if is_code(before) else SPACE
+
+
+def is_code(text: str) -> bool:
+    """Whether a text ends in code: within a fence, or on a line of code where half of all lines are such lines."""
+    if text.count("\n```") % 2 or (text.startswith("```") and not text.count("\n```")):
+        return True
+    lines = [line for line in text.splitlines() if line.strip()]
+    code = [_CODE_LINE.match(line) is not None for line in lines]
+    return len(lines) > 1 and code[-1] and 2 * sum(code) >= len(lines)
+
+
+def cloze_parts(task: BenchmarkTask, row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What a cloze row gives, the delimiter, and what must follow."""
+    if row.get(task.context) is None:
+        given, space, last = row[task.text].rpartition(SPACE)
+        return given, space if task.delimiter is None else task.delimiter, last
+    given, follows = str(row[task.context]), str(row[task.continuation])
+    return given, delimiter_between(given, follows) if task.delimiter is None else task.delimiter, follows
+
+
+def choice_delimiters(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
+    """What stands before each choice of a row of kind multiple_choice."""
+    if task.delimiter is not None:
+        return [task.delimiter] * len(row[task.choices])
+    return [delimiter_between(row[task.query], choice, task.query_suffix) for choice in row[task.choices]]
+
+
+def delimited_choices(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
+    """The choices of a row, each with what stands before it."""
+    return [before + choice for before, choice in zip(choice_delimiters(task, row), row[task.choices], strict=True)]
+
+
+def common_delimiter(task: BenchmarkTask, rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """What stands before all choices of all rows; None where that differs."""
+    found: str | None = None
+    for row in rows:
+        for delimiter in choice_delimiters(task, row):
+            if found is not None and delimiter != found:
+                return None
+            found = delimiter
+    return found
