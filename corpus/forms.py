@@ -189,7 +189,7 @@ def _format(place: Place) -> str:
     """The format of a file: by its name, or by its first bytes where that says nothing; "" where it is none."""
     named = named_format(place)
     if named != "text":
-        return named
+        return "" if named == "unread" else named
     with opened(place) as stream:
         start = stream.peek(4096)[:4096]
         if (found := next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)) is not None:

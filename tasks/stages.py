@@ -62,7 +62,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=5,
+            version=6,
             config=IngestConfig,
             section=True,
             function="corpus.ingest:ingest",

@@ -131,10 +131,15 @@ class TextOptions(SourceDescription):
     encoding: EncodingOrAuto = "auto"
     """Encoding of text and JSON files, e.g. latin-1; bytes that do not fit it are errors. auto takes the byte order
     mark, what a page declares, UTF-8, or what charset-normalizer finds, in this order."""
-    format: Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc"] = "auto"
+    format: Literal[
+        "auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc",
+        "notebook", "epub", "docx", "subtitles", "mhtml", "email", "tex", "markdown",
+    ] = "auto"  # fmt: skip
     """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow and .feather,
-    .csv and .tsv, .html and .htm, .warc and .wet; all others are text. A .json file may hold one list. The first row of
-    a CSV or TSV file names its columns; what separates and quotes its fields is seen from its first rows."""
+    .csv and .tsv, .html and .htm, .warc and .wet, .ipynb, .epub, .docx, .srt and .vtt, .mhtml, .eml, .tex, .md; all
+    others are text, but for those that are refused by name, such as .pdf, .rtf, .xml and archives. A .json file may
+    hold one list. The first row of a CSV or TSV file names its columns; what separates and quotes its fields is seen
+    from its first rows."""
     text_field: str = "text"
     """JSON key or column that holds the text; dotted for one inside others, e.g. page.body."""
     metadata_fields: tuple[str, ...] = ()

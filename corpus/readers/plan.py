@@ -10,6 +10,7 @@ from corpus.readers.config import PairOptions, TextOptions
 from corpus.readers.json_lines import is_list
 from corpus.readers.streams import wide_encoding
 from corpus.readers.table_process import group_bytes
+from corpus.readers.unread import UNREAD
 from infra.bounded import Span, compression, opened
 from infra.errors import StageError
 from infra.sources import Place, by_name, open_place, size_of
@@ -32,10 +33,22 @@ FORMATS = {
     ".xhtml": "html",
     ".warc": "warc",
     ".wet": "warc",
+    ".ipynb": "notebook",
+    ".epub": "epub",
+    ".docx": "docx",
+    ".srt": "subtitles",
+    ".vtt": "subtitles",
+    ".mhtml": "mhtml",
+    ".mht": "mhtml",
+    ".eml": "email",
+    ".tex": "tex",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    **dict.fromkeys(UNREAD, "unread"),
 }
 
 
-BROKEN = {"corrupt_file", "binary_source", "wrong_encoding", "too_big"}
+BROKEN = {"corrupt_file", "binary_source", "unread_format", "wrong_encoding", "too_big"}
 """Faults of a whole file, which a source may choose to put aside."""
 
 
@@ -50,15 +63,25 @@ class Piece:
 
 def format_of(source: TextOptions | PairOptions, place: Place) -> str:
     """The format that the source says, or else the file's name; what has no known suffix is text."""
-    return source.format if source.format != "auto" else named_format(place)
+    if source.format != "auto":
+        return source.format
+    named = named_format(place)
+    # What is read line by line, or said to be a page or an e-mail, is so in a file of text of any suffix.
+    is_plain = isinstance(source, PairOptions) or (source.content == "plain" and source.text_unit == "file")
+    return named if is_plain or named not in ("markdown", "tex", "email", "mhtml") else "text"
 
 
 def named_format(place: Place) -> str:
-    """The format that a file's name says; what has no known suffix is text."""
+    """The format that a file's name says; what has no known suffix is text, and unread what no reader reads."""
+    return FORMATS.get(suffix_of(place), "text")
+
+
+def suffix_of(place: Place) -> str:
+    """The suffix of a file's name in lower case, before that of a compression."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(place.name).suffixes]
     while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    return FORMATS.get(suffixes[-1], "text") if suffixes else "text"
+    return suffixes[-1] if suffixes else ""
 
 
 def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Piece]]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from corpus.quarantine import Rejected
 from corpus.readers.delimited import read_delimited
 from corpus.readers.json_lines import read_records
+from corpus.readers.plan import suffix_of
 from corpus.readers.record import Record
 from corpus.readers.table_batches import Table
 from corpus.readers.table_process import read_rows
+from corpus.readers.unread import refuse_format
 from infra.bounded import RECORD_BYTES
 from infra.sources import Place
 
@@ -19,6 +21,8 @@ def records_in(place: Place, kind: str, encoding: str, key: str) -> Iterator[Rec
 
     Raises StageError as the readers of these formats do.
     """
+    if kind == "unread":
+        raise refuse_format(place, suffix_of(place))
     if kind in ("parquet", "arrow"):
         return read_rows(Table(kind, place, (), key, RECORD_BYTES))
     if kind == "csv":

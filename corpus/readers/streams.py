@@ -6,6 +6,7 @@ import codecs
 import io
 from typing import BinaryIO
 
+from corpus.readers.unread import refuse_by_magic
 from infra.bounded import BUFFER_BYTES
 from infra.errors import stage_error
 from infra.sources import Place
@@ -49,6 +50,7 @@ def is_wide(encoding: str) -> bool:
 def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
     """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
+    refuse_by_magic(probe, place)
     wide = is_wide(encoding) or is_wide(encoding_mark(probe)) or (encoding == "auto" and wide_without_mark(probe))
     if not wide and probe.count(0) > MAX_NUL_SHARE * len(probe):
         raise stage_error(

@@ -11,14 +11,16 @@ from typing import Any
 from corpus.quarantine import Rejected
 from corpus.readers.config import TextOptions
 from corpus.readers.delimited import read_delimited
+from corpus.readers.documents import DOCUMENT_FORMATS, read_document
 from corpus.readers.encodings import decode, mend
 from corpus.readers.json_lines import read_records, with_fields
 from corpus.readers.mail import mail_text
 from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
-from corpus.readers.plan import BROKEN, Piece, format_of
+from corpus.readers.plan import BROKEN, Piece, format_of, suffix_of
 from corpus.readers.record import MISSING, Record, Text, Unreadable, pick, too_long
 from corpus.readers.table_batches import Table
 from corpus.readers.table_process import read_rows
+from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_format
 from corpus.readers.web import main_text, read_html, read_warc
 from infra.errors import StageError
 
@@ -68,6 +70,10 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
             yield from _texts_of(with_fields(rows, (source.text_field,), key, ("text_field",)), source)
         case "html":
             yield from read_html(place, encoding, max_bytes)
+        case kind if kind in DOCUMENT_FORMATS:
+            yield from read_document(place, kind, encoding, max_bytes)
+        case "unread":
+            raise refuse_format(place, suffix_of(place))
         case "warc":
             yield from read_warc(place, encoding, max_bytes)
         case _ if source.text_unit == "line":
@@ -85,6 +91,9 @@ def _texts_of(records: Iterator[Record | Rejected], source: TextOptions) -> Iter
             yield record
             continue
         value = pick(record.value, source.text_field)
+        if isinstance(value, bytes | str) and (name := named_by_magic(value[:MAGIC_BYTES])):
+            yield Rejected(str(record.file), record.line, f"the field {source.text_field} holds {name}, not text")
+            continue
         text, repaired = value, record.is_repaired
         if isinstance(value, bytes):
             try:

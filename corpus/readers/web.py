@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, web_name
 from corpus.readers.record import Text, Unreadable, too_long
+from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_by_magic
 from corpus.readers.warc import MAGIC, Record, TornArchive, records_of
 from infra.bounded import opened
 from infra.errors import stage_error
@@ -24,6 +25,7 @@ PAGES = {"text/html", "application/xhtml+xml"}
 def read_html(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
     """The main text of one page. Raises StageError `missing_source`, `corrupt_file`."""
     with opened(place) as stream:
+        refuse_by_magic(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES], place)
         content = stream.read(max_bytes + 1)
     if not content.strip():
         yield Rejected(str(place), 0, EMPTY)
@@ -78,6 +80,8 @@ def _text_of(record: Record, place: Place, encoding: str, max_bytes: int) -> Tex
         content = record.content(max_bytes + 1)
     except Unreadable as error:
         return Rejected(str(place), record.number, str(error))
+    if name := named_by_magic(content[:MAGIC_BYTES]):
+        return Rejected(str(place), record.number, f"{name} that is called {record.kind}")
     return make(place, record.number, content, encoding, record.charset, metadata, max_bytes)
 
 

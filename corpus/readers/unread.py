@@ -1,0 +1,67 @@
+"""Formats that no library here reads well: refused by name, with a program that converts them, so that neither their
+markup nor their bytes become prose."""
+
+from __future__ import annotations
+
+from infra.errors import StageError, stage_error
+from infra.sources import Place
+
+_PDF = "convert it, e.g. by `docling FILE --to md` or pymupdf4llm for its layout, or `pdftotext FILE`"
+_OFFICE = "convert it, e.g. by `soffice --headless --convert-to docx FILE`"
+_BOOK = "convert it, e.g. by `ebook-convert FILE FILE.epub` of Calibre"
+_UNPACK = "unpack it into a folder, and name the folder"
+UNREAD = {
+    ".pdf": ("PDF", _PDF),
+    ".ps": ("PostScript", "convert it, e.g. by `ps2ascii FILE`"),
+    ".djvu": ("DjVu", "convert it, e.g. by `djvutxt FILE`"),
+    ".rtf": ("RTF", _OFFICE),
+    ".doc": ("Word 97", _OFFICE),
+    ".odt": ("OpenDocument", _OFFICE),
+    ".ppt": ("PowerPoint", "convert it, e.g. by `docling FILE --to md`"),
+    ".pptx": ("PowerPoint", "convert it, e.g. by `docling FILE --to md`"),
+    ".xls": ("Excel", "write its sheets as CSV, e.g. by `soffice --headless --convert-to csv FILE`"),
+    ".xlsx": ("Excel", "write its sheets as CSV, e.g. by `soffice --headless --convert-to csv FILE`"),
+    ".mobi": ("Mobipocket", _BOOK),
+    ".azw3": ("Kindle", _BOOK),
+    ".xml": (
+        "XML",
+        "write its texts as JSON Lines (WikiExtractor does for MediaWiki dumps); `format: html` for XHTML, `format: "
+        "text` for the markup as it is",
+    ),
+    ".zip": ("ZIP archive", _UNPACK),
+    ".tar": ("tar archive", _UNPACK),
+    ".tgz": ("tar archive", _UNPACK),
+    ".7z": ("7z archive", _UNPACK),
+    ".rar": ("RAR archive", _UNPACK),
+}
+"""Formats that are refused by name: what they are called, and what to do."""
+MAGIC = {b"%PDF-": ".pdf", b"{\\rtf": ".rtf", b"%!PS": ".ps", b"PK\x03\x04": ".zip", b"AT&TFORM": ".djvu"}
+"""What files of such formats open with, whatever they are called."""
+
+
+MAGIC_BYTES = 16
+"""Bytes at the start of a file that these are looked for in."""
+
+
+def refuse_format(place: Place, suffix: str) -> StageError:
+    """The error for a file of a format in UNREAD."""
+    name, fix = UNREAD[suffix]
+    article = "an" if name[0] in "AEIORX" else "a"
+    what = name if name.endswith("archive") else f"{name} file"
+    return stage_error("unread_format", str(place), f"expected text, found {article} {what}, which is not read", fix)
+
+
+def refuse_by_magic(start: bytes, place: Place) -> None:
+    """Raise StageError `unread_format` for a file that opens as one of a format in UNREAD."""
+    if suffix := _suffix_by_magic(start):
+        raise refuse_format(place, suffix)
+
+
+def named_by_magic(start: bytes | str) -> str:
+    """The name of the format in UNREAD that a record's content opens as; "" for text."""
+    suffix = _suffix_by_magic(start.encode("utf-8", "replace") if isinstance(start, str) else start)
+    return UNREAD[suffix][0] if suffix else ""
+
+
+def _suffix_by_magic(start: bytes) -> str:
+    return next((suffix for magic, suffix in MAGIC.items() if start.startswith(magic)), "")

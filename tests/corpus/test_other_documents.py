@@ -1,0 +1,174 @@
+"""Documents of other programs: read as their text, or refused by name; no markup and no bytes become prose."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from corpus.quarantine import Rejected
+from corpus.readers.config import FileDocuments
+from corpus.readers.plan import Piece
+from corpus.readers.texts import read_texts
+from corpus.readers.unread import UNREAD
+from infra.errors import StageError
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+
+def texts(path: Path, **options: object) -> list[str]:
+    source = FileDocuments.model_validate({"paths": [str(path)], **options})
+    found = list(read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0"))
+    assert not any(isinstance(one, Rejected) for one in found), found
+    return [one.text for one in found if not isinstance(one, Rejected)]
+
+
+def rejected(path: Path, **options: object) -> str:
+    source = FileDocuments.model_validate({"paths": [str(path)], **options})
+    [found] = read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0")
+    assert isinstance(found, Rejected)
+    return found.reason
+
+
+def packed(path: Path, members: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_cells_of_a_notebook_without_their_outputs(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# A pump\n", "It has two valves."]},
+        {"cell_type": "code", "source": "print(1)", "outputs": [{"data": {"image/png": "iVBORw0KGgo"}}]},
+        {"cell_type": "code", "source": []},
+    ]
+    notebook = {"cells": cells, "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4}
+    (tmp_path / "a.ipynb.gz").write_bytes(gzip.compress(json.dumps(notebook).encode()))
+    assert texts(tmp_path / "a.ipynb.gz") == ["# A pump\nIt has two valves.\n\n```python\nprint(1)\n```"]
+    (tmp_path / "b.ipynb").write_text("{'cells': []}")
+    assert "not a readable notebook" in rejected(tmp_path / "b.ipynb")
+
+
+def test_chapters_of_a_book_in_reading_order(tmp_path: Path) -> None:
+    page = (
+        "<?xml version='1.0'?><html><head><title>T</title></head><body><h1>{}</h1><p>Two\n words, 10<sup>2</sup>.</p>{}"
+    )
+    spine = "<itemref idref='b'/><itemref idref='a'/>"
+    items = "<item id='a' href='a%20one.xhtml'/><item id='b' href='text/b.xhtml'/><item id='c' href='c.css'/>"
+    book = packed(
+        tmp_path / "a.epub",
+        {
+            "mimetype": "application/epub+zip",
+            "OEBPS/content.opf": f"<package><manifest>{items}</manifest><spine>{spine}</spine></package>",
+            "OEBPS/a one.xhtml": page.format("Second", "<script>x()</script></body></html>"),
+            "OEBPS/text/b.xhtml": page.format("First", "<p>Café</p></body></html>"),
+            "OEBPS/c.css": "p {color: red}",
+        },
+    )
+    assert texts(book) == ["First\n\nTwo words, 10^2.\n\nCafé\n\nSecond\n\nTwo words, 10^2."]
+
+
+def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
+    def paragraph(*runs: str) -> str:
+        return "<w:p>" + "".join(f"<w:r>{run}</w:r>" for run in runs) + "</w:p>"
+
+    raised = '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>2</w:t>'
+    body = (
+        paragraph("<w:t>Ten is 10</w:t>", raised, "<w:instrText>PAGE</w:instrText>")
+        + "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>kept</w:t></w:r></w:ins></w:p>"
+        + f"<w:tbl><w:tr><w:tc>{paragraph('<w:t>a</w:t>')}</w:tc><w:tc>{paragraph('<w:t>b</w:t>')}</w:tc></w:tr></w:tbl>"
+    )
+    document = f'<?xml version="1.0"?><w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>'
+    letter = packed(tmp_path / "a.docx", {"word/document.xml": document})
+    assert texts(letter) == ["Ten is 10^2\n\nkept\n\na\tb"]
+    # As some programs write it.
+    bare = packed(tmp_path / "b.docx", {"word/document.xml": document.replace(f' xmlns:w="{WORD}"', "")})
+    assert texts(bare) == texts(letter)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        (
+            "a.srt",
+            "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>Who is\r\nthere?</i>\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n{\\an8}Me.\r\n",
+            "Who is there?\nMe.",
+        ),
+        (
+            "a.vtt",
+            "WEBVTT\n\nNOTE made by hand\n\nSTYLE\n::cue {color: red}\n\nintro\n00:01.000 --> 00:02.000 align:start\n"
+            "<v Ann>Tom &amp; I</v>\n",
+            "Tom & I",
+        ),
+        (
+            "a.tex",
+            "\\documentclass{article}\n% note to self\n\\begin{document}\nIt is 5\\% of $x^2$. % really?\n% no\nEnd.\n"
+            "\\begin{thebibliography}{9}\\bibitem{a} A.\\end{thebibliography}\n\\end{document}\n",
+            "It is 5\\% of $x^2$. \nEnd.",
+        ),
+        ("a.md", "---\ntitle: One\n---\n# One\n\n- a *b*\n", "# One\n\n- a *b*"),
+        ("a.eml", "From: a@b.example\nReceived: by x\nSubject: Pears\n\nThey are ripe.\n", "Pears\n\nThey are ripe."),
+        (
+            "a.mhtml",
+            'MIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\nContent-Type: text/html; charset=utf-8\n'
+            "Content-Transfer-Encoding: quoted-printable\n\n<html><body><p>The pump has two valves, and =E2=80=9Cboth=E2=80=9D"
+            " of them leak.</p></body></html>\n--b\nContent-Type: text/css\n\np {color: red}\n--b--\n",
+            "The pump has two valves, and “both” of them leak.",
+        ),
+    ],
+)
+def test_text_without_what_stands_around_it(name: str, content: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert texts(tmp_path / name) == [text]
+
+
+def test_lines_and_fields_that_a_source_asks_for_are_read_as_before(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One\nTwo\n")
+    assert texts(tmp_path / "a.md", text_unit="line") == ["# One", "Two"]
+    (tmp_path / "a.eml").write_text("Subject: Pears\n\nThey are ripe: all.\n")
+    assert texts(tmp_path / "a.eml", content="email") == ["Pears\n\nThey are ripe: all."]
+
+
+@pytest.mark.parametrize("suffix", sorted(UNREAD))
+def test_other_formats_are_refused_by_name(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{suffix}").write_text("plain words only")
+    with pytest.raises(StageError) as refused:
+        texts(tmp_path / f"a{suffix}")
+    [problem] = refused.value.problems
+    assert problem.code == "unread_format" and UNREAD[suffix][0] in problem.message and problem.fix
+    assert "broken file" in rejected(tmp_path / f"a{suffix}", broken_files="quarantine")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>", "PDF"),
+        (b"{\\rtf1\\ansi Hello\\par}", "RTF"),
+        (b"PK\x03\x04", "ZIP"),
+    ],
+)
+@pytest.mark.parametrize("file", ["a.txt", "a", "a.jsonl", "a.csv", "a.md", "a.html"])
+def test_their_bytes_are_no_text_under_any_name(content: bytes, name: str, file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_bytes(content + b" words of a document" * 20)
+    with pytest.raises(StageError, match=f"found an? {name}"):
+        texts(tmp_path / file)
+
+
+def test_their_bytes_are_no_text_in_a_record(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "%PDF-1.4\n1 0 obj << /Type /Catalog >>"}))
+    assert "holds PDF" in rejected(tmp_path / "a.jsonl")
+
+
+def test_a_small_archive_cannot_fill_the_memory(tmp_path: Path) -> None:
+    bomb = packed(tmp_path / "a.docx", {"word/document.xml": " " * 9_000_000})
+    assert bomb.stat().st_size < 20_000
+    assert "max_document_mb" in rejected(bomb, max_document_mb=1)
+    entities = '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><w:document>&c;</w:document>'
+    assert "document type" in rejected(packed(tmp_path / "b.docx", {"word/document.xml": entities}))
+    (tmp_path / "c.epub").write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(StageError, match="not a whole EPUB"):
+        texts(tmp_path / "c.epub")
