@@ -80,7 +80,8 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
     body = (
         paragraph("<w:t>Ten is 10</w:t>", raised, "<w:instrText>PAGE</w:instrText>")
         + "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>kept</w:t></w:r></w:ins></w:p>"
-        + f"<w:tbl><w:tr><w:tc>{paragraph('<w:t>a</w:t>')}</w:tc><w:tc>{paragraph('<w:t>b</w:t>')}</w:tc></w:tr></w:tbl>"
+        + f"<w:tbl><w:tr><w:tc>{paragraph('<w:t>a</w:t>')}</w:tc>"
+        + f"<w:tc>{paragraph('<w:t>b</w:t>')}</w:tc></w:tr></w:tbl>"
     )
     document = f'<?xml version="1.0"?><w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>'
     letter = packed(tmp_path / "a.docx", {"word/document.xml": document})
@@ -95,7 +96,8 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
     [
         (
             "a.srt",
-            "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>Who is\r\nthere?</i>\r\n\r\n2\r\n00:00:03,000 --> 00:00:04,000\r\n{\\an8}Me.\r\n",
+            "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>Who is\r\nthere?</i>\r\n\r\n"
+            "2\r\n00:00:03,000 --> 00:00:04,000\r\n{\\an8}Me.\r\n",
             "Who is there?\nMe.",
         ),
         (
@@ -114,9 +116,10 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
         ("a.eml", "From: a@b.example\nReceived: by x\nSubject: Pears\n\nThey are ripe.\n", "Pears\n\nThey are ripe."),
         (
             "a.mhtml",
-            'MIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\nContent-Type: text/html; charset=utf-8\n'
-            "Content-Transfer-Encoding: quoted-printable\n\n<html><body><p>The pump has two valves, and =E2=80=9Cboth=E2=80=9D"
-            " of them leak.</p></body></html>\n--b\nContent-Type: text/css\n\np {color: red}\n--b--\n",
+            'MIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\n'
+            "Content-Type: text/html; charset=utf-8\n"
+            "Content-Transfer-Encoding: quoted-printable\n\n<html><body><p>The pump has two valves, and "
+            "=E2=80=9Cboth=E2=80=9D of them leak.</p></body></html>\n--b\nContent-Type: text/css\n\np {color: red}\n--b--\n",
             "The pump has two valves, and “both” of them leak.",
         ),
     ],
