@@ -212,6 +212,10 @@ class ValidateConfig(StageConfig):
         return Path(suite) if suite else SUITES / f"{kind}.yaml"
 
 
+WORDPIECE_LEAST = 2 * 256 + 6
+"""Entries of a WordPiece model that are there before any is learnt: bytes, and special tokens with the unknown one."""
+
+
 class TokenizerConfig(StageConfig):
     """Trains a byte-level tokenizer on the documents that are not held out, or takes over a finished one."""
 
@@ -219,7 +223,8 @@ class TokenizerConfig(StageConfig):
     """Byte-pair encoding as GPT-2 has it (Sennrich et al., 2016; Radford et al., 2019), a unigram language model (Kudo,
     2018) or WordPiece (Schuster & Nakajima, 2012), all over bytes: any text comes back whole."""
     vocab_size: int = Field(4096, ge=300)
-    """Entries, special tokens and the 256 bytes included. GPT-2 (Radford et al., 2019) has 50,257."""
+    """Entries, special tokens and the 256 bytes included; WordPiece has these twice, and 518 at least. GPT-2 (Radford
+    et al., 2019) has 50,257."""
     min_frequency: int = Field(2, ge=1)
     """A pair of tokens must occur this often to be merged. Bears on nothing in a unigram model."""
     train_mb: float | None = Field(200, gt=0)
@@ -234,6 +239,15 @@ class TokenizerConfig(StageConfig):
     """Hugging Face tokenizer folders to measure beside this tokenizer."""
     compare: bool = True
     """Whether a tokenizer that is no BPE trained here is measured beside one, of the same size on the same text."""
+
+    @model_validator(mode="after")
+    def _room_for_bytes(self) -> TokenizerConfig:
+        if self.kind == "wordpiece" and self.pretrained is None and self.vocab_size < WORDPIECE_LEAST:
+            raise ValueError(
+                f"vocab_size: expected at least {WORDPIECE_LEAST} for wordpiece, which has an entry for each byte at "
+                f"the beginning of a word and one for each inside it, not {self.vocab_size}"
+            )
+        return self
 
     def sources(self) -> list[Source]:
         taken = [Source("tokenizer.pretrained", paths=expand([self.pretrained]))] if self.pretrained else []

@@ -222,5 +222,5 @@ def _cached(dataset: str, revision: str | None) -> Path:
 
 
 def _no_split(dataset: str, split: str, splits: Iterable[str]) -> Exception:
-    there = ", ".join(sorted(splits)) or "no data files"
+    there = ", ".join(sorted(set(splits))) or "no data files"
     return stage_error("wrong_split", dataset, f"expected the split {split}, there are: {there}", "set split or subset")

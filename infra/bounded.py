@@ -13,7 +13,7 @@ import io
 import lzma
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +212,7 @@ def _skip_line(stream: io.BufferedReader) -> int:
 def _decompressed(file: BinaryIO, kind: str) -> io.BufferedReader:
     if not kind:
         return file if isinstance(file, io.BufferedReader) else io.BufferedReader(file, BUFFER_BYTES)  # type: ignore[arg-type]
-    if kind in ("xz", "bz2"):
+    if kind in ("xz", "bz2", "gzip"):
         return io.BufferedReader(_Unpacked(file, kind), BUFFER_BYTES)
     import pyarrow as pa
 
@@ -220,8 +220,9 @@ def _decompressed(file: BinaryIO, kind: str) -> io.BufferedReader:
 
 
 class _Unpacked(io.RawIOBase):
-    """The streams of an xz or bzip2 file, one after the other. Python's own readers pass over whatever behind the first
-    one opens none, also a damaged one with all its text; pyarrow's stumbles over an empty one."""
+    """The streams of a gzip, xz or bzip2 file, one after the other. Python's own readers pass over whatever behind the
+    first one opens none, also a damaged one with all its text; pyarrow's stumbles over an empty one, and over zeros
+    behind the last."""
 
     def __init__(self, file: BinaryIO, kind: str) -> None:
         self._file, self._kind = file, kind
@@ -236,8 +237,7 @@ class _Unpacked(io.RawIOBase):
                 rest = self._between()
                 if not rest:
                     return 0
-                is_xz = self._kind == "xz"
-                self._unpacker = lzma.LZMADecompressor(memlimit=XZ_BYTES) if is_xz else bz2.BZ2Decompressor()
+                self._unpacker = _UNPACKERS[self._kind]()
             else:
                 rest = self._file.read(BUFFER_BYTES) if self._unpacker.needs_input else b""
                 if self._unpacker.needs_input and not rest:
@@ -248,15 +248,45 @@ class _Unpacked(io.RawIOBase):
                 return len(part)
 
     def _between(self) -> bytes:
-        """The beginning of the next stream, b"" behind the last; streams of xz may have zeros behind them."""
+        """The beginning of the next stream, b"" behind the last; streams of xz and gzip may have zeros behind
+        them, as tapes and block devices leave them."""
         rest = self._unpacker.unused_data if self._unpacker else b""
         while True:
-            rest = rest.lstrip(b"\0") if self._kind == "xz" else rest
+            rest = rest.lstrip(b"\0") if self._kind in ("xz", "gzip") else rest
             if rest:
                 return rest
             rest = self._file.read(BUFFER_BYTES)
             if not rest:
                 return b""
+
+
+class _GzipDecompressor:
+    """One member of a gzip file, with the attributes of Python's decompressors for bzip2 and xz."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflate.unconsumed_tail
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
+
+
+_UNPACKERS: dict[str, Callable[[], Any]] = {
+    "xz": lambda: lzma.LZMADecompressor(memlimit=XZ_BYTES),
+    "bz2": bz2.BZ2Decompressor,
+    "gzip": _GzipDecompressor,
+}
 
 
 def _corrupt(place: Place, kind: str, error: Exception) -> Exception:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
-from infra.json import read_own_json
 from training import ranks
 from training.config import MixtureConfig, MixtureWeights, phase_problem
 from training.mixture import Mixture, Phase, Pool, pools_of
 from training.packed_shards import PackedShards, bytes_in_use
+from training.shard_index import read_index
 
 _USEFUL_EPOCHS = 4
 """Up to so many are worth nearly as much as new text (Muennighoff et al., 2023)."""
@@ -113,7 +113,7 @@ def mixed_sources(config: MixtureConfig, meta: Mapping[str, Any], folder: Path) 
                     "its training text fills no sequence",
                     f"set {name}: 0, or give it more text",
                 )
-    index = read_own_json(folder / "index.json")
+    index = read_index(folder)
     return [pool for pool in pools_of(sources, [shard["samples"] for shard in index["shards"]]) if pool.size]
 
 
@@ -160,7 +160,7 @@ def _shares(phase: MixtureWeights, pools: Sequence[Pool]) -> tuple[float, ...]:
 
 def _files(folder: Path, pools: Sequence[Pool]) -> list[list[Mapping[str, Any]]]:
     """The entries of index.json of each source."""
-    shards = read_own_json(folder / "index.json")["shards"]
+    shards = read_index(folder)["shards"]
     firsts = np.cumsum([0, *(shard["samples"] for shard in shards)])
     return [
         [one for one, first in zip(shards, firsts, strict=False) if pool.first <= first < pool.first + pool.size]

@@ -17,8 +17,9 @@ from training.chat import Conversation
 from training.language_model import LanguageModel
 from training.loss import IGNORE
 from training.packed_shards import open_in_order, unpacked_bytes
-from training.packed_text import check_tokenizer, read_meta
+from training.packed_text import check_tokenizer
 from training.scratch import node_scratch
+from training.shard_index import read_meta
 from training.shared_memory import own_shared_memory
 
 TEXT_BY_MODEL = "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from"

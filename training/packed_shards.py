@@ -20,12 +20,12 @@ from streaming.base.world import World
 from corpus.remote import location_of
 from corpus.trained import split_fingerprint
 from infra.errors import StageError, stage_error
-from infra.json import read_own_json
 from training import ranks
 from training.batch_size import BatchSizeRampup
 from training.documents import Packed, Starts, Tokens
 from training.mixture import SHUFFLE_BLOCK
 from training.remote import SHARD_NOT_HERE, RemoteStream, cache_bytes, note_failure, noted_failure
+from training.shard_index import read_index
 
 _COLUMN = "tokens"
 _STARTS = "starts"
@@ -60,7 +60,7 @@ class PackedShards(StreamingDataset):
         shuffle_block: int = SHUFFLE_BLOCK,
         in_use: int | None = None,
     ) -> None:
-        index = _index(folder)
+        index = read_index(folder)
         columns = index["shards"][0]["column_names"]
         if _COLUMN not in columns:
             raise stage_error(
@@ -163,18 +163,6 @@ class PackedShards(StreamingDataset):
         return [self[number % self.size] for number in range(count)]
 
 
-def _index(folder: Path) -> dict[str, Any]:
-    path = folder / "index.json"
-    if not path.exists():
-        raise stage_error("no_shards", str(folder), "expected an MDS folder with index.json", "run the shard stage")
-    index: dict[str, Any] = read_own_json(path)
-    if not index["shards"] or not sum(shard["samples"] for shard in index["shards"]):
-        raise stage_error(
-            "no_shards", str(folder), "expected at least one sequence, found none", "give shard more text"
-        )
-    return index
-
-
 def bytes_in_use(pools: Sequence[Sequence[Mapping[str, Any]]], shuffle_block: int) -> int:
     """Bytes of files that an order of reading needs at once, about. pools: the entries of index.json of each source."""
     found = 0
@@ -203,13 +191,13 @@ def read_ahead(shards: Sequence[Mapping[str, Any]], batch_size: int, limit: int 
 
 def count_sequences(folder: Path) -> int:
     """Packed sequences in an MDS folder."""
-    return sum(shard["samples"] for shard in _index(folder)["shards"])
+    return sum(shard["samples"] for shard in read_index(folder)["shards"])
 
 
 def unpacked_bytes(shards: Path, limit_gb: float | None = None) -> int:
     """What the shards of all splits take on disk when they are fetched or unpacked; 0 for those that are not
     compressed, since they are read where they lie. limit_gb: of what is kept of remote ones."""
-    found = [(path, shard) for path in shards.glob("*/index.json") for shard in _index(path.parent)["shards"]]
+    found = [(path, shard) for path in shards.glob("*/index.json") for shard in read_index(path.parent)["shards"]]
     needed = sum(int(one["raw_data"]["bytes"]) for path, one in found if one["compression"] or location_of(path.parent))
     remote = any(location_of(path.parent) for path, _ in found)
     return min(needed, int(2 * limit_gb * 1e9)) if remote and limit_gb else needed

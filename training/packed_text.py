@@ -15,7 +15,6 @@ from corpus.passes import write_json
 from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.trained import TrainedSequences
 from infra.errors import StageError, stage_error
-from infra.json import read_own_json
 from infra.run import Run
 from infra.store.states import KeptState, kept_states
 from training import ranks
@@ -33,6 +32,7 @@ from training.mixed_shards import (
 )
 from training.mixture import Mixture, Pool
 from training.packed_shards import PackedShards, count_sequences, spread, trained_sequences
+from training.shard_index import read_meta
 from training.states import beginning, place_in
 
 
@@ -224,14 +224,3 @@ def leave_trained(train: PackedShards, done: Fit, plan: Plan, inputs: Mapping[st
         before = TrainedSequences(train.text_fingerprint, seen).after(before)
         before.write(state.folder if state else out_dir)
         first, place = batch, place_in(state, train.fingerprint) if state else place
-
-
-def read_meta(shards: Path) -> dict[str, Any]:
-    """What meta.json says of shards. Raises StageError where the folder has none."""
-    path = shards / "meta.json"
-    if not path.exists():
-        raise stage_error(
-            "no_shards", str(shards), "expected the shard stage's folder with meta.json", "run the shard stage"
-        )
-    meta: dict[str, Any] = read_own_json(path)
-    return meta

@@ -22,6 +22,7 @@ from infra.errors import Problem, StageError, stage_error
 from infra.json import read_own_json
 from infra.s3 import download
 from training import ranks
+from training.shard_index import read_index
 
 SHARD_NOT_HERE = _ShardState.REMOTE
 _FAILURE = "failure.json"
@@ -39,7 +40,7 @@ class RemoteStream(Stream):
         location = location_of(folder)
         assert location is not None
         super().__init__(remote=location, local=str(local))
-        index = read_own_json(folder / "index.json")
+        index = read_index(folder)
         self._checksums: Mapping[str, Checksum] = checksums(index["shards"])
         if ranks.local_rank() == 0:
             local.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def cache_bytes(folder: Path, limit_gb: float | None, in_use: int) -> int | None
     """
     if limit_gb is None:
         return None
-    shards = read_own_json(folder / "index.json")["shards"]
+    shards = read_index(folder)["shards"]
     sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
     # Streaming counts a file once it is there, while a thread may fetch another.
     limit, least = int(limit_gb * 1e9), max(_LEAST_SHARDS * max(sizes), in_use) + max(sizes)

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, web_name
+from corpus.readers.formulas import raised, with_formulas
 from corpus.readers.json_lines import wrong_encoding
 from corpus.readers.mail import mail_text
 from corpus.readers.record import Text, Unreadable, too_long
@@ -150,11 +151,11 @@ def _word_blocks(element: ElementTree.Element, lines: list[str]) -> None:
                 _word_blocks(child, lines)
 
 
-_RAISED = {"superscript": "^", "subscript": "_"}
+_RAISED = {"superscript": "sup", "subscript": "sub"}
 
 
 def _word_run(element: ElementTree.Element) -> str:
-    """Text of a paragraph, 10² as 10^2."""
+    """Text of a paragraph, with raised and lowered signs as such."""
     parts = []
     for child in element:
         match _local(child):
@@ -168,9 +169,9 @@ def _word_run(element: ElementTree.Element) -> str:
                 continue
             case "r":
                 text = _word_run(child)
-                raised = next((one for one in child.iter() if _local(one) == "vertAlign"), None)
-                value = next((value for value in raised.attrib.values()), "") if raised is not None else ""
-                parts.append(_RAISED.get(value, "") + text if text.strip() else text)
+                align = next((one for one in child.iter() if _local(one) == "vertAlign"), None)
+                kind = _RAISED.get(next(iter(align.attrib.values()), ""), "") if align is not None else ""
+                parts.append(raised(text, kind) if kind and text.strip() else text)
             case _:
                 parts.append(_word_run(child))
     return "".join(parts)
@@ -246,8 +247,6 @@ class _Blocks(HTMLParser):
             self.parts.append("\n")
         elif tag in ("td", "th"):
             self.parts.append("\t")
-        elif tag in ("sup", "sub"):
-            self.parts.append("^" if tag == "sup" else "_")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.HIDDEN:
@@ -270,7 +269,7 @@ def page_text(content: bytes) -> str:
     declared = re.search(rb"""encoding=["']([\w.-]+)["']""", content[:200])
     text, _ = decode(content, "auto", web_name(declared[1].decode("ascii")) if declared else "")
     parser = _Blocks()
-    parser.feed(text)
+    parser.feed(with_formulas(text))
     parser.close()
     lines = "".join(parser.parts)
     return re.sub(r"\n[ \n]*\n", "\n\n", re.sub(r" *\n *(?=\S)", "\n", lines)).strip()

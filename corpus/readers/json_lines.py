@@ -150,13 +150,22 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
 
 
 def is_list(place: Place) -> bool:
-    """Whether a file opens like a JSON list, which cannot be read in parts."""
+    """Whether a file opens like a JSON list, or one object over several lines, which cannot be read in parts."""
     with opened(place) as stream:
-        return _opens_list(stream)
+        return _opens_list(stream) or _opens_object(stream)
 
 
 def _opens_list(stream: io.BufferedReader) -> bool:
-    return stream.peek(PROBE_BYTES)[:PROBE_BYTES].removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+    return _start(stream)[:1] == b"["
+
+
+def _opens_object(stream: io.BufferedReader) -> bool:
+    """Whether a file opens with an object of which its first line has the bracket alone."""
+    return re.match(rb"\{[ \t]*\r?\n", _start(stream)) is not None
+
+
+def _start(stream: io.BufferedReader) -> bytes:
+    return stream.peek(PROBE_BYTES)[:PROBE_BYTES].removeprefix(codecs.BOM_UTF8).lstrip()
 
 
 def _field_fix(setting: str, wanted: str, fields: tuple[str, ...], value: Mapping[str, Any]) -> str:
@@ -179,6 +188,9 @@ def _items(
         stream, encoding = in_utf8_lines(raw, encoding)
         if not (span and span.start) and _opens_list(stream):
             yield from _list(place, stream, encoding, max_bytes, limit_key)
+            return
+        if not (span and span.start) and _opens_object(stream):
+            yield from _objects(place, stream, encoding, max_bytes, limit_key)
             return
         is_empty = True
         for number, line in lines_of(stream, span, max_bytes, limit_key):
@@ -275,6 +287,31 @@ def _list(
         raise stage_error("corrupt_file", where, f"{message} (behind item {number:,})", "mend the file") from None
     if not number:
         yield Rejected(str(place), 0, EMPTY)
+
+
+def _objects(
+    place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
+) -> Iterator[Record | Rejected]:
+    """The one object of a file, or several one after the other, each over several lines, as `jq` and `indent=2` write
+    them. An object ends with a line that begins with its bracket."""
+    lines: list[bytes] = []
+    size, begun, is_over = 0, 1, False
+    for number, line in lines_of(stream, None, max_bytes, limit_key):
+        begun = begun if lines or is_over else number
+        size += max_bytes + 1 if isinstance(line, TooLong) else len(line)
+        is_over |= size > max_bytes
+        content = b"" if isinstance(line, TooLong) else line
+        lines = [] if is_over else [*lines, content] if lines else [content.removeprefix(codecs.BOM_UTF8)]
+        if re.match(rb"\}\s*$", content):
+            if is_over:
+                yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
+            else:
+                yield _object(place, begun, b"".join(lines), encoding)
+            lines, size, is_over = [], 0, False
+    if is_over:
+        yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
+    elif rest := b"".join(lines).strip():
+        yield _object(place, begun, rest, encoding)
 
 
 def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from corpus.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, web_name
+from corpus.readers.formulas import with_formulas
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_by_magic
 from corpus.readers.warc import MAGIC, Record, TornArchive, records_of
@@ -90,6 +91,7 @@ def main_text(html: str) -> str:
     found (trafilatura, Barbaresi, 2021). html: a page or a piece. Raises Unreadable where it cannot be parsed."""
     from trafilatura import extract, html2txt
 
+    html = with_formulas(html)
     try:
         text = extract(html, include_comments=False, favor_recall=True) or html2txt(html)
         if not text and not _WHOLE.search(html):

@@ -69,7 +69,7 @@ def test_chapters_of_a_book_in_reading_order(tmp_path: Path) -> None:
             "OEBPS/c.css": "p {color: red}",
         },
     )
-    assert texts(book) == ["First\n\nTwo words, 10^2.\n\nCafé\n\nSecond\n\nTwo words, 10^2."]
+    assert texts(book) == ["First\n\nTwo words, 10².\n\nCafé\n\nSecond\n\nTwo words, 10²."]
 
 
 def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
     )
     document = f'<?xml version="1.0"?><w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>'
     letter = packed(tmp_path / "a.docx", {"word/document.xml": document})
-    assert texts(letter) == ["Ten is 10^2\n\nkept\n\na\tb"]
+    assert texts(letter) == ["Ten is 10²\n\nkept\n\na\tb"]
     # As some programs write it.
     bare = packed(tmp_path / "b.docx", {"word/document.xml": document.replace(f' xmlns:w="{WORD}"', "")})
     assert texts(bare) == texts(letter)
@@ -119,7 +119,8 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
             'MIME-Version: 1.0\nContent-Type: multipart/related; boundary="b"\n\n--b\n'
             "Content-Type: text/html; charset=utf-8\n"
             "Content-Transfer-Encoding: quoted-printable\n\n<html><body><p>The pump has two valves, and "
-            "=E2=80=9Cboth=E2=80=9D of them leak.</p></body></html>\n--b\nContent-Type: text/css\n\np {color: red}\n--b--\n",
+            "=E2=80=9Cboth=E2=80=9D of them leak.</p></body></html>\n--b\n"
+            "Content-Type: text/css\n\np {color: red}\n--b--\n",
             "The pump has two valves, and “both” of them leak.",
         ),
     ],

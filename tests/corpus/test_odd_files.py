@@ -1,0 +1,77 @@
+"""Files as other programs leave them: padded archives, one object over several lines, splits named twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from corpus.config import TokenizerConfig
+from corpus.hub import dataset_files
+from corpus.quarantine import Rejected
+from corpus.readers.config import FileDocuments
+from corpus.readers.json_lines import is_list
+from corpus.readers.plan import Piece
+from corpus.readers.texts import read_texts
+from infra.bounded import opened
+from infra.errors import StageError
+
+
+def read(path: Path, **options: object) -> list[str | None]:
+    """Texts of a file; None for what is put aside."""
+    source = FileDocuments.model_validate({"paths": [str(path)], **options})
+    found = read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0")
+    return [None if isinstance(one, Rejected) else one.text for one in found]
+
+
+@pytest.mark.parametrize("zeros", [1, 512, 400_000])
+def test_gzip_may_be_padded_with_zeros(zeros: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    members = gzip.compress(b'{"text": "one"}\n') + gzip.compress(b"") + gzip.compress(b'{"text": "two"}\n')
+    path.write_bytes(members + bytes(zeros))
+    assert read(path) == ["one", "two"]
+    path.write_bytes(members + bytes(zeros) + b"junk")
+    with pytest.raises(StageError, match="not a whole gzip file"):
+        read(path)
+
+
+def test_a_large_gzip_member_comes_whole(tmp_path: Path) -> None:
+    content = b"".join(b"%d of many lines\n" % number for number in range(60_000))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content + bytes(2_000_000)))
+    with opened(tmp_path / "a.gz") as stream:
+        assert stream.read() == content + bytes(2_000_000)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_objects_over_several_lines_are_one_record_each(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    first, second = ({"text": f"{word}\n}}\nbehind", "more": {"a": [1]}} for word in ("one", "two"))
+    path.write_text(mark + json.dumps(first, indent=2) + "\n", encoding="utf8")
+    assert read(path) == [first["text"]] and is_list(path)
+    path.write_text(mark + json.dumps(first, indent="\t") + "\n\n" + json.dumps(second, indent=1), encoding="utf8")
+    assert read(path) == [first["text"], second["text"]]
+    path.write_text(json.dumps(first, indent=2)[:-1], encoding="utf8")
+    assert read(path) == [None]
+    path.write_text(json.dumps({"text": "long " * 400_000}, indent=2) + "\n" + json.dumps(second, indent=2))
+    assert read(path, max_document_mb=0.4) == [None, second["text"]]
+
+
+def test_lines_of_json_are_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert read(tmp_path / "a.jsonl") == ["one", "two"] and not is_list(tmp_path / "a.jsonl")
+
+
+def test_splits_are_listed_once(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "train"]}')
+    with pytest.raises(StageError, match=r"there are: train( |$)"):
+        dataset_files(str(tmp_path), None, "test", None)
+
+
+def test_a_wordpiece_vocabulary_has_room_for_all_bytes() -> None:
+    with pytest.raises(ValidationError, match="at least 518"):
+        TokenizerConfig(kind="wordpiece", vocab_size=400)
+    assert TokenizerConfig(kind="wordpiece", vocab_size=518).vocab_size == 518
+    assert TokenizerConfig(vocab_size=400).kind == "bpe"

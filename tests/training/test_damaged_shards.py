@@ -1,0 +1,88 @@
+"""Damaged shards are named with the file and what is wrong with it before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from infra.run import Run
+from training.config import PretrainConfig
+from training.pretrain import pretrain
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(change(content) or content))
+
+
+def shard_of(folder: Path) -> Path:
+    return next((folder / "train").glob("*.mds"))
+
+
+def overwrite(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut index": (lambda f: (f / "train/index.json").write_text('{"shards": [{"samp'), r"train/index\.json: not JSON"),
+    "empty index": (lambda f: (f / "train/index.json").write_text(""), "not JSON"),
+    "index of bytes": (lambda f: (f / "train/index.json").write_bytes(b"\xff\xfe\x00\x01"), "not JSON"),
+    "index that is a list": (lambda f: edit(f / "train/index.json", lambda one: [one]), "expected an object"),
+    "index without shards": (lambda f: edit(f / "train/index.json", lambda one: {"version": 2}), "expected `shards`"),
+    "entry without samples": (
+        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0].pop("samples") and None),
+        r"shards\.0: expected `samples`",
+    ),
+    "entry without a file": (
+        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0].update(raw_data=None)),
+        "expected `raw_data`",
+    ),
+    "entry of a file elsewhere": (
+        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0]["raw_data"].update(basename="../x.mds")),
+        "expected `basename`",
+    ),
+    "missing shard": (lambda f: shard_of(f).unlink(), r"shard\.00000\.mds: index\.json names this file"),
+    "cut shard": (lambda f: shard_of(f).write_bytes(shard_of(f).read_bytes()[:-9]), "expected the .* bytes"),
+    "shard of zeros": (
+        lambda f: shard_of(f).write_bytes(bytes(shard_of(f).stat().st_size)),
+        "its header is not that of the file",
+    ),
+    "shard with a damaged header": (lambda f: overwrite(shard_of(f), 8, b"\xff\xff\xff\xff"), "its header is damaged"),
+    "cut meta": (lambda f: (f / "meta.json").write_text('{"vocab'), r"meta\.json: not JSON"),
+    "meta without a length": (
+        lambda f: edit(f / "meta.json", lambda one: one.pop("sequence_length") and None),
+        "expected `sequence_length`",
+    ),
+    "validation": (
+        lambda f: (f / "validation/index.json").write_text("[]"),
+        r"validation/index\.json: expected an object",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(damage: str, shards_dir: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards_dir, folder)
+    harm, message = DAMAGES[damage]
+    harm(folder)
+    config = PretrainConfig.model_validate(
+        {
+            "model": {"family": "llama", "layers": 1, "width": 16, "heads": 2, "positions": 64},
+            "duration": "2 batches",
+            "global_batch_tokens": 256,
+        }
+    )
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, precision="fp32"))
+    with pytest.raises(StageError, match=message) as named:
+        pretrain(config, {"shards": folder, "tokenizer": tokenizer_dir}, tmp_path / "out", run)
+    assert named.value.problems[0].code == "bad_shards" and named.value.problems[0].fix
