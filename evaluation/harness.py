@@ -58,10 +58,13 @@ def evaluate_model(
     keeps the number that its YAML gives. only: the number of the one task that is asked; None for all.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
-    served = isinstance(lm, VllmLM)
-    device = torch.device("cpu") if served else lm.device
+    device = torch.device("cpu") if isinstance(lm, VllmLM) else lm.device
     with quiet(run.event), own_cache(run.work_dir / "datasets"), seeded(config.seed, device):
-        harness_model = lm if served else ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
+        harness_model: ReportingHFLM
+        if isinstance(lm, VllmLM):
+            harness_model = lm
+        else:
+            harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         if config.chat_template:
             check_template(harness_model.tokenizer)
         harness_model.answers = AnswerLog()

@@ -179,7 +179,7 @@ def _word_run(element: ElementTree.Element) -> str:
 
 def subtitle_text(text: str) -> str:
     """Lines of SubRip and WebVTT subtitles, without numbers, times and styles; the lines of one cue are joined."""
-    cues = []
+    cues: list[str] = []
     for block in re.split(r"\n\s*\n", text.removeprefix("\ufeff")):
         lines = block.strip().split("\n")
         at = next((number for number, line in enumerate(lines) if "-->" in line), None)
