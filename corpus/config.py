@@ -87,6 +87,9 @@ class NearPrompts(NearDuplicates):
     """Jaccard similarity of the two sets of word n-grams from which on two prompts are near duplicates."""
     ngram: int = Field(3, ge=1, le=32)
     """Words in an n-gram: fewer than in documents, since prompts are short."""
+    marks: bool = False
+    """Count marks that carry meaning as part of the words, as in `dedupe.near`. Off here: a prompt gives away one that
+    differs from it in a sign alone."""
 
 
 InstructionSource = Annotated[

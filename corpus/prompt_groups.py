@@ -9,10 +9,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from corpus.dedupe.config import NearDuplicates, choose_bands
-from corpus.dedupe.kernels import Sets, join_alike, shingle_texts, sign_sets
+from corpus.dedupe.kernels import Sets, join_alike, sign_sets
 from corpus.dedupe.search import buckets_of
-from corpus.dedupe.signatures import hash_functions
-from corpus.words import character_table, text_buffers
+from corpus.dedupe.signatures import hash_functions, sets_of_shingles
+from corpus.words import text_buffers
 
 TEMPLATE_SHARE, TEMPLATE_PROMPTS = 0.01, 10
 """Word n-grams of more than this share of the prompts, and of more than this many, are a template's: prompts that have
@@ -32,7 +32,7 @@ class PromptGroups:
         """Adds prompts after those that were added before."""
         data, begins = text_buffers(pa.chunked_array([pa.array(prompts, pa.large_string())]))
         places = np.arange(len(prompts))
-        found = np.unique(shingle_texts(data, begins, character_table(), self._config.ngram, places))
+        found = sets_of_shingles(data, begins, places, self._config.ngram, self._config.marks)
         self._shingles.append(found.astype(np.uint32))
         self._sizes.append(np.bincount((found >> np.uint64(32)).astype(np.int64), minlength=len(prompts)))
 

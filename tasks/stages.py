@@ -93,7 +93,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=3,
+            version=4,
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",

@@ -57,6 +57,10 @@ class NearDuplicates(Config):
     2022)."""
     ngram: int = Field(5, ge=1, le=32)
     """Words in an n-gram (5: Lee et al., 2022, and datatrove)."""
+    marks: bool = True
+    """Count marks that carry meaning as part of the words: operators and brackets of code, signs of numbers, + and # of
+    C++ and C#, vowel and tone signs. Code, formulas and texts that differ in these alone are no duplicates then. false
+    compares letters and digits only."""
     min_recall: Annotated[float, Field(gt=0, lt=1)] = 0.99
     """Chance that a pair of exactly this similarity becomes a candidate; that of more similar pairs is higher."""
     max_hashes: int = Field(128, ge=1, le=1024)

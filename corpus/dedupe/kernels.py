@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus.marks import MarkTables, hash_marked_ngrams, hash_marked_words
 from corpus.words import Bytes, Hashes, hash_ngrams, hash_words, mix64
 from infra.native import kernel
 
@@ -38,7 +39,8 @@ def hash_texts(data: Bytes, begins: NDArray[np.int64], out: Hashes) -> None:
 def sign_texts(
     data: Bytes,
     begins: NDArray[np.int64],
-    table: NDArray[np.int32],
+    tables: MarkTables,
+    with_marks: bool,
     ngram: int,
     factors: NDArray[np.uint32],
     shifts: NDArray[np.uint32],
@@ -46,19 +48,26 @@ def sign_texts(
 ) -> None:
     """MinHash (Broder, 1997) of each text's word n-grams, hashed by bands. factors, shifts: (H,); out: (bands, N).
 
-    Texts without words get bands that no other text has.
+    with_marks: whether the marks of `corpus.marks` are part of the words. Texts without words get bands that no other
+    text has.
     """
     bands = out.shape[0]
     hashes = factors.size
     rows = hashes // bands
     room = max(1, np.max(np.diff(begins)))
-    words, grams = np.empty(room, np.uint64), np.empty(room, np.uint64)
+    words, grams = np.empty(room, np.uint64), np.empty(room + ngram * ngram, np.uint64)
+    marks, code_marks = np.empty(room, np.uint64), np.empty(room, np.uint64)
     starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
     signature = np.empty(hashes, np.uint32)
     for text in range(out.shape[1]):
-        count = hash_words(data, begins[text], begins[text + 1], table, words, starts, ends)
+        if with_marks:
+            count = hash_marked_words(data, begins[text], begins[text + 1], tables, words, marks, code_marks)
+            size = hash_marked_ngrams(words, marks, count, ngram, grams)
+        else:
+            count = hash_words(data, begins[text], begins[text + 1], tables.words, words, starts, ends)
+            size = hash_ngrams(words, count, ngram, grams)
         signature[:] = np.uint32(0xFFFFFFFF)
-        for gram in grams[: hash_ngrams(words, count, ngram, grams)]:
+        for gram in grams[:size]:
             shingle = np.uint32(gram)
             for i in range(hashes):
                 value = np.uint32(shingle * factors[i] + shifts[i])
@@ -72,22 +81,34 @@ def sign_texts(
 
 @kernel
 def shingle_texts(
-    data: Bytes, begins: NDArray[np.int64], table: NDArray[np.int32], ngram: int, chosen: NDArray[np.int64]
+    data: Bytes,
+    begins: NDArray[np.int64],
+    tables: MarkTables,
+    with_marks: bool,
+    ngram: int,
+    chosen: NDArray[np.int64],
 ) -> Hashes:
-    """The shingles of the chosen texts, unordered: place in `chosen` << 32 | 32-bit hash."""
+    """The shingles of the chosen texts, unordered: place in `chosen` << 32 | 32-bit hash. with_marks: see
+    `sign_texts`."""
     total = longest = 1
     for text in chosen:
         size = begins[text + 1] - begins[text]
-        total += size // 2 + 1
+        total += size // 2 + 1 + ngram * ngram
         longest = max(longest, size)
-    words, grams = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    words, grams = np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64)
+    marks, code_marks = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
     starts, ends = np.empty(longest, np.int64), np.empty(longest, np.int64)
     out = np.empty(total, np.uint64)
     filled = 0
     for place in range(chosen.size):
         text = chosen[place]
-        count = hash_words(data, begins[text], begins[text + 1], table, words, starts, ends)
-        for gram in grams[: hash_ngrams(words, count, ngram, grams)]:
+        if with_marks:
+            count = hash_marked_words(data, begins[text], begins[text + 1], tables, words, marks, code_marks)
+            size = hash_marked_ngrams(words, marks, count, ngram, grams)
+        else:
+            count = hash_words(data, begins[text], begins[text + 1], tables.words, words, starts, ends)
+            size = hash_ngrams(words, count, ngram, grams)
+        for gram in grams[:size]:
             out[filled] = np.uint64(place) << np.uint64(32) | np.uint64(np.uint32(gram))
             filled += 1
     return out[:filled]

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from corpus.dedupe.config import Bands, DedupeConfig, choose_bands
+from corpus.dedupe.config import Bands, DedupeConfig, NearDuplicates, choose_bands
 from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
+from corpus.marks import mark_tables
 from corpus.selection import read_table
 from corpus.sources import source_numbers
-from corpus.words import character_table, text_buffers
+from corpus.words import Bytes, text_buffers
 from infra.partitions import Summary
 
 EXACT, BANDS, LENGTHS, IDS, NAMES = "exact.npy", "bands.npy", "lengths.npy", "ids.npy", "names.npy"
@@ -43,7 +45,7 @@ class SignDocuments:
             assert bands is not None
             signed = np.empty((bands.bands, len(table)), np.uint64)
             factors, shifts = hash_functions(bands, self.config.seed)
-            sign_texts(data, begins, character_table(), near.ngram, factors, shifts, signed)
+            sign_texts(data, begins, mark_tables(), near.marks, near.ngram, factors, shifts, signed)
             np.save(out / BANDS, signed ^ salt)
         return {"documents": len(table), "bytes": int(begins[-1] - begins[0]), "names": names}
 
@@ -61,20 +63,33 @@ class PartOfMarks:
 class WriteShingles:
     """Writes the sets of shingles of the marked documents of one part, ascending, one after the other."""
 
-    ngram: int
+    near: NearDuplicates
 
     def __call__(self, item: PartOfMarks, out: Path) -> Summary:
         texts = read_table(item.part, ["text"])["text"]
         marks = np.load(item.marks, mmap_mode="r")[item.first : item.first + len(texts)]
         chosen = np.flatnonzero(marks)
         data, begins = text_buffers(texts)
-        found = np.unique(shingle_texts(data, begins, character_table(), self.ngram, chosen))
+        found = sets_of_shingles(data, begins, chosen, self.near.ngram, self.near.marks)
         places = (found >> np.uint64(32)).astype(np.int64)
         sizes = np.bincount(places, minlength=chosen.size)
         rank = np.arange(found.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         np.save(out / SHINGLES, found[rank < SET_LIMIT].astype(np.uint32))
         np.save(out / SIZES, np.minimum(sizes, SET_LIMIT))
         return {"documents": len(texts), "bytes": int(np.diff(begins)[chosen].sum())}
+
+
+def sets_of_shingles(
+    data: Bytes, begins: NDArray[np.int64], chosen: NDArray[np.int64], ngram: int, marks: bool
+) -> NDArray[np.uint64]:
+    """The shingles of the chosen texts, see `shingle_texts`, ascending and each once."""
+    found = shingle_texts(data, begins, mark_tables(), marks, ngram, chosen)
+    # np.unique has used a hash table since numpy 2.3, which takes 50 times as long for a million shingles.
+    found.sort()
+    is_first = np.ones(found.size, np.bool_)
+    is_first[1:] = found[1:] != found[:-1]
+    unique: NDArray[np.uint64] = found[is_first]
+    return unique
 
 
 def hash_functions(bands: Bands, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -110,7 +110,7 @@ def _sets_of_candidates(near: NearDuplicates, marks: np.ndarray, passes: Passes)
     file = passes.run.work_dir / "marks.npy"
     np.save(file, marks)
     items = [PartOfMarks(part, file, first) for part, first in zip(passes.parts, passes.firsts, strict=True)]
-    passes.over("shingles", WriteShingles(near.ngram), items)
+    passes.over("shingles", WriteShingles(near), items)
     return SetFile(passes.run.work_dir / "shingles.bin", passes.folders("shingles"), marks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +210,63 @@ def test_a_text_whose_only_partner_is_the_sixty_fifth_of_its_bucket_is_found():
     originals, similarities = np.full(count, -1), np.zeros(count, np.float32)
     compare_buckets(np.arange(count), np.array([0, count]), sets, 0.8, originals, similarities)
     assert originals.tolist() == [-1] * 65 + [64]
+
+
+FUNCTION = (
+    "def combine(left, right):\n    result = left {} right\n    if result:\n        log(result)\n    return result\n"
+)
+STATION = "At the station on the ridge the thermometer showed {} °C at noon and {} °C at night, said the warden."
+LANGUAGE = "{} is the language that the team uses for the control software of the pumps, and all of them learnt it."
+SUM = "Solve for x: 3 x {} 5 = 7. Write down each step and check the result by putting it in."
+ALIKE_BUT_DIFFERENT = {
+    "operators of code": [FUNCTION.format(mark) for mark in "+ - * / % // ** & | ^ < > == != <= >= << >>".split()],
+    "brackets of code": ["x = f[i](y)\nz = {k: v}", "x = f(i)[y]\nz = {k: v}", "x = f[i](y)\nz = (k, v)"],
+    "signs of numbers": [STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))],
+    "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*")],
+    "formulas": [SUM.format(sign) for sign in "+-×÷±·∓"],
+    "comparisons": [f"The difference was significant with p {sign} 0.05 in all of the trials." for sign in "<>="],
+    "raised digits": ["The field has an area of 10² metres by the map.", "The field has an area of 102 metres by the map."],
+    "vowel signs of Hindi": ["यह किताब उसकी है और वह उसे पढ़ता है", "यह किताब उसके है और वह उसे पढ़ती है", "कु कु कु", "के के के"],
+    "vowel signs of Arabic": ["كَتَبَ الولد الدرس في دفتره الجديد", "كُتِبَ الولد الدرس في دفتره الجديد"],
+    "tone marks of Thai": ["เขาเดินไปที่ตลาดใกล้บ้าน", "เขาเดินไปที่ตลาดไกลบ้าน", "ไก่ไก่ไก่", "ไก้ไก้ไก้"],
+    "voiced kana": ["かきをたべる", "がきをたべる"],
+    "tones of Vietnamese": ["ông ấy bán cá ở chợ vào buổi sáng", "ông ấy bàn cà ở chò vao buổi sang", "má má má má", "mà mà mà mà"],
+    "tones of Pinyin": ["tā mǎi le yì běn shū gěi wǒ", "tā mài le yì běn shū gěi wǒ"],
+}  # fmt: skip
+ALIKE = {
+    "accents, case and width": [
+        "The café in the old harbour serves coffee from six in the morning until the ferry leaves.",
+        "THE CAFE IN THE OLD HARBOUR SERVES COFFEE FROM SIX IN THE MORNING UNTIL THE FERRY LEAVES",
+        "Ｔｈｅ cafe\u0301 in the old har\u00adbour serves coffee from six in the morning until the ferry leaves.",
+    ],
+    "composed and decomposed tones": ["ông ấy bán cá ở chợ", unicodedata.normalize("NFD", "ông ấy bán cá ở chợ")],
+    "forms of minus and dash": [
+        "It was −12 °C (1990–1995) - so they said - in the well-known valley of the north, by and by.",
+        "It was -12 °C (1990-1995) — so they said — in the well known valley of the north, by and by.",
+    ],
+    "layout and quotes of code": [
+        FUNCTION.format("+") + "x = call('a', 'b')",
+        FUNCTION.format("+").replace("    ", "\t").replace(" = ", "=") + 'x = call("a","b",)',
+    ],
+    "quoted mail": [
+        "> You wrote that the bridge\n> is closed until May.",
+        "You wrote that the bridge\nis closed until May.",
+    ],
+}
+
+
+@pytest.mark.parametrize("texts", ALIKE_BUT_DIFFERENT.values(), ids=ALIKE_BUT_DIFFERENT)
+def test_marks_that_carry_meaning_tell_texts_apart(build, tmp_path, texts):
+    documents = written(tmp_path / "in", texts)
+    assert numbers(build(dedupe, DedupeConfig(), documents=documents)) == list(range(len(texts)))
+
+
+@pytest.mark.parametrize("texts", ALIKE.values(), ids=ALIKE)
+def test_marks_without_meaning_do_not(build, tmp_path, texts):
+    assert numbers(build(dedupe, DedupeConfig(), documents=written(tmp_path / "in", texts))) == [0]
+
+
+def test_marks_can_be_left_out(build, tmp_path):
+    texts = ALIKE_BUT_DIFFERENT["operators of code"]
+    config = DedupeConfig(near={"marks": False})
+    assert numbers(build(dedupe, config, documents=written(tmp_path / "in", texts))) == [0]
