@@ -239,7 +239,7 @@ def hash_marked_words(
                     accent = accents[point]
                     if accent:
                         accented += 0x300 <= accent & 0xFFFF <= 0x303
-                        tones += 0x1EA0 <= point <= 0x1EF9 or 0x1A0 <= point <= 0x1B0 or 0x1CD <= point <= 0x1DC
+                        tones += 0x1EA0 <= point <= 0x1EF9 or 0x1A0 <= point <= 0x1B0 or 0x1CD <= point <= 0x1DC  # type: ignore[assignment]
                         if is_tonal:
                             value = (value ^ np.uint64(accent & 0xFFFF)) * np.uint64(0x100000001B3)
                             if accent >> 16:

@@ -71,7 +71,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "validate",
             about="A Great Expectations suite that stops the flow when the data is not what it should be.",
-            version=3,
+            version=4,
             config=ValidateConfig,
             section=True,
             function="corpus.validate:validate",
@@ -83,7 +83,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=3,
+            version=4,
             config=CleanConfig,
             section=True,
             function="corpus.clean:clean",

@@ -37,6 +37,11 @@ class GopherQualityConfig(Config):
     """Fewest different ones of the stop words."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
     """Words as they stand in text, case included; those of another language make the rule fit it. At most 64."""
+    language: str | None = Field(None, pattern="^[a-z]{2}$")
+    """The language (ISO 639-1) of texts that the limits on English words do not fit: their words, stop words and
+    letters are measured as those of that language, or, in scripts that put no space between words, by characters. null:
+    the language that the source declares, else the one found by stop words and script. en: English measures for all
+    texts, as in Gopher. Stop words other than the default do the same."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> GopherQualityConfig:

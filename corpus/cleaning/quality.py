@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 from corpus.cleaning import c4, measures
 from corpus.cleaning.characters import CODE_POINTS, class_table, members
 from corpus.cleaning.config import C4Config, CleanConfig, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
+from corpus.cleaning.languages import (
+    MEAN_WORD_LENGTH,
+    MIN_LETTER_SHARE,
+    Prose,
+    characters_as_words,
+    is_unspaced,
+    measure,
+)
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
 from corpus.cleaning.segment import Batch, Segmenter, code_points
@@ -52,13 +60,16 @@ class QualityRules:
         self._judge([""], empty, verdicts)
         return verdicts.rules
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Verdicts, list[str]]:
-        """What became of each text, and the texts with the lines that C4's rules leave."""
+    def __call__(self, texts: Sequence[str], languages: Sequence[str] = ()) -> tuple[Verdicts, list[str]]:
+        """What became of each text, and the texts with the lines that C4's rules leave. languages: of the texts, ISO
+        639-1 codes; "" where not known."""
         points, starts = code_points(texts)
         verdicts = Verdicts(len(texts))
-        return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts)
+        return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts, languages)
 
-    def _judge(self, texts: Sequence[str], batch: Batch, verdicts: Verdicts) -> list[str]:
+    def _judge(
+        self, texts: Sequence[str], batch: Batch, verdicts: Verdicts, languages: Sequence[str] = ()
+    ) -> list[str]:
         config = self.config
         for rule in (
             at_least("min_characters", OURS, config.min_characters),
@@ -66,9 +77,9 @@ class QualityRules:
         ):
             verdicts.apply(rule, np.diff(batch.doc_starts))
         if config.gopher_quality:
-            self._gopher_quality(config.gopher_quality, batch, verdicts)
+            self._gopher_quality(config.gopher_quality, texts, languages, batch, verdicts)
         if config.gopher_repetition:
-            self._gopher_repetition(config.gopher_repetition, batch, verdicts)
+            self._gopher_repetition(config.gopher_repetition, texts, batch, verdicts)
         edited = list(texts)
         if self._c4:
             batch, edited = self._edit(self._c4, texts, batch, verdicts)
@@ -76,7 +87,14 @@ class QualityRules:
             self._fineweb(config.fineweb, batch, verdicts)
         return edited
 
-    def _gopher_quality(self, config: GopherQualityConfig, batch: Batch, verdicts: Verdicts) -> None:
+    def _gopher_quality(
+        self,
+        config: GopherQualityConfig,
+        texts: Sequence[str],
+        languages: Sequence[str],
+        batch: Batch,
+        verdicts: Verdicts,
+    ) -> None:
         found = measures.gopher_quality(
             batch.points, batch.doc_starts, batch.doc_words, batch.lengths, batch.bits, self._classes
         ).T
@@ -84,7 +102,7 @@ class QualityRules:
         solid = found[measures.SOLID_WORDS]
         length = found[measures.SOLID_LENGTH] / np.maximum(solid, 1)
         prefix = "gopher_quality."
-        for rule, values in (
+        rules: list[tuple[Rule | None, Array]] = [
             (at_least("min_words", GOPHER, config.min_words), solid),
             (at_most("max_words", GOPHER, config.max_words), solid),
             (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length), length),
@@ -104,10 +122,39 @@ class QualityRules:
                 found[measures.ALPHABETIC_WORDS] / words,
             ),
             (at_least("min_stop_words", GOPHER, config.min_stop_words), found[measures.STOP_WORDS]),
-        ):
+        ]
+        others = self._in_other_languages(config, texts, languages, rules, verdicts.standing)
+        for rule, values in rules:
+            if rule is not None and rule.name in _OF_WORDS and others:
+                values = values.astype(float)
+                values[list(others)] = np.nan  # keeps every limit
             verdicts.apply(_below(prefix, rule), values)
+        _apply_to_others(config, others, verdicts)
 
-    def _gopher_repetition(self, config: GopherRepetitionConfig, batch: Batch, verdicts: Verdicts) -> None:
+    def _in_other_languages(
+        self,
+        config: GopherQualityConfig,
+        texts: Sequence[str],
+        languages: Sequence[str],
+        rules: Sequence[tuple[Rule | None, Array]],
+        standing: Array,
+    ) -> dict[int, Prose]:
+        """The texts that break a rule on English words and are in another language, with their measures."""
+        if config.language == "en" or config.stop_words != GopherQualityConfig().stop_words:
+            return {}
+        broken = np.zeros(len(texts), bool)
+        for rule, values in rules:
+            if rule is not None and rule.name in _OF_WORDS:
+                broken |= (values < rule.low) | (values > rule.high)
+        found = {
+            document: measure(texts[document], config.language or (languages[document] if languages else ""))
+            for document in np.flatnonzero(broken & standing).tolist()
+        }
+        return {document: prose for document, prose in found.items() if prose}
+
+    def _gopher_repetition(
+        self, config: GopherRepetitionConfig, texts: Sequence[str], batch: Batch, verdicts: Verdicts
+    ) -> None:
         found = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
         sizes = np.diff(batch.doc_starts)
         characters = np.maximum(sizes, 1)
@@ -140,6 +187,9 @@ class QualityRules:
             np.array([n for n, _ in repeated], np.int64), np.array([limit for _, limit in repeated], np.float64),
         )  # fmt: skip
         names = [f"most_common_ngrams.{n}" for n, _ in common] + [f"repeated_ngrams.{n}" for n, _ in repeated]
+        for document in np.flatnonzero(verdicts.standing).tolist():
+            if is_unspaced(texts[document]):
+                shares[document] = _repeated_characters(config, texts[document])
         for name, (_, limit), values in zip(names, (*common, *repeated), shares.T, strict=True):
             verdicts.apply(at_most(prefix + name, GOPHER, limit), values)
 
@@ -186,6 +236,57 @@ class QualityRules:
             ),
         ):
             verdicts.apply(_below(prefix, rule), values)
+
+
+def _repeated_characters(config: GopherRepetitionConfig, text: str) -> Array:
+    """The shares of `repeated_words` of a text in a script without spaces: rows of as many characters as n words have
+    on average."""
+    characters, per_word = characters_as_words(text)
+    points, starts = code_points([characters])
+    common, repeated = (
+        (np.array([round(n * per_word) for n, _ in pairs], np.int64), np.array([limit for _, limit in pairs]))
+        for pairs in (config.most_common_ngrams, config.repeated_ngrams)
+    )
+    lengths = np.ones(points.size, np.int32)
+    hashes = points.astype(np.uint64) + np.uint64(1)
+    shares: Array = repeated_words(
+        hashes, lengths, starts, np.diff(starts), np.ones(1, bool), common[0], common[1].astype(float), repeated[0],
+        repeated[1].astype(float),
+    )  # fmt: skip
+    return shares[0]
+
+
+_OF_WORDS = {
+    "min_words",
+    "max_words",
+    "min_mean_word_length",
+    "max_mean_word_length",
+    "min_alphabetic_word_share",
+    "min_stop_words",
+}
+"""Gopher's rules whose measures depend on the language."""
+
+
+def _apply_to_others(config: GopherQualityConfig, others: Mapping[int, Prose], verdicts: Verdicts) -> None:
+    """Gopher's rules for texts that are not in English, by the measures of their language."""
+    shortest, longest = MEAN_WORD_LENGTH
+    spaced = {document: prose for document, prose in others.items() if prose.word_length is not None}
+    unspaced = {document: prose for document, prose in others.items() if prose.word_length is None}
+    listed = {document: prose for document, prose in others.items() if prose.stop_words is not None}
+    min_letters = config.min_alphabetic_word_share
+    for rule, some, name in (
+        (at_least("min_words", GOPHER, config.min_words), others, "words"),
+        (at_most("max_words", GOPHER, config.max_words), others, "words"),
+        (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length and shortest), spaced, "word_length"),
+        (at_most("max_mean_word_length", GOPHER, config.max_mean_word_length and longest), spaced, "word_length"),
+        (at_least("min_alphabetic_word_share", GOPHER, min_letters), spaced, "letters"),
+        (at_least("min_alphabetic_word_share", GOPHER, min_letters and MIN_LETTER_SHARE), unspaced, "letters"),
+        (at_least("min_stop_words", GOPHER, config.min_stop_words), listed, "stop_words"),
+    ):
+        values = np.full(len(verdicts.broken), np.nan)
+        for document, prose in some.items():
+            values[document] = getattr(prose, name)
+        verdicts.apply(_below("gopher_quality.", rule), values)
 
 
 class _C4Lines:

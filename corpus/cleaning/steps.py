@@ -23,7 +23,9 @@ class Quality:
         self.counts = self._judge.lines
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
-        verdicts, texts = self._judge([document.text for document in documents])
+        verdicts, texts = self._judge(
+            [document.text for document in documents], [document.language for document in documents]
+        )
         return [
             broken or changed(document, text)
             for document, broken, text in zip(documents, verdicts.broken, texts, strict=True)

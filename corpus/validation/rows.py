@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corpus.cleaning.languages import has_sentences, is_unspaced, letters_in
 from corpus.config import DataKind
 from corpus.documents import count_documents, read_documents
 from corpus.readers.config import RULE
@@ -170,13 +171,13 @@ def _is_sampled(identity: str, max_rows: int, total: int) -> bool:
 
 
 def is_language_like(text: str) -> bool:
-    """At least 40 % letters among the characters that are not space, and words of 2 to 15 characters on average."""
+    """At least 40 % letters among the characters that are not space, and words of 2 to 15 characters on average; in
+    scripts that put no space between words, sentences that marks or spaces end."""
     words = text.split()
     characters = sum(map(len, words))
-    if not characters:
+    if not characters or letters_in(text) < 0.4 * characters:
         return False
-    letters = sum(map(str.isalpha, text))
-    return letters >= 0.4 * characters and 2 <= characters / len(words) <= 15
+    return has_sentences(text) if is_unspaced(text) else 2 <= characters / len(words) <= 15
 
 
 def is_answer_like(text: str) -> bool:

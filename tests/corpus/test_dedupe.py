@@ -218,21 +218,32 @@ FUNCTION = (
 STATION = "At the station on the ridge the thermometer showed {} °C at noon and {} °C at night, said the warden."
 LANGUAGE = "{} is the language that the team uses for the control software of the pumps, and all of them learnt it."
 SUM = "Solve for x: 3 x {} 5 = 7. Write down each step and check the result by putting it in."
+OPERATORS = "+ - * / % // ** & | ^ < > == != <= >= << >>"
 ALIKE_BUT_DIFFERENT = {
-    "operators of code": [FUNCTION.format(mark) for mark in "+ - * / % // ** & | ^ < > == != <= >= << >>".split()],
+    "operators of code": [FUNCTION.format(mark) for mark in OPERATORS.split()],
     "brackets of code": ["x = f[i](y)\nz = {k: v}", "x = f(i)[y]\nz = {k: v}", "x = f[i](y)\nz = (k, v)"],
-    "signs of numbers": [STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))],
+    "signs of numbers": [
+        STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))
+    ],
     "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*")],
     "formulas": [SUM.format(sign) for sign in "+-×÷±·∓"],
     "comparisons": [f"The difference was significant with p {sign} 0.05 in all of the trials." for sign in "<>="],
-    "raised digits": ["The field has an area of 10² metres by the map.", "The field has an area of 102 metres by the map."],
+    "raised digits": [
+        "The field has an area of 10² metres by the map.",
+        "The field has an area of 102 metres by the map.",
+    ],
     "vowel signs of Hindi": ["यह किताब उसकी है और वह उसे पढ़ता है", "यह किताब उसके है और वह उसे पढ़ती है", "कु कु कु", "के के के"],
     "vowel signs of Arabic": ["كَتَبَ الولد الدرس في دفتره الجديد", "كُتِبَ الولد الدرس في دفتره الجديد"],
     "tone marks of Thai": ["เขาเดินไปที่ตลาดใกล้บ้าน", "เขาเดินไปที่ตลาดไกลบ้าน", "ไก่ไก่ไก่", "ไก้ไก้ไก้"],
     "voiced kana": ["かきをたべる", "がきをたべる"],
-    "tones of Vietnamese": ["ông ấy bán cá ở chợ vào buổi sáng", "ông ấy bàn cà ở chò vao buổi sang", "má má má má", "mà mà mà mà"],
+    "tones of Vietnamese": [
+        "ông ấy bán cá ở chợ vào buổi sáng",
+        "ông ấy bàn cà ở chò vao buổi sang",
+        "má má má má",
+        "mà mà mà mà",
+    ],
     "tones of Pinyin": ["tā mǎi le yì běn shū gěi wǒ", "tā mài le yì běn shū gěi wǒ"],
-}  # fmt: skip
+}
 ALIKE = {
     "accents, case and width": [
         "The café in the old harbour serves coffee from six in the morning until the ferry leaves.",
