@@ -153,7 +153,11 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
 
 def _ips(text: str) -> Iterator[tuple[int, int]]:
     for match in _IPV4.finditer(text):
-        if not _stands_behind(text, match.start(), "0123456789.") and _is_public(match.group()):
+        if (
+            not _stands_behind(text, match.start(), "0123456789.")
+            and _is_public(match.group())
+            and not _is_numbering(text, *match.span())
+        ):
             yield match.span()
     behind = 0
     for colons in _TWO_COLONS.finditer(text):
@@ -161,6 +165,72 @@ def _ips(text: str) -> Iterator[tuple[int, int]]:
         if long and long.start() < colons.end() and _is_public(long.group()):
             behind = long.end()
             yield long.span()
+
+
+_NUMBERED_WORDS = """
+    version versions ver rev revision release releases released build builds update updates upgrade upgraded patch
+    kernel firmware driver software package app browser section sections sect sec chapter clause clauses paragraph
+    paragraphs par article articles appendix annex figure figures fig table tables equation theorem lemma exercise
+    requirement requirements rule item step part oid oids identifier identifiers changelog changes bump
+"""
+_NUMBERED = frozenset(_NUMBERED_WORDS.split())
+"""Words that versions, sections and object identifiers follow."""
+_ADDRESSED_WORDS = """
+    ip ips ipv address addresses addr server servers host hosts hostname nameserver dns from by via at client clients
+    gateway router proxy node peer network subnet ping traceroute connect connected connection connections ssh telnet
+    login logged received user users port relay firewall blocked visitor
+"""
+_ADDRESSED = frozenset(_ADDRESSED_WORDS.split())
+"""Words that addresses follow."""
+_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9]*|§")
+_WORD_BEFORE = re.compile(r"(?P<word>[A-Za-z§][A-Za-z0-9]*)?(?P<joint>[\s\"':=#>~-]{0,4})$")
+_SENTENCE_END = re.compile(r"[.!?;]\s|\n")
+_SENTENCE_CHARACTERS = 160
+
+
+def _is_numbering(text: str, start: int, end: int) -> bool:
+    """Whether four numbers are a version, the number of a section or an object identifier, by what is around them.
+
+    What is directly before decides, then the nearest word in the sentence that speaks of either; without any of these
+    it is an address.
+    """
+    before = text[max(0, start - _SENTENCE_CHARACTERS) : start]
+    behind = text[end : end + _SENTENCE_CHARACTERS]
+    if before[-1:] in "[(@" and before:
+        return False
+    if before.endswith("//"):
+        return False
+    if re.search(r"[A-Za-z][/_-]$|(?<![A-Za-z])[vV]$|[=><~!]=$|§\s?$", before):
+        # Chrome/121.0.1.4, tool-1.2.3.4, v1.2.3.4, thing==1.2.3.4; but Contributions/1.2.3.4 names a person.
+        return not re.search(r"(?:Contributions|User|talk|address|ip)[/_-]$", before, re.IGNORECASE)
+    if re.match(r":\d|/\d", behind):
+        return False
+    before = before[max((found.end() for found in _SENTENCE_END.finditer(before)), default=0) :]
+    direct = _WORD_BEFORE.search(before)
+    if direct and direct["word"]:
+        word = direct["word"]
+        if word.lower() in _ADDRESSED:
+            # "upgrade from 1.2.3.4" is told by the rest of its sentence.
+            return word.lower() in ("from", "by", "at") and _speaks_of_numbering(before[: direct.start()], behind)
+        if word.lower() in _NUMBERED:
+            return True
+        # The name of a product; at the start of a sentence it may be a verb.
+        is_name = word[0].isupper() and direct.start() > 0
+        if direct["joint"] == " " and (is_name or (any(map(str.isupper, word[1:])) and not word.isupper())):
+            return True
+    return _speaks_of_numbering(before, behind)
+
+
+def _speaks_of_numbering(before: str, behind: str) -> bool:
+    """Whether the nearest word before, else behind, that speaks of either, speaks of versions or sections."""
+    if found := _SENTENCE_END.search(behind):
+        behind = behind[: found.start()]
+    for word in (*reversed(_WORDS.findall(before)), *_WORDS.findall(behind)):
+        if word.lower() in _NUMBERED or word == "§":
+            return True
+        if word.lower() in _ADDRESSED:
+            return False
+    return False
 
 
 def _stands_behind(text: str, start: int, characters: str) -> bool:
