@@ -90,7 +90,8 @@ def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary
         for item in _items(config, reading):
             if isinstance(item.what, Rejected):
                 tally.add(item.what)
-                quarantine.write(item.what.as_line(piece=item.piece))
+                if not item.what.is_skipped:
+                    quarantine.write(item.what.as_line(piece=item.piece))
                 continue
             writer.write(item.what)
             counts.add(item.what)
@@ -190,6 +191,7 @@ def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict
         **{name: sum(summary[name] for summary in summaries) for name in totals},
         "quarantined": tally.total,
         "reasons": dict(tally.counts.most_common()),
+        "skipped_records": dict(tally.skipped.most_common()),
         "origins": dict(sorted(origins.items())),
     }
 

@@ -26,6 +26,8 @@ class Rejected:
     file: str
     line: int
     reason: str
+    is_skipped: bool = False
+    """Whether it is left out by a setting and is no fault of the data: counted by itself."""
 
     @property
     def place(self) -> str:
@@ -45,24 +47,29 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, Rejected] = {}
+        self.skipped: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
         return self.counts.total()
 
     def add(self, rejected: Rejected) -> None:
+        if rejected.is_skipped:
+            self.skipped[rejected.kind] += 1
+            return
         self.counts[rejected.kind] += 1
         self.examples.setdefault(rejected.kind, rejected)
 
     def as_json(self) -> dict[str, Any]:
         examples = {kind: [item.file, item.line, item.reason] for kind, item in self.examples.items()}
-        return {"counts": dict(self.counts), "examples": examples}
+        return {"counts": dict(self.counts), "examples": examples, "skipped": dict(self.skipped)}
 
     @classmethod
     def sum(cls, parts: Iterable[Mapping[str, Any]]) -> Tally:
         total = cls()
         for part in parts:
             total.counts.update(part["counts"])
+            total.skipped.update(part["skipped"])
             for kind, example in part["examples"].items():
                 total.examples.setdefault(kind, Rejected(*example))
         return total
@@ -74,6 +81,9 @@ class Tally:
         Raises StageError `too_much_quarantined` with the most frequent reason and an example where the share of what
         was put aside is over the limit, and `empty_source` where there was nothing to read at all.
         """
+        if read == 0 and not self.counts and self.skipped:
+            kinds = ", ".join(f"{count:,} with {kind}" for kind, count in self.skipped.most_common())
+            raise stage_error("empty_source", key, f"every record was skipped: {kinds}", f"set {key}.error_pages: read")
         if read == 0 and set(self.counts) <= {EMPTY}:
             place = self.examples[EMPTY].place if self.counts else key
             raise stage_error("empty_source", place, f"there is nothing to read here ({key})", "give it some text")

@@ -153,6 +153,9 @@ class TextOptions(SourceDescription):
     """Cut longer texts at the first paragraph end after this many characters; by default a text stays whole."""
     max_document_mb: float = Field(20, gt=0)
     """Larger documents (10^6 bytes) are put aside: most likely many in one, and held in memory several times."""
+    error_pages: Literal["skip", "read"] = "skip"
+    """Pages of WARC files whose HTTP status is not 2xx, such as 404 and redirects: skip counts them in aux/sources.json
+    (`skipped_records`)."""
     broken_files: Literal["stop", "quarantine"] = "stop"
     """What a file does that is binary, truncated or damaged: stop the run, or count as one record that was put aside,
     with what could be read of it kept."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+import unicodedata
 
 from corpus.readers.streams import PROBE_BYTES, encoding_mark, is_wide, wide_without_mark
 
@@ -75,6 +76,33 @@ def mend(text: str) -> tuple[str, bool]:
             # Mojibake may stand for NULs too, as Java writes them.
             mended = ftfy.fix_encoding(mended).replace("\0", "")
     return mended, mended != text
+
+
+CONTROL_SHARE = 0.03
+"""Largest share of control characters in a text. Random bytes have 0.1 in any encoding of single bytes, and as many
+unassigned characters in UTF-16; logs with colours and pages of manuals have escapes and backspaces, which count not."""
+REPLACED_SHARE = 0.2
+"""Largest share of U+FFFD, which stands for bytes that fit no encoding."""
+CHECKED_CHARACTERS = 100_000
+_CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def no_text(text: str) -> str:
+    """The reason why a text is none but decoded binary data; "" for a text."""
+    sample = text[:CHECKED_CHARACTERS]
+    if sample.isprintable():
+        return ""
+    controls = len(_CONTROLS.findall(sample))
+    if not sample.isascii():
+        # Printable characters are assigned; the others are few in a text.
+        others = "".join(c for c in set(sample) if not c.isprintable() and unicodedata.category(c) == "Cn")
+        controls += sum(map(sample.count, others))
+    if controls > CONTROL_SHARE * len(sample) and controls > 2:
+        return f"not text: binary data ({controls:,} control characters in {len(sample):,})"
+    replaced = sample.count("\ufffd")
+    if replaced > REPLACED_SHARE * len(sample) and replaced > 2:
+        return f"not text: {replaced:,} of {len(sample):,} characters fit no encoding"
+    return ""
 
 
 def whole_characters(text: str) -> str:

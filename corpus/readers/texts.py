@@ -12,7 +12,7 @@ from corpus.quarantine import Rejected
 from corpus.readers.config import TextOptions
 from corpus.readers.delimited import read_delimited
 from corpus.readers.documents import DOCUMENT_FORMATS, read_document
-from corpus.readers.encodings import decode, mend
+from corpus.readers.encodings import decode, mend, no_text
 from corpus.readers.json_lines import read_records, with_fields
 from corpus.readers.mail import mail_text
 from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
@@ -75,7 +75,7 @@ def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Reject
         case "unread":
             raise refuse_format(place, suffix_of(place))
         case "warc":
-            yield from read_warc(place, encoding, max_bytes)
+            yield from read_warc(place, encoding, max_bytes, source.error_pages)
         case _ if source.text_unit == "line":
             yield from read_lines(place, encoding, piece.span, max_bytes)
         case _ if source.text_unit == "paragraph" or (source.cut_characters and source.content == "plain"):
@@ -111,7 +111,8 @@ def _texts_of(records: Iterator[Record | Rejected], source: TextOptions) -> Iter
 def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
     """The text in its final form: out of its HTML or e-mail, mended, and cut."""
     text, was_mended = mend(item.text)
-    if source.content != "plain":
+    fault = no_text(text) if source.content == "html" else ""
+    if source.content != "plain" and not fault:
         try:
             text = _CONTENTS[source.content](text)
         except Unreadable as error:
@@ -120,6 +121,9 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         # What a mail's parts and a page's entities stood for comes to light only here.
         text, was_mended_inside = mend(text)
         was_mended |= was_mended_inside
+    if fault := fault or no_text(text):
+        yield Rejected(str(item.file), item.line, fault)
+        return
     if len(text) > source.max_document_mb * 1e6:
         yield Rejected(str(item.file), item.line, too_long(int(source.max_document_mb * 1e6), "a text"))
         return

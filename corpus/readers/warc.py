@@ -17,6 +17,8 @@ from corpus.readers.record import Unreadable, too_long
 
 KINDS = {"response", "resource", "conversion"}
 MAGIC = b"WARC/"
+ENCODINGS = ("br", "gzip", "deflate", "zstd")
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 HEADER_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 _CHARSET = re.compile(r"charset=([^;]+)", re.IGNORECASE)
@@ -33,6 +35,7 @@ class Record:
     number: its place in the archive, from 1.
     offset: bytes of the archive, decompressed, before it.
     type: WARC-Type, as its header has it.
+    status: the status of an HTTP response; 200 where there is none.
     fault: why it cannot be read; "" for a good one.
     kind: the media type of its content.
     charset: as its headers declare it; "" where they say nothing.
@@ -48,6 +51,7 @@ class Record:
     """The first so many bytes of the content, decoded. Raises Unreadable."""
     offset: int = 0
     type: str = ""
+    status: int = 200
 
 
 def records_of(archive: io.BufferedReader) -> Iterator[Record]:
@@ -189,7 +193,8 @@ def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
         block.skip()  # the text of a record that is cut short is not given out
         return found
 
-    return Record(number, "", kind, charset, url, date, content)
+    code = loaded.http_headers.get_statuscode() if loaded.http_headers else ""
+    return Record(number, "", kind, charset, url, date, content, status=int(code) if code.isdecimal() else 200)
 
 
 def _content_type(loaded: Any) -> tuple[str, str]:
@@ -203,21 +208,28 @@ def _content(loaded: Any, length: int, limit: int) -> bytes:
     from warcio.bufferedreaders import ChunkedDataReader
 
     http, stream = loaded.http_headers, loaded.raw_stream
-    is_chunked = http and http.get_header("transfer-encoding") == "chunked"
-    encoding = (http.get_header("content-encoding") or "").lower() if http else ""
-    if encoding not in ("br", "gzip", "deflate"):
-        encoding = ""
+    is_chunked = bool(http) and "chunked" in _tokens(http.get_header("transfer-encoding"))
+    encodings = [name.removeprefix("x-") for name in _tokens(http.get_header("content-encoding"))] if http else []
+    encodings = [name for name in encodings if name in ENCODINGS]
     # A chunk is held as a whole; neither chunks nor compression make a page twice as long.
-    if (is_chunked or encoding) and length > 2 * limit + READ_BYTES:
+    if (is_chunked or encodings) and length > 2 * limit + READ_BYTES:
         raise Unreadable(too_long(limit - 1, "a page"))
     if is_chunked:
         stream = ChunkedDataReader(stream)
-    if not encoding:
+    if not encodings:
         return bytes(stream.read(limit))
-    try:
-        return _decompressed(stream.read(2 * limit + READ_BYTES), encoding, limit)
-    except Exception as error:  # brotli's module has an error class of its own
-        raise Unreadable(f"not a whole {encoding} page: {error}") from None
+    content = stream.read(2 * limit + READ_BYTES)
+    for place, encoding in enumerate(reversed(encodings), 1):
+        try:
+            content = _decompressed(content, encoding, limit if place == len(encodings) else 2 * limit + READ_BYTES)
+        except Exception as error:  # brotli's module has its own error class
+            raise Unreadable(f"not a whole {encoding} page: {error}") from None
+    return bytes(content)
+
+
+def _tokens(header: str | None) -> list[str]:
+    """The names in an HTTP header that lists codings in the order in which they were applied."""
+    return [name.strip().lower() for name in (header or "").split(",")]
 
 
 def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:
@@ -230,6 +242,13 @@ def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:
         while len(found) < limit and not decompressor.is_finished() and not decompressor.can_accept_more_data():
             found += decompressor.process(b"", output_buffer_limit=limit - len(found))
         return bytes(found[:limit])
+    if encoding == "zstd":
+        import pyarrow as pa
+
+        if not data.startswith(ZSTD_MAGIC):
+            return data
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+            return bytes(stream.read(limit))
     for window in (16 + zlib.MAX_WBITS,) if encoding == "gzip" else (zlib.MAX_WBITS, -zlib.MAX_WBITS):
         unpacker = zlib.decompressobj(window)
         try:

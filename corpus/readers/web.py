@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Literal
 
 from corpus.quarantine import EMPTY, Rejected
-from corpus.readers.encodings import decode, web_name
+from corpus.readers.encodings import decode, no_text, web_name
 from corpus.readers.formulas import with_formulas
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_by_magic
@@ -34,13 +35,16 @@ def read_html(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Re
         yield _page(place, 1, content, encoding, "", {}, max_bytes)
 
 
-def read_warc(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
+def read_warc(
+    place: Place, encoding: str, max_bytes: int, error_pages: Literal["skip", "read"] = "skip"
+) -> Iterator[Text | Rejected]:
     """The pages of a WARC archive, or the texts of a WET archive. Records of other types than response, resource and
     conversion, and what is neither HTML nor text, are no records of this reader; a damaged record is put aside by
     itself. An archive with records of which none is a page or a text is put aside as a whole: its header lines may be
     damaged.
 
     metadata: `url`, `date` (ISO 8601) and `content_type` of each.
+    error_pages: what becomes of responses whose HTTP status is not 2xx.
     Raises StageError: `missing_source`; `corrupt_file` for an archive that ends within a record, naming the record.
     """
     number, is_silent = 0, True
@@ -58,6 +62,9 @@ def read_warc(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Re
                 is_silent &= not record.fault and not is_text
                 if record.fault:
                     yield Rejected(str(place), number, f"{record.fault} (at byte {record.offset:,})")
+                elif is_text and error_pages == "skip" and not 200 <= record.status < 300:
+                    reason = f"HTTP status {record.status}: a page of an error or a redirect"
+                    yield Rejected(str(place), record.number, reason, is_skipped=True)
                 elif is_text:
                     yield _text_of(record, place, encoding, max_bytes)
                 else:
@@ -122,6 +129,8 @@ def _page(
         html, repaired = decode(content, encoding, declared_charset(content, charset))
     except UnicodeDecodeError:
         return Rejected(str(place), number, f"not valid {encoding}")
+    if fault := no_text(html):  # the extraction takes control characters out
+        return Rejected(str(place), number, fault)
     try:
         return Text(place, number, main_text(html), metadata, repaired)
     except Unreadable as error:

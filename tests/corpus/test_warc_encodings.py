@@ -1,0 +1,123 @@
+"""Pages of WARC files in every coding that servers use; error pages and binary data are no documents."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import zlib
+
+import brotli
+import pyarrow as pa
+import pytest
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
+
+from corpus.config import IngestConfig
+from corpus.documents import read_documents
+from corpus.ingest import ingest
+from corpus.readers.encodings import no_text
+
+PAGE = (
+    "<html><body><p>" + "The lamp went out, and the ferry waited for the tide. " * 8 + "</p></body></html>"
+).encode()
+SEEN = "The lamp went out"
+
+
+def zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:  # of unknown length, as a server streams it
+        stream.write(data)
+    return out.getvalue().to_pybytes()
+
+
+def chunked(data: bytes) -> bytes:
+    pieces = [data[begin : begin + 100] for begin in range(0, len(data), 100)]
+    return b"".join(f"{len(piece):x}\r\n".encode() + piece + b"\r\n" for piece in pieces) + b"0\r\n\r\n"
+
+
+def archive(*responses: tuple[str, list[tuple[str, str]], bytes]) -> bytes:
+    """responses: (status line, headers, body)."""
+    out = io.BytesIO()
+    writer = WARCWriter(out, gzip=False)
+    for number, (status, headers, body) in enumerate(responses):
+        http = StatusAndHeaders(status, [("Content-Type", "text/html"), *headers], protocol="HTTP/1.1")
+        writer.write_record(
+            writer.create_warc_record(f"http://a/{number}", "response", payload=io.BytesIO(body), http_headers=http)
+        )
+    return out.getvalue()
+
+
+CODINGS = {
+    "zstd": ([("Content-Encoding", "zstd")], zstd(PAGE)),
+    "x-gzip": ([("Content-Encoding", "X-GZip")], gzip.compress(PAGE)),
+    "stacked": ([("Content-Encoding", "gzip, br")], brotli.compress(gzip.compress(PAGE))),
+    "stacked with zstd": ([("Content-Encoding", "deflate, identity, zstd")], zstd(zlib.compress(PAGE))),
+    "chunked": ([("Transfer-Encoding", "Chunked")], chunked(PAGE)),
+    "both": ([("Transfer-Encoding", "CHUNKED"), ("Content-Encoding", "zstd")], chunked(zstd(PAGE))),
+    "a coding that is none": ([("Content-Encoding", "UTF-8")], PAGE),
+    "zstd that is none": ([("Content-Encoding", "zstd")], PAGE),
+}
+
+
+@pytest.mark.parametrize(("headers", "body"), CODINGS.values(), ids=CODINGS)
+def test_pages_in_every_coding_are_read(build, write, headers, body):
+    path = write("a.warc", archive(("200 OK", headers, body)))
+    out = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    [document] = read_documents(out)
+    assert document.text.startswith(SEEN)
+    assert document.text.count("ferry") == 8 and "\r\n" not in document.text
+
+
+def test_error_pages_are_skipped_and_counted_unless_asked_for(build, write):
+    gone = ("404 Not Found", [], PAGE.replace(b"lamp", b"page"))
+    moved = ("301 Moved Permanently", [], PAGE.replace(b"lamp", b"link"))
+    path = write("a.warc", archive(("200 OK", [], PAGE), gone, gone, moved))
+    out = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    assert [document.text[:17] for document in read_documents(out)] == [SEEN]
+    [row] = json.loads((out / "aux" / "sources.json").read_text())
+    assert row["skipped_records"] == {"HTTP status 404": 2, "HTTP status 301": 1}
+    assert row["quarantined"] == 0
+    every = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path], "error_pages": "read"}]))
+    assert len(list(read_documents(every))) == 4
+
+
+@pytest.mark.parametrize("headers", [[("Content-Encoding", "compress")], []], ids=["unknown coding", "none"])
+def test_bytes_that_are_no_text_are_put_aside(build, write, headers):
+    noise = random.Random(3).randbytes(4_000).replace(b"\0", b"\1").replace(b"<", b"(")
+    path = write("a.warc", archive(("200 OK", [], PAGE), ("200 OK", headers, noise)))
+    config = IngestConfig(read=[{"kind": "files", "paths": [path]}], max_quarantine_share=0.5)
+    out = build(ingest, config)
+    assert [document.text[:17] for document in read_documents(out)] == [SEEN]
+    [row] = (out / "aux" / "quarantine.jsonl").read_text().splitlines()
+    assert "not text" in json.loads(row)["reason"] or "not HTML" in json.loads(row)["reason"]
+
+
+def test_records_that_hold_binary_data_are_put_aside(build, write):
+    noise = random.Random(4).randbytes(2_000).decode("latin-1").replace("\0", "\1")
+    lines = [json.dumps({"text": text}) for text in ("A good text, and a long one.", noise, "Another good text.")]
+    path = write("a.jsonl", "\n".join(lines))
+    config = IngestConfig(read=[{"kind": "files", "paths": [path]}], max_quarantine_share=0.5)
+    assert len(list(read_documents(build(ingest, config)))) == 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "cp437", "koi8-r", "utf-16-le", "gb18030"])
+def test_random_bytes_are_no_text_in_any_encoding(encoding):
+    noise = random.Random(5).randbytes(4_000)
+    assert no_text(noise.decode(encoding, "replace"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "One line.\n\tAnd another.\r\n\fA page.",
+        "\x1b[31mred\x1b[0m " * 50,
+        "N\bNA\bAM\bME\bE",
+        "naïve café, ожидание, 尽管说明, 🎉👩‍👩‍👧, \u200e\u00adsoft",
+        "A text with one bad \x01 character, as they are. " * 3,
+    ],
+)
+def test_texts_with_odd_characters_are_text(text):
+    assert no_text(text) == ""
