@@ -17,7 +17,7 @@ from corpus.cleaning.words import ChunkSplitter, english_exceptions
 OFF = {"min_characters": None, "max_characters": None, "gopher_quality": None, "gopher_repetition": None}
 # One section of ours and the filter that it agrees with, with the same settings.
 FILTERS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
-    "gopher_quality": ({"gopher_quality": {}}, "GopherQualityFilter", {}),
+    "gopher_quality": ({"gopher_quality": {"language": "en"}}, "GopherQualityFilter", {}),
     "gopher_repetition": ({"gopher_repetition": {}}, "GopherRepetitionFilter", {}),
     "c4": ({"c4": {}}, "C4QualityFilter", {}),
     "c4_as_in_fineweb": ({"c4": {"line_ends": ()}}, "C4QualityFilter", {"filter_no_terminal_punct": False}),
