@@ -188,6 +188,8 @@ def _suffix(place: Place) -> str:
 def _format(place: Place) -> str:
     """The format of a file: by its name, or by its first bytes where that says nothing; "" where it is none."""
     named = named_format(place)
+    if named in ("markdown", "tex"):  # one source with the texts beside them: each is read by its own name
+        return "text"
     if named != "text":
         return "" if named == "unread" else named
     with opened(place) as stream:
