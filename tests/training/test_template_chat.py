@@ -347,7 +347,7 @@ def test_a_model_keeps_its_template_through_tuning_and_chat(
     rows = [{"messages": TALK}, {"prompt": "Why?", "response": "So."}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shown_by = CliRunner().invoke(command, [str(tmp_path / "sft"), str(tmp_path / "rows.jsonl"), "--json"])
-    assert shown_by.exit_code == 0, shown_by.output
+    assert shown_by.exit_code == 0, (shown_by.output, shown_by.exception)
     [first, second] = json.loads(shown_by.stdout)["conversations"]
     assert [one["id"] for one in first] == ids_by_transformers(tokenizer, TALK, add_generation_prompt=True)
     assert "".join(one["text"] for one in second if one["learnt"]) == "So.<|eot_id|>"
