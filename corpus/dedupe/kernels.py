@@ -35,6 +35,38 @@ def hash_texts(data: Bytes, begins: NDArray[np.int64], out: Hashes) -> None:
         out[text] = mix64(value)
 
 
+class Room(NamedTuple):
+    """Room for the words and n-grams of one text."""
+
+    words: Hashes
+    grams: Hashes
+    marks: Hashes
+    code_marks: Hashes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+@kernel
+def _room_for(longest: int, ngram: int) -> Room:
+    """longest: bytes of the longest text."""
+    return Room(
+        np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64), np.empty(longest, np.uint64),
+        np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
+    )  # fmt: skip
+
+
+@kernel
+def _hash_text(
+    data: Bytes, begin: int, end: int, tables: MarkTables, with_marks: bool, ngram: int, room: Room
+) -> tuple[int, int]:
+    """Write the n-grams of a text to the room; return the number of its words and of its n-grams."""
+    if with_marks:
+        count = hash_marked_words(data, begin, end, tables, room.words, room.marks, room.code_marks)
+        return count, hash_marked_ngrams(room.words, room.marks, count, ngram, room.grams)
+    count = hash_words(data, begin, end, tables.words, room.words, room.starts, room.ends)
+    return count, hash_ngrams(room.words, count, ngram, room.grams)
+
+
 @kernel
 def sign_texts(
     data: Bytes,
@@ -54,20 +86,12 @@ def sign_texts(
     bands = out.shape[0]
     hashes = factors.size
     rows = hashes // bands
-    room = max(1, np.max(np.diff(begins)))
-    words, grams = np.empty(room, np.uint64), np.empty(room + ngram * ngram, np.uint64)
-    marks, code_marks = np.empty(room, np.uint64), np.empty(room, np.uint64)
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    room = _room_for(max(1, np.max(np.diff(begins))), ngram)
     signature = np.empty(hashes, np.uint32)
     for text in range(out.shape[1]):
-        if with_marks:
-            count = hash_marked_words(data, begins[text], begins[text + 1], tables, words, marks, code_marks)
-            size = hash_marked_ngrams(words, marks, count, ngram, grams)
-        else:
-            count = hash_words(data, begins[text], begins[text + 1], tables.words, words, starts, ends)
-            size = hash_ngrams(words, count, ngram, grams)
+        count, size = _hash_text(data, begins[text], begins[text + 1], tables, with_marks, ngram, room)
         signature[:] = np.uint32(0xFFFFFFFF)
-        for gram in grams[:size]:
+        for gram in room.grams[:size]:
             shingle = np.uint32(gram)
             for i in range(hashes):
                 value = np.uint32(shingle * factors[i] + shifts[i])
@@ -95,20 +119,13 @@ def shingle_texts(
         size = begins[text + 1] - begins[text]
         total += size // 2 + 1 + ngram * ngram
         longest = max(longest, size)
-    words, grams = np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64)
-    marks, code_marks = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
-    starts, ends = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    room = _room_for(longest, ngram)
     out = np.empty(total, np.uint64)
     filled = 0
     for place in range(chosen.size):
         text = chosen[place]
-        if with_marks:
-            count = hash_marked_words(data, begins[text], begins[text + 1], tables, words, marks, code_marks)
-            size = hash_marked_ngrams(words, marks, count, ngram, grams)
-        else:
-            count = hash_words(data, begins[text], begins[text + 1], tables.words, words, starts, ends)
-            size = hash_ngrams(words, count, ngram, grams)
-        for gram in grams[:size]:
+        _, size = _hash_text(data, begins[text], begins[text + 1], tables, with_marks, ngram, room)
+        for gram in room.grams[:size]:
             out[filled] = np.uint64(place) << np.uint64(32) | np.uint64(np.uint32(gram))
             filled += 1
     return out[:filled]
