@@ -15,8 +15,14 @@ CANCELLED = 130
 _given = False
 
 
+def begin() -> None:
+    """A command begins that has not answered yet: a program may call several, one after the other."""
+    global _given
+    _given = False
+
+
 def answer(document: Mapping[str, Any]) -> None:
-    """Prints the document on stdout, unless one was printed before. No interrupt is heard from here on."""
+    """Prints the document on stdout, unless this command printed one before. No interrupt is heard from here on."""
     global _given
     if threading.current_thread() is threading.main_thread():
         interrupts.ignore()

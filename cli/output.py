@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from cli.answer import CANCELLED, answer, cancelled
+from cli.answer import CANCELLED, answer, begin, cancelled
 from infra.errors import ConfigError, Problem, StageError, StemmaError, bounded, shortened, stage_error
 from infra.installed import lock_problem
 from infra.interrupts import interrupt_received
@@ -33,6 +33,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--debug", is_flag=True, help="Show tracebacks.")
     @wraps(function)
     def command(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+        begin()
         name_user()
         try:
             document, code = function(*args, as_json=as_json, **kwargs)

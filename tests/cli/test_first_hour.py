@@ -361,3 +361,9 @@ def test_what_is_no_model_is_met_with_the_models_that_there_are(root: Path) -> N
     found = typed("chat", "nothing", "--root", root)
     assert found.exit_code == 2 and found.stderr.rstrip().endswith("(there are sft)")
     assert typed("chat", "sftt", "--root", root).stderr.rstrip().endswith("(did you mean sft?)")
+
+
+def test_every_command_of_one_process_answers(tmp_path: Path, root: Path) -> None:
+    config = write_config(tmp_path / "config.yaml", full_config())
+    answers = [typed("check", config, "--root", root, "--json").stdout for _ in range(2)]
+    assert json.loads(answers[0]) == json.loads(answers[1])
