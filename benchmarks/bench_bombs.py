@@ -49,11 +49,11 @@ def read(reader: str, folder: Path) -> None:
             source = {"kind": "files", "paths": [str(folder / "line.jsonl.gz")]}
             stage(config(read=[source]), {}, out, Run(folder / "work"))
         elif reader == "mirror":
-            from evaluation.mirror_rows import read_rows
+            from evaluation.mirror.rows import read_rows
 
             read_rows(folder / "test.jsonl.gz")
         else:
-            from evaluation.failure_templates import draw_cases, read_failure_class
+            from evaluation.failures.templates import draw_cases, read_failure_class
 
             draw_cases(read_failure_class(folder / "mine.yaml"), 1, 17)
     except Exception as error:

@@ -31,13 +31,13 @@ from torch._dynamo.utils import counters
 
 from cli.output import print_table
 from infra.launch.config import LaunchConfig
-from training.blocks import compile_blocks
 from training.config import ModelConfig
-from training.documents import positions_within
-from training.hardware import prepare
-from training.language_model import LanguageModel
-from training.models import build, hf_config
-from training.parallel import parallelize
+from training.core.hardware import prepare
+from training.distributed.parallel import parallelize
+from training.model.blocks import compile_blocks
+from training.model.documents import positions_within
+from training.model.models import build, hf_config
+from training.train_modules.language_model import LanguageModel
 
 LENGTH, VOCABULARY, BATCH = 256, 4096, 4
 KEYS = ("layers", "steps", "limit", "sharding", "ranks", "backend")

@@ -28,10 +28,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation.evaluate import tasks_of
-from evaluation.harness import own_cache, quiet
-from evaluation.harness_model import ReportingHFLM
+from evaluation.harness.model import ReportingHFLM
+from evaluation.harness.named_tasks import load_named, set_shots
+from evaluation.harness.tasks import own_cache, quiet
 from evaluation.mirror_writer import mirror_task
-from evaluation.named_tasks import load_named, set_shots
 from infra.run import Run
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"

@@ -30,9 +30,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.bench_eval import DATA, tokenizer
-from evaluation.generation import Sampling, generate
-from evaluation.harness import quiet
-from evaluation.harness_model import ReportingHFLM
+from evaluation.generation.continuations import Sampling, generate
+from evaluation.harness.model import ReportingHFLM
+from evaluation.harness.tasks import quiet
 from infra.run import Run
 
 SIZES = {"1M": (96, 2), "5M": (256, 4), "10M": (320, 6), "100M": (768, 12)}

@@ -30,8 +30,8 @@ from benchmarks.train_setting import Setting, write, write_tokenizer
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.config import PretrainConfig
+from training.core.devices import device_called
 from training.planner.architecture import of_preset
-from training.planner.devices import device_called
 from training.planner.stages import needs
 from training.pretrain import pretrain
 
@@ -42,8 +42,8 @@ LINES_OF_THE_DEAD = 25
 
 @dataclass(frozen=True)
 class Row:
-    """preset: of training/presets.py. sequences: of a batch, microbatch: at once. attention, optimizer: of `pretrain`.
-    launch: what differs from the defaults."""
+    """preset: of training/config/presets.py. sequences: of a batch, microbatch: at once. attention, optimizer: of
+    `pretrain`. launch: what differs from the defaults."""
 
     preset: str
     sequences: int

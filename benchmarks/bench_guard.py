@@ -28,7 +28,7 @@ from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.guard.config import GuardConfig
+from training.config.guard import GuardConfig
 from training.guard.judge import Figures, Judge
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -143,10 +143,10 @@ def _record(stage: str, store: Path, out: Path, examples: int, places: list[int]
 
     from infra.run import Run
     from training import pretrain, reward_model, sft
-    from training.callbacks import Callback
     from training.config import PretrainConfig, RewardModelConfig, SftConfig
-    from training.evaluate import measuring
-    from training.train_state import TrainState
+    from training.core.callbacks import Callback
+    from training.core.measuring import measuring
+    from training.core.train_state import TrainState
 
     quick = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
     own = {"guard": {"enabled": False}, "checkpoint_every": "100000 batches"}

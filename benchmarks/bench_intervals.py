@@ -17,8 +17,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.clustered import clustered_intercept, clustered_mean, clustered_share, clustered_sign_test
-from evaluation.statistics import binomial_p_value, bootstrap, wilson
+from evaluation.statistics.clustered import clustered_intercept, clustered_mean, clustered_share, clustered_sign_test
+from evaluation.statistics.intervals import binomial_p_value, bootstrap, wilson
 
 SETTINGS: Mapping[str, tuple[int, tuple[int, ...]]] = {
     "40 prompts, 7 answers (21 pairs each)": (40, (7,)),

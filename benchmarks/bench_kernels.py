@@ -25,10 +25,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from training import loss as chunks
-from training.documents import block_mask, within_documents
-from training.loss import chunked_cross_entropy
-from training.muon import Muon
+from training.model import loss as chunks
+from training.model.documents import block_mask, within_documents
+from training.model.loss import chunked_cross_entropy
+from training.trainer.muon import Muon
 
 LENGTH, HEAD, DOCUMENT = 2048, 128, 500
 _BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")

@@ -171,7 +171,7 @@ def ablate(
 def flops_of(changed: dict[str, str]) -> float:
     """FLOPs that training on one token takes with an ablation's model."""
     from training.config import ModelConfig
-    from training.models import build, flops_per_token, hf_config
+    from training.model.models import build, flops_per_token, hf_config
 
     recipe = yaml.safe_load(CONFIG.read_text(encoding="utf8"))
     model = recipe["pretrain"]["model"]

@@ -145,8 +145,9 @@ def train(job: dict[str, Any]) -> None:
     """One pretraining in this process; leaves what it waited for each batch, and when it asked, in waits.json."""
     from infra.launch.config import LaunchConfig
     from infra.run import Run
-    from training import loaders, remote
     from training.config import PretrainConfig
+    from training.data import loaders
+    from training.data import remote_shards as remote
     from training.pretrain import pretrain
 
     asked: list[tuple[float, float]] = []

@@ -22,12 +22,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from evaluation.statistics import difference_of_paired_proportions, mcnemar_p_value, wilson
-from training.chat import Chat, read_rows
+from evaluation.statistics.intervals import difference_of_paired_proportions, mcnemar_p_value, wilson
+from training.chat.base import Chat, read_rows
 from training.config import RewardModelConfig
-from training.hardware import Hardware
-from training.rankings import fitted_rankings
-from training.scorer import RewardModel, load_scorer, score_pairs
+from training.core.hardware import Hardware
+from training.data.rankings import fitted_rankings
+from training.train_modules.scorer import RewardModel, load_scorer, score_pairs
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 

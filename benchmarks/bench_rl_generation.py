@@ -39,17 +39,18 @@ from benchmarks.plain_rlhf import PlainRlhf
 from benchmarks.rl_inputs import rl_inputs
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from training import completions, rollouts
-from training.chat import Chat, read_rows
-from training.completions import Completions
+from training.chat.base import Chat, read_rows
 from training.config import RlhfConfig
-from training.conversations import prompts_of
-from training.hardware import prepare
-from training.models import load
-from training.rewards import Prompt
+from training.core.hardware import prepare
+from training.data.conversations import prompts_of
+from training.generation import completions
+from training.generation.completions import Completions
+from training.generation.sampling import sample
+from training.model.models import load
+from training.rl import rollouts
+from training.rl.rewards import Prompt
+from training.rl.rollouts import Rollouts
 from training.rlhf import rlhf
-from training.rollouts import Rollouts
-from training.sampling import sample
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 BATCHES = (64, 256)

@@ -12,8 +12,8 @@ import statistics
 import time
 
 from infra.errors import StageError
-from training.sandbox import Kind, find
-from training.unit_tests import passes
+from training.sandbox.runner import Kind, find
+from training.sandbox.unit_tests import passes
 
 ROUNDS, ANSWERS = 5, 20
 CODE, TESTS = "def twice(x):\n    return 2 * x\n", "assert twice(2) == 4"

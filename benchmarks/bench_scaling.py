@@ -35,7 +35,7 @@ from torch import distributed, multiprocessing
 
 from benchmarks.train_setting import SETTINGS, Setting, llama_values, write, write_tokenizer
 from cli.output import print_table
-from training.planner.network import Network
+from training.planner.hardware.network import Network
 
 PROJECT = Path(__file__).resolve().parent.parent
 SIZES = [2**power for power in range(10, 27, 2)]

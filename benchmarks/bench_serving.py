@@ -41,9 +41,9 @@ def untrained(folder: Path) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+    from training.checkpoint.export import export
     from training.config import ModelConfig
-    from training.export import export
-    from training.models import build, hf_config
+    from training.model.models import build, hf_config
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*SPECIAL_TOKENS, *letters, *(f"<{number}>" for number in range(8192 - len(SPECIAL_TOKENS) - len(letters)))]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.answer_logprobs import answer_logprobs
-from training.attention import choose_attention
-from training.completions import Batch, Completions
 from training.config import ModelConfig
-from training.hardware import Hardware, native_bf16
-from training.models import build, hf_config
-from training.shared_prompts import share
+from training.core.hardware import Hardware, native_bf16
+from training.generation.completions import Batch, Completions
+from training.model.attention import choose_attention
+from training.model.models import build, hf_config
+from training.train_modules.answer_logprobs import answer_logprobs
+from training.train_modules.shared_prompts import share
 
 VOCABULARY = 4096
 # (what it is like, tokens of a prompt, answers to each, tokens of an answer, answers of a minibatch)

@@ -27,7 +27,7 @@ import torch
 from benchmarks.train_setting import SETTINGS, write, write_tokenizer
 from infra.tail import tail
 from tasks.environment import KEEP_MEMORY
-from training.hardware import native_bf16
+from training.core.hardware import native_bf16
 
 PROJECT = Path(__file__).resolve().parent.parent
 

@@ -25,9 +25,9 @@ from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
+from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
-from training.export import export
-from training.models import build, hf_config
+from training.model.models import build, hf_config
 from training.rlhf import rlhf
 from training.sft import sft
 

@@ -25,13 +25,13 @@ import psutil
 from benchmarks.bench_verifiable import tokenizer_of_bytes
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from training.answer_logprobs import logprobs_and_entropies
-from training.chat import Chat
-from training.completions import Batch, generate
+from training.chat.base import Chat
 from training.config import ModelConfig
-from training.hardware import prepare
-from training.models import build, hf_config
-from training.vllm_sampler import VllmSampler, differences
+from training.core.hardware import prepare
+from training.generation.completions import Batch, generate
+from training.generation.vllm_sampler import VllmSampler, differences
+from training.model.models import build, hf_config
+from training.train_modules.answer_logprobs import logprobs_and_entropies
 
 
 @dataclass

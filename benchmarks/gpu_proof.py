@@ -15,7 +15,7 @@ installed packages.
 - losses: the same batches on the device and on its CPU, in fp32 within 0.1 %, in bf16 within 2 %.
 - loops: Composer's and the native one side by side.
 - options: FP8, recomputed layers, flex_attention, compiled and not.
-- sampling: tokens a second of `training.sampling`.
+- sampling: tokens a second of `training.generation.sampling`.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def sampling(settings: Settings) -> list[dict[str, Any]]:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     from infra.launch.config import LaunchConfig
-    from training.hardware import prepare
-    from training.sampling import sample
+    from training.core.hardware import prepare
+    from training.generation.sampling import sample
 
     hardware = prepare(LaunchConfig(device="gpu" if settings.device == "gpu" else "cpu"))
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from corpus.documents import read_documents
-from evaluation.statistics import wilson
+from evaluation.statistics.intervals import wilson
 
 FEW = 5
 _WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")

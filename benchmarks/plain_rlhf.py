@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.algorithms import Sampled, algorithm_of
-from training.attention import choose_attention
-from training.chat import Chat
-from training.completions import Completions
+from training.chat.base import Chat
 from training.config import RlhfConfig
-from training.ensemble import Ensemble
-from training.hardware import Hardware
-from training.models import load
-from training.rewards import Prompt, Rewards, RewardScale
-from training.schedules import Schedule
-from training.scorer import Scorer, load_scorer
+from training.core.hardware import Hardware
+from training.generation.completions import Completions
+from training.model.attention import choose_attention
+from training.model.models import load
+from training.rl.algorithms import Sampled, algorithm_of
+from training.rl.ensemble import Ensemble
+from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.train_modules.scorer import Scorer, load_scorer
+from training.trainer.schedules import Schedule
 
 _BATCH = 64
 

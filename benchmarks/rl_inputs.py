@@ -18,13 +18,13 @@ from corpus.ingest import ingest
 from corpus.instructions import instructions
 from corpus.tokenizer import tokenizer
 from infra.launch.config import LaunchConfig
-from training.chat import Chat
+from training.chat.base import Chat
+from training.checkpoint.export import export
 from training.config import ModelConfig, SftConfig
-from training.export import export
-from training.hardware import prepare
-from training.models import build, hf_config
-from training.scorer import load_scorer
+from training.core.hardware import prepare
+from training.model.models import build, hf_config
 from training.sft import sft
+from training.train_modules.scorer import load_scorer
 
 MODEL: dict[str, Any] = {"preset": "qwen3-4m", "tie_embeddings": False}
 TUNING: dict[str, Any] = {

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.train_setting import LEARNING_RATE, SETTINGS, VOCABULARY, Setting, llama_values
-from training.hardware import native_bf16
+from training.core.hardware import native_bf16
 
 WARM_UP = 3
 BF16 = native_bf16(torch.device("cpu"))
@@ -128,7 +128,7 @@ def ours(setting: Setting, folder: Path, pace: Pace, attention: str, trainer: st
 def plain(setting: Setting, folder: Path, pace: Pace) -> None:
     """(a) The best plain loop: everything from tokens to the loss in one compiled graph, plain attention or our blocks,
     whichever is faster."""
-    from training.attention import CAUSAL_BLOCKS
+    from training.model.attention import CAUSAL_BLOCKS
 
     model = _llama(setting, "eager" if setting.length <= 256 else CAUSAL_BLOCKS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

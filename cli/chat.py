@@ -42,7 +42,7 @@ def command(
     model_dir = writing_model(model, root_of(root))
     refused = refused_by_gates(model_dir)
     print_warnings(refused)
-    from training.chat_session import answer
+    from training.generation.session import answer
 
     messages: list[dict[str, str]] = []
     interactive = prompt is None and sys.stdin.isatty()
@@ -96,7 +96,7 @@ def writing_model(model: str, root: Path) -> Path:
 
 def refused_by_gates(folder: Path) -> list[Problem]:
     """What the gates of the store that a model's folder is in refused it for; empty where that is no store."""
-    from evaluation.registrations import refusals_of
+    from evaluation.release.registrations import refusals_of
     from infra.errors import ConfigError
     from infra.store.manifest import Manifest, store_root
     from infra.store.store import Store

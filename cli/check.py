@@ -117,7 +117,7 @@ def _print_made_by(rows: list[dict[str, Any]]) -> None:
 
 def _print_plans(rows: list[dict[str, Any]]) -> None:
     """What training would take, a row a step."""
-    from evaluation.page.planning import dollars, hours
+    from evaluation.pages.planning import dollars, hours
 
     shown = [
         {

@@ -39,7 +39,7 @@ def command(
     """
     if len(sides) < 2:
         raise click.UsageError("expected two or more, e.g. stemma compare sft rlhf")
-    from evaluation.page.comparison import comparison_page
+    from evaluation.pages.comparison import comparison_page
     from flows.compare import compare
     from flows.compared import find
     from infra.errors import Problem
@@ -85,7 +85,7 @@ def _file_name(names: Sequence[str]) -> str:
 
 
 def _print(document: dict[str, Any], names: Sequence[str], whole: bool) -> None:
-    from evaluation.page.comparison import differs, number_with_bounds, seeds_sentence
+    from evaluation.pages.comparison import differs, number_with_bounds, seeds_sentence
 
     columns = {name: name for name in names}
     for name, one in zip(names, document["compared"], strict=True):

@@ -21,7 +21,7 @@ from infra.servers.environment import OFFLINE, QUIET
 if TYPE_CHECKING:
     from evaluation.config import AnswerLimits, FailureClassesConfig
     from evaluation.evaluate import EvalOptions
-    from evaluation.kept_parts import KeptParts
+    from evaluation.results.kept_parts import KeptParts
     from infra.errors import Problem
 
 MIRROR = click.option(
@@ -165,7 +165,7 @@ def command(
 def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
     """Where the models' scores stay until all are there; None where the store cannot be written."""
     from evaluation.config import mirrored_files
-    from evaluation.kept_parts import KeptParts, state_of
+    from evaluation.results.kept_parts import KeptParts, state_of
 
     data = {str(path): path for task in options.tasks for path in mirrored_files(options.mirror or root, task)}
     own = {str(path): path for path in options.failure_classes.paths()} if options.failure_classes else {}
@@ -187,7 +187,7 @@ def _understood(
 ) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...], AnswerLimits]:
     """The models' folders by the names they were given, the failure classes, numbers of shots and limits. Raises
     ConfigError with everything that is wrong with a command."""
-    from evaluation.lm_tasks import unknown_tasks
+    from evaluation.config.lm_tasks import unknown_tasks
     from infra.errors import ConfigError
 
     problems: list[Problem] = []

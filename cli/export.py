@@ -28,9 +28,9 @@ def command(model: str, folder: Path, force: bool, root: str | None, as_json: bo
     MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
     model that a gate refused is not written, unless --force is given.
     """
-    from evaluation.artifacts import read_artifacts
-    from evaluation.export import REGISTERED_CARD, card_of, export
-    from evaluation.registrations import newest_registration
+    from evaluation.release.export import REGISTERED_CARD, card_of, export
+    from evaluation.release.registrations import newest_registration
+    from evaluation.results.artifacts import read_artifacts
     from infra.errors import GateRefused
     from infra.store.reference import require_whole
     from infra.store.store import Store

@@ -16,7 +16,7 @@ from cli.output import as_json, print_table
 from infra.servers.environment import OFFLINE, QUIET
 
 if TYPE_CHECKING:
-    from evaluation.feedback.pairs import Export
+    from evaluation.people.pairs import Export
 
 
 @click.group("feedback")
@@ -66,7 +66,7 @@ def export(
     folders = {model: writing_model(model, store).absolute() for model in dict.fromkeys(models)}
     os.environ.update(QUIET | OFFLINE)
     from infra.run import Run
-    from training.candidates import Drawing, held_out_prompts, prompts_in, write_export
+    from training.generation.candidates import Drawing, held_out_prompts, prompts_in, write_export
 
     asked = prompts_in(prompts) if prompts else held_out_prompts(store)
 
@@ -101,9 +101,9 @@ def import_(
     `instructions.read` take as files, judgements.jsonl with the models, quarantine.jsonl with what cannot be used and
     why, and summary.json. A round of `stemma feedback round` that waits for them goes on.
     """
-    from evaluation.feedback.judgements import Judgements
-    from evaluation.feedback.outcome import outcome
-    from evaluation.feedback.pairs import Export
+    from evaluation.people.judgements import Judgements
+    from evaluation.people.outcome import outcome
+    from evaluation.people.pairs import Export
 
     exported = Export.read(folder)
     found = outcome(exported, Judgements.read(files, exported))

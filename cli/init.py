@@ -46,7 +46,7 @@ def command(
     readings are as likely, a terminal is asked; elsewhere both are named, with the option that decides. The sizes that
     it chooses fit the text; tokens, disk and time are estimates. An existing file is left alone.
     """
-    from evaluation.page.words import compact, seconds
+    from evaluation.pages.words import compact, seconds
     from flows.config import load
     from flows.first_config import first_config, fit, looked_at, refuse_two, source_problems
     from infra.errors import ConfigError, Problem

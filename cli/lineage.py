@@ -53,7 +53,7 @@ def command(
     if form == "json":
         click.echo(json.dumps({"errors": [], **document}, indent=1))
     elif form == "html":
-        from evaluation.page.lineage import lineage_page
+        from evaluation.pages.lineage import lineage_page
 
         click.echo(lineage_page(document), nl=False)
     else:

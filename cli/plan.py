@@ -69,8 +69,8 @@ def command(
         write_config(document, write)
         document["config"] = str(write)
     if page:
-        from evaluation.page.planning_page import planning_page
-        from training.planner.curves import curves
+        from evaluation.pages.planning_page import planning_page
+        from training.planner.laws.curves import curves
 
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
@@ -101,7 +101,7 @@ def _beside(config: Path | None, settings: tuple[str, ...], wishes: dict[str, An
 
 
 def _print(found: dict[str, Any]) -> None:
-    from evaluation.page.planning import rows, title
+    from evaluation.pages.planning import rows, title
 
     click.echo(title(found))
     print_table(

@@ -35,8 +35,8 @@ def export(
 ) -> tuple[dict[str, Any], int]:
     """Draw documents of ARTIFACT, such as clean or dedupe/1f2e, and write a page that works offline and by keyboard
     (review.html), and the documents as JSON lines."""
-    from evaluation.feedback.pairs import require_free
-    from evaluation.review.sample import Review, sample
+    from evaluation.people.pairs import require_free
+    from evaluation.people.sample import Review, sample
     from infra.errors import stage_error
     from infra.store.reference import opened
     from infra.store.store import Store
@@ -72,8 +72,8 @@ def export(
 def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[str, Any], int]:
     """Read the marks of a REVIEW from files of its page, and say what share of each source is odd and how far people
     agree. Writes marks.jsonl, flagged.jsonl, quarantine.jsonl and summary.json into marked/ in REVIEW."""
-    from evaluation.review.marks import Marks, write_outcome
-    from evaluation.review.sample import Review
+    from evaluation.people.marks import Marks, write_outcome
+    from evaluation.people.sample import Review
 
     review = Review.read(folder)
     found = Marks.read(files, review)

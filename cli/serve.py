@@ -82,8 +82,8 @@ def command(
             click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
             _become_vllm(*next(iter(found.items())), settings.host, free, key)
         from infra.servers.asgi_server import Server
-        from training.answer_queue import AnswerQueue
         from training.serving import app
+        from training.serving.answer_queue import AnswerQueue
 
         answers = AnswerQueue()
         limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None

@@ -39,8 +39,8 @@ def command(
     of an instructions artifact; without one a short conversation is shown.
     """
     folder = model_folder(model, root_of(root))
-    from training.chat import Chat
-    from training.shown_chat import SAMPLE, in_line, read_conversations, shown
+    from training.chat.base import Chat
+    from training.chat.shown import SAMPLE, in_line, read_conversations, shown
 
     chat = Chat.load(folder, chat_template_kwargs)
     colours = sys.stdout.isatty()

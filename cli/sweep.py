@@ -116,7 +116,7 @@ def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _print_law(law: dict[str, Any]) -> None:
-    from evaluation.page.sweep_page import isoflop_sentences, law_sentences
+    from evaluation.pages.sweep_page import isoflop_sentences, law_sentences
 
     click.echo()
     for sentence in [*law_sentences(law), *isoflop_sentences(law["isoflop"])]:
@@ -125,7 +125,7 @@ def _print_law(law: dict[str, Any]) -> None:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from evaluation.page.sweep_page import bounds, number
+    from evaluation.pages.sweep_page import bounds, number
 
     rows = [
         {**row, "mean": number(row["mean"]), "sd": number(row["sd"]), "span": bounds(row)}

@@ -12,10 +12,10 @@ from typing import Any
 
 from corpus.decontaminate.items import Item
 from evaluation.config import BenchmarkTask, BenchmarkTextConfig, BiasConfig, ToxicityConfig
-from evaluation.item_texts import plain_item, question_item
-from evaluation.probes import read_pairs, read_prompts
-from evaluation.task_file import as_file_task, check_rows
-from evaluation.task_rows import task_rows
+from evaluation.harness.item_texts import plain_item, question_item
+from evaluation.harness.task_file import as_file_task, check_rows
+from evaluation.harness.task_rows import task_rows
+from evaluation.safety.probes import read_pairs, read_prompts
 from infra.errors import stage_error
 from infra.run import Result, Run
 
@@ -43,7 +43,7 @@ def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
     mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
     for index, task in enumerate(config.tasks or ()):
         if task.kind == "lm_eval":
-            from evaluation.harness import task_items
+            from evaluation.harness.tasks import task_items
 
             yield from task_items(index, task, run, mirror)
         else:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.config import BenchmarksConfig
-from evaluation.integrity import answer_counts, check_answers
-from evaluation.statistics import bootstrap_ratio, from_standard_error, wilson
+from evaluation.harness.integrity import answer_counts, check_answers
+from evaluation.results.artifacts import snake_case
+from evaluation.statistics.intervals import bootstrap_ratio, from_standard_error, wilson
 from infra.run import Result, Run
 
 if TYPE_CHECKING:
-    from evaluation.language_model import LoadedModel
-    from evaluation.vllm_model import VllmLM
+    from evaluation.generation.language_model import LoadedModel
+    from evaluation.harness.vllm_model import VllmLM
 
 SHARES = {"acc", "acc_norm", "exact_match"}
 """Metrics that are a share of items got right, each item 0 or 1 in all tasks but a few; see `right_items`."""
@@ -37,26 +38,26 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
     "engine"?: what answered in our own engine's place; beside each value also how many items were asked, answered,
-    failed, truncated, empty and unparsable (`evaluation.integrity`),
+    failed, truncated, empty and unparsable (`evaluation.harness.integrity`),
     "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits a byte,
     "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
     aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
     case of the failure classes.
     """
     if config.engine == "own":
-        from evaluation.language_model import load_model
-        from evaluation.task_partitions import by_workers
+        from evaluation.generation.language_model import load_model
+        from evaluation.harness.task_partitions import by_workers
 
         lm = None if by_workers(config, run) else load_model(inputs["model"], run)
         return _scored(config, lm, inputs["model"], out_dir, run)
-    from evaluation.vllm_model import served
+    from evaluation.harness.vllm_model import served
 
     with served(inputs["model"], run) as vllm:
         return _scored(config, vllm, inputs["model"], out_dir, run)
 
 
 def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, out_dir: Path, run: Run) -> Result:
-    from evaluation.task_partitions import evaluate_tasks
+    from evaluation.harness.task_partitions import evaluate_tasks
 
     found = evaluate_tasks(config, lm, folder, run)
     check_answers(found, config.answer_limits, run)
@@ -78,8 +79,8 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: P
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
     if config.failure_classes:
-        from evaluation.failure_classes import measure_failures
-        from evaluation.language_model import load_model
+        from evaluation.failures.classes import measure_failures
+        from evaluation.generation.language_model import load_model
 
         own = load_model(folder, run) if lm is None or config.engine == "vllm" else lm
         results["failure_classes"], cases = measure_failures(
@@ -108,7 +109,7 @@ def shots_sweep(
 ) -> dict[str, dict[str, Any]]:
     """The tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: those with `done` shots, which
     are not asked again."""
-    from evaluation.task_partitions import evaluate_tasks
+    from evaluation.harness.task_partitions import evaluate_tasks
 
     sweep = {}
     for shots in sorted(set(config.shots)):
@@ -248,10 +249,6 @@ def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
         for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high")):
             figures[f"{name}_failure_rate{suffix}"] = one[field]
     return figures
-
-
-def snake_case(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
 
 
 def _headline(results: Mapping[str, Any]) -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from corpus.validation.drift import compare
 from evaluation.config import CorpusReportConfig
-from evaluation.corpus_page import text_sections as text
-from evaluation.corpus_page import token_sections as tokens
-from evaluation.corpus_page.corpus import Corpus
-from evaluation.page.parts import Opening, render_page
-from evaluation.page.verdicts import Claim
-from evaluation.page.words import compact, count, language, percent, size
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.corpus import text_sections as text
+from evaluation.pages.corpus import token_sections as tokens
+from evaluation.pages.corpus.corpus import Corpus
+from evaluation.pages.parts import Opening, render_page
+from evaluation.pages.verdicts import Claim
+from evaluation.pages.words import compact, count, language, percent, size
 from evaluation.report import facts
+from evaluation.results.pipeline import PipelineResults
 from infra.json import read_own_json
 from infra.run import Result, Run
 

@@ -15,20 +15,20 @@ import lm_eval
 import torch
 
 from evaluation.benchmarks import chance_level, right_items, rolling_bounds
-from evaluation.calibration import calibration
-from evaluation.chat_prompts import check_template
 from evaluation.config import AnswerLimits, FailureClassesConfig
-from evaluation.failure_classes import measure_failures
-from evaluation.harness import BOOTSTRAP_ITERATIONS, own_cache, quiet
-from evaluation.harness_model import NO_SYSTEM, ReportingHFLM
-from evaluation.integrity import AnswerLog, answer_counts, check_answers
-from evaluation.kept_parts import Keep, state_of
-from evaluation.language_model import LoadedModel, check_tokenizers, load_model
-from evaluation.named_tasks import load_named, set_shots, shots_problem
-from evaluation.paired import compare_models
-from evaluation.random_state import seeded
-from evaluation.statistics import from_standard_error, wilson
-from evaluation.vllm_model import VllmLM, served
+from evaluation.failures.classes import measure_failures
+from evaluation.generation.chat_prompts import check_template
+from evaluation.generation.language_model import LoadedModel, check_tokenizers, load_model
+from evaluation.generation.random_state import seeded
+from evaluation.harness.integrity import AnswerLog, answer_counts, check_answers
+from evaluation.harness.model import NO_SYSTEM, ReportingHFLM
+from evaluation.harness.named_tasks import load_named, set_shots, shots_problem
+from evaluation.harness.tasks import BOOTSTRAP_ITERATIONS, own_cache, quiet
+from evaluation.harness.vllm_model import VllmLM, served
+from evaluation.results.kept_parts import Keep, state_of
+from evaluation.statistics.calibration import calibration
+from evaluation.statistics.intervals import from_standard_error, wilson
+from evaluation.statistics.paired import compare_models
 from infra.errors import Problem, StageError
 from infra.json import parse_own_json
 from infra.run import Run

@@ -21,13 +21,13 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from evaluation.config import ROWS_FOR_SHOTS
+from evaluation.config.lm_tasks import check_names, known_tasks, tasks_dir
 from evaluation.config.task_sources import MIRROR_RECORD
-from evaluation.harness import own_cache, quiet
-from evaluation.layouts import FILE_NAMES, LAYOUTS
-from evaluation.lm_tasks import check_names, known_tasks, tasks_dir
-from evaluation.mirror_rows import find_files, read_rows
-from evaluation.named_tasks import load_named
-from evaluation.shots import SHARE
+from evaluation.harness.named_tasks import load_named
+from evaluation.harness.shots import SHARE
+from evaluation.harness.tasks import own_cache, quiet
+from evaluation.mirror.layouts import FILE_NAMES, LAYOUTS
+from evaluation.mirror.rows import find_files, read_rows
 from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.files import sync
 from infra.tables import damaged, read_state, unwritable

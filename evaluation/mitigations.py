@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.config import ToxicityScorer
-from evaluation.kept_parts import Keep, parts_of
-from evaluation.mitigation_config import Mitigation, MitigationsConfig
-from evaluation.mitigation_costs import Measured, accuracies, changes, distinct_pairs, nats_per_token
+from evaluation.config.mitigations import Mitigation, MitigationsConfig
+from evaluation.results.kept_parts import Keep, parts_of
+from evaluation.safety.mitigation_costs import Measured, accuracies, changes, distinct_pairs, nats_per_token
 from infra.errors import StageError
 from infra.run import Result, Run
 
 if TYPE_CHECKING:
-    from evaluation.language_model import LoadedModel
-    from evaluation.toxicity_scorers import WatchedScorer
-    from evaluation.word_bias import Bias
+    from evaluation.generation.language_model import LoadedModel
+    from evaluation.generation.word_bias import Bias
+    from evaluation.safety.toxicity_scorers import WatchedScorer
 
 PLAIN = "plain"
 TUNED = "tuned"
@@ -40,10 +40,10 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, a line a prompt. Until then what
     is done lies in the run's work folder, part by part, and a build that was broken off goes on from there.
     """
-    from evaluation.language_model import check_tokenizers, load_model
-    from evaluation.probes import read_prompts
-    from evaluation.toxicity import summarise
-    from evaluation.toxicity_scorers import kept_scores, make_scorer
+    from evaluation.generation.language_model import check_tokenizers, load_model
+    from evaluation.safety.probes import read_prompts
+    from evaluation.safety.toxicity import summarise
+    from evaluation.safety.toxicity_scorers import kept_scores, make_scorer
 
     trained = sorted(inputs.keys() - {"model"})
     if problems := config.same_names(trained):
@@ -117,8 +117,8 @@ class _Way:
 
     def continuations(self, prompts: Sequence[str], config: MitigationsConfig, run: Run, keep: Keep) -> list[list[str]]:
         """The kept continuations of every prompt."""
-        from evaluation.generation import Sampling
-        from evaluation.language_model import sample_continuations
+        from evaluation.generation.continuations import Sampling
+        from evaluation.generation.language_model import sample_continuations
 
         asked, kept = config.toxicity, config.toxicity.samples_per_prompt
         drawn = Sampling(asked.max_new_tokens, asked.temperature, asked.top_p, config.seed)
@@ -132,7 +132,7 @@ class _Way:
 
     def _least_toxic(self, drawn: Sequence[Sequence[str]], keep: Keep) -> list[list[str]]:
         """Of each prompt's continuations, some prompts kept at a time."""
-        from evaluation.toxicity_scorers import SCORED_AT_ONCE
+        from evaluation.safety.toxicity_scorers import SCORED_AT_ONCE
 
         assert self.chooser is not None
         each, chooser = len(drawn[0]), self.chooser
@@ -154,8 +154,8 @@ class _Way:
 
 def _way(one: Mitigation, lm: LoadedModel) -> _Way:
     """Raises StageError `bad_lexicon`, `bad_scorer`."""
-    from evaluation.toxicity_scorers import make_scorer, read_words
-    from evaluation.word_bias import bias_of
+    from evaluation.generation.word_bias import bias_of
+    from evaluation.safety.toxicity_scorers import make_scorer, read_words
 
     match one.kind:
         case "prefix":
@@ -168,9 +168,9 @@ def _way(one: Mitigation, lm: LoadedModel) -> _Way:
 
 def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
     """By task how far each item is got right; None for a way that changes no likelihoods."""
-    from evaluation.harness import evaluate_model
-    from evaluation.integrity import check_answers
-    from evaluation.word_bias import scoring_with
+    from evaluation.generation.word_bias import scoring_with
+    from evaluation.harness.integrity import check_answers
+    from evaluation.harness.tasks import evaluate_model
 
     if way.chooser is not None:
         return None
@@ -205,7 +205,7 @@ def _write_continuations(path: Path, prompts: Sequence[str], measured: Sequence[
 
 def mitigation_figures(results: Mapping[str, Any]) -> dict[str, float]:
     """The figures of results.json by the names that gates and manifests use, e.g. rerank_toxicity_change_high."""
-    from evaluation.benchmarks import snake_case
+    from evaluation.results.artifacts import snake_case
 
     figures: dict[str, float] = {}
     for row in results["rows"]:

@@ -25,10 +25,10 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     A model that breaks a gate is recorded as rejected, with every figure that broke its bound, its value and the bound;
     it has a card all the same, which says so.
     """
-    from evaluation.against import against_promoted
-    from evaluation.artifacts import read_artifacts
-    from evaluation.card import model_card
-    from evaluation.gates import judge, refusals
+    from evaluation.release.card import model_card
+    from evaluation.release.gates import judge, refusals
+    from evaluation.results.against import against_promoted
+    from evaluation.results.artifacts import read_artifacts
 
     artifacts = read_artifacts({name: folder for name, folder in inputs.items() if name != PROMOTED})
     model = artifacts["model"]

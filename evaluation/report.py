@@ -11,23 +11,23 @@ from datetime import datetime
 from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
-from evaluation.page.alignment_sections import alignment, preference_tuning
-from evaluation.page.answer_sections import answers, answers_over_training
-from evaluation.page.benchmark_sections import benchmarks
-from evaluation.page.branch_sections import branches
-from evaluation.page.failure_section import failure_classes
-from evaluation.page.logbook_section import logbook
-from evaluation.page.mitigation_section import mitigations
-from evaluation.page.opening import opening
-from evaluation.page.origin_sections import data, lineage, reproduce, stages
-from evaluation.page.parts import Section, render_page
-from evaluation.page.planned_section import planned, profiles
-from evaluation.page.safety_sections import bias, memorisation
-from evaluation.page.toxicity_section import toxicity
-from evaluation.page.training_sections import pretraining, reward_model, tuning
-from evaluation.page.verdicts import Claim, claims
-from evaluation.page.words import seconds
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.parts import Section, render_page
+from evaluation.pages.report.alignment_sections import alignment, preference_tuning
+from evaluation.pages.report.answer_sections import answers, answers_over_training
+from evaluation.pages.report.benchmark_sections import benchmarks
+from evaluation.pages.report.branch_sections import branches
+from evaluation.pages.report.failure_section import failure_classes
+from evaluation.pages.report.logbook_section import logbook
+from evaluation.pages.report.mitigation_section import mitigations
+from evaluation.pages.report.opening import opening
+from evaluation.pages.report.origin_sections import data, lineage, reproduce, stages
+from evaluation.pages.report.planned_section import planned, profiles
+from evaluation.pages.report.safety_sections import bias, memorisation
+from evaluation.pages.report.toxicity_section import toxicity
+from evaluation.pages.report.training_sections import pretraining, reward_model, tuning
+from evaluation.pages.verdicts import Claim, claims
+from evaluation.pages.words import seconds
+from evaluation.results.pipeline import PipelineResults
 from infra.run import Result, Run
 
 

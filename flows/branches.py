@@ -18,7 +18,7 @@ from infra.store.states import STATES, removed_state, state_at
 from infra.store.store import Store
 from tasks.stage import STATE, Node
 from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig, TrainerConfig
-from training.duration import parse_duration
+from training.config.duration import parse_duration
 
 _SMALL = 0.01
 """A change of rate below this share is no jump: a schedule itself falls by about as much from batch to batch."""
@@ -68,8 +68,8 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
             continue
         # Seconds of imports, for models with a template alone.
         from corpus.pretrained import load_pretrained_tokenizer
-        from training.chat import chat_of
-        from training.shown_chat import shown_template
+        from training.chat.base import chat_of
+        from training.chat.shown import shown_template
 
         try:
             tokenizer = load_pretrained_tokenizer(folder, f"{node.key}.path")
@@ -169,7 +169,7 @@ def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]
 
 def _rates(section: TrainerConfig, total: int | None, epoch: int | None, batch: int) -> tuple[float, float] | None:
     """The learning rates of the batches before and after the first `batch`; None where lengths are not known yet."""
-    from training.schedules import Schedule  # imports torch, which most checks need not wait for
+    from training.trainer.schedules import Schedule  # imports torch, which most checks need not wait for
 
     total = total or _batches(section.duration, section, epoch)  # type: ignore[attr-defined]
     lengths = (section.schedule.warmup, section.schedule.decay_length)

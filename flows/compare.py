@@ -7,8 +7,8 @@ from itertools import chain
 from statistics import fmean, stdev
 from typing import Any
 
-from evaluation.artifacts import Artifact
-from evaluation.comparison import Paired, paired_figures
+from evaluation.results.artifacts import Artifact
+from evaluation.results.comparison import Paired, paired_figures
 from flows.compared import Compared, Step
 from flows.measured import EVALUATIONS, NOT_THERE, unlike, warnings_of
 from infra.identity import canonical_json, flatten, same

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from evaluation.artifacts import Artifact, ancestors, read_artifacts
+from evaluation.results.artifacts import Artifact, ancestors, read_artifacts
 from flows.config import load
 from flows.graph import graph
 from flows.journal import HAS_ARTIFACT, RunJournal

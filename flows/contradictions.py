@@ -9,7 +9,7 @@ from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig
 from corpus.source_names import unknown_source
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
-from evaluation.mitigation_config import MitigationsConfig
+from evaluation.config.mitigations import MitigationsConfig
 from flows.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
 from flows.pipeline_config import PipelineConfig, dump, section_classes
 from flows.problems import nearest
@@ -32,8 +32,8 @@ from training.config import (
     SftConfig,
     TrainerConfig,
 )
-from training.duration import parse_duration
-from training.families import documents_problem, sampler_problems
+from training.config.duration import parse_duration
+from training.config.families import documents_problem, sampler_problems
 
 _NEEDS = {
     "validate": ("ingest",),

@@ -16,7 +16,7 @@ from prefect.flow_runs import resume_flow_run, suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
-from evaluation.feedback.pairs import KEY, PREFERENCES, TIES, Export
+from evaluation.people.pairs import KEY, PREFERENCES, TIES, Export
 from flows.config import load, parse
 from flows.execution import RUNNER, PipelineRun
 from flows.graph import Selection
@@ -128,7 +128,7 @@ def _judged_files(folder: Path) -> list[str]:
 def _draw(
     config: PipelineConfig, store: Store, model: str, pairs: int, sampling: tuple[float, int], folder: Path
 ) -> None:
-    from training.candidates import Drawing, prompts_of_both_sides, write_export
+    from training.generation.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
     place = opened(store, model, models)[0]

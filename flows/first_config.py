@@ -15,12 +15,12 @@ from corpus.first_records import first_record_problems
 from corpus.forms import ANY, Group, Kind, Reading, Wish, groups_of
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
-from evaluation.page.words import compact
+from evaluation.pages.words import compact
 from flows.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.sources import size_of
-from training.presets import PRESETS, Preset
+from training.config.presets import PRESETS, Preset
 
 BYTES_A_TOKEN = 3.5
 """Of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
@@ -162,7 +162,7 @@ def fit(text_bytes: int) -> Fit:
 
 def _seconds(preset: Preset, tokens: int) -> float | None:
     """6 · parameters · tokens operations (Kaplan et al. 2020, section 2.1) at the pace of this machine's device."""
-    from training.hardware import prepare
+    from training.core.hardware import prepare
 
     peak = prepare(LaunchConfig()).peak_flops()
     return 6 * preset.parameters * tokens / (MFU * peak) if peak else None

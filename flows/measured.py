@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.artifacts import Artifact, read_artifacts
+from evaluation.results.artifacts import Artifact, read_artifacts
 from infra.errors import Problem
 from infra.identity import canonical_json, flatten, same
 from infra.store.manifest import Manifest

@@ -25,14 +25,14 @@ from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, 
 from infra.launch.ranks import Node
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
-from training.pipeline_cut import pipeline_problem
+from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
+from training.core.devices import DEVICES
+from training.distributed.pipeline_cut import pipeline_problem
 from training.planner.architecture import Architecture, of_transformers
-from training.planner.devices import DEVICES
-from training.planner.here import device_at_hand
+from training.planner.hardware.here import device_at_hand
 from training.planner.stages import StageNeeds, device_of, needs, of_model, problem
 from training.planner.ways_out import launch_that_fits
-from training.sandbox import find as find_sandbox
+from training.sandbox.runner import find as find_sandbox
 
 
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from evaluation.page.lineage import Edge, layers_of, ordered_layers
+from evaluation.pages.lineage import Edge, layers_of, ordered_layers
 from flows.config import load
 from flows.graph import Graph, graph
 from infra.store.measurements import TRAINED

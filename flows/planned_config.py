@@ -15,9 +15,9 @@ from flows.needs import architecture_of, sequence_length
 from infra.errors import ConfigError, Problem
 from infra.files import write_whole
 from training.config import PretrainConfig
-from training.duration import parse_duration
-from training.presets import known_presets
-from training.recipes import RECIPES
+from training.config.duration import parse_duration
+from training.config.presets import known_presets
+from training.config.recipes import RECIPES
 
 
 def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.artifacts import Artifact, read_artifacts
-from evaluation.comparison import Paired, paired_figures
-from evaluation.registrations import REGISTER, newest_registration
+from evaluation.release.registrations import REGISTER, newest_registration
+from evaluation.results.artifacts import Artifact, read_artifacts
+from evaluation.results.comparison import Paired, paired_figures
 from flows.execution import RELAY
 from infra.errors import ConfigError, GateRefused, Problem, stage_error
 from infra.json import read_own_json

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.feedback.outcome import SUMMARY, replace_files
-from evaluation.feedback.pairs import PREFERENCES, Export
-from evaluation.page.comparison import differs, number_with_bounds
+from evaluation.pages.comparison import differs, number_with_bounds
+from evaluation.people.outcome import SUMMARY, replace_files
+from evaluation.people.pairs import PREFERENCES, Export
 from flows.compare import compare
 from flows.compared import find
 from infra.json import read_own_json

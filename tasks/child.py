@@ -47,7 +47,7 @@ from tasks.stages import STAGES
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 CHECKPOINTS = "checkpoints"
-"""Where a training leaves them in its work folder (training/checkpoint_folder.py)."""
+"""Where a training leaves them in its work folder (training/checkpoint/folder.py)."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ def _measured(job: Job, run: Run, built: Outcome, measure: Callable[[Path, Run],
     measuring = replace(built, measuring=True)
     try:
         if "RANK" in os.environ:
-            from training.ranks import wait_for_all
+            from training.core.ranks import wait_for_all
 
             wait_for_all()  # until every rank has written what the model is made of
         measuring.write(word)
@@ -368,7 +368,7 @@ def _device(trains: bool, launch: LaunchConfig) -> str:
     name = str(torch.cuda.get_device_name()) if torch is not None and has_gpu else f"cpu ({platform.machine()})"
     if torch is None or not trains:
         return name
-    from training.hardware import precision_of
+    from training.core.hardware import precision_of
 
     kind = "cuda" if has_gpu and launch.device != "cpu" else "cpu"
     return f"{name}, {precision_of(launch, torch.device(kind))}"

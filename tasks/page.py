@@ -20,7 +20,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelled, Completed, Failed, State
 
-from evaluation.page.words import seconds
+from evaluation.pages.words import seconds
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
 from tasks.build import Done

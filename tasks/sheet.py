@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from corpus.validation.page import grouped
-from evaluation.page.charts import Level, Line, Point, data_uri, line_chart
-from evaluation.page.parts import loss_lines
-from evaluation.page.words import compact, seconds
+from evaluation.pages.charts import Level, Line, Point, data_uri, line_chart
+from evaluation.pages.parts import loss_lines
+from evaluation.pages.words import compact, seconds
 from infra.errors import StemmaError
 from infra.json import parse_own_json, read_own_json
 from infra.store.manifest import Manifest, store_root

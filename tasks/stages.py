@@ -27,7 +27,7 @@ from evaluation.config import (
     ReportConfig,
     SafetyConfig,
 )
-from evaluation.mitigation_config import MitigationsConfig
+from evaluation.config.mitigations import MitigationsConfig
 from infra.store.measurements import TRAINED
 from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
 from training.config import (
@@ -367,7 +367,7 @@ STAGES: dict[str, Stage] = {
             version=6,
             config=SafetyConfig,
             section=True,
-            function="evaluation.safety:safety",
+            function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
             makes="scores",
             shows=("results.json",),

@@ -32,10 +32,15 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
     "clean": ("corpus.cleaning.quality",),
     "tokenizer": ("tokenizers", "corpus.tokens.chunks"),
     "shard": ("corpus.tokens.chunks", "streaming"),
-    "benchmarks": ("evaluation.harness",),
-    "safety": ("evaluation.bias", "evaluation.memorisation", "evaluation.toxicity", "profanity_check"),
-    "mitigations": ("evaluation.harness", "evaluation.toxicity", "profanity_check"),
-    "register": ("evaluation.card", "evaluation.gates"),
+    "benchmarks": ("evaluation.harness.tasks",),
+    "safety": (
+        "evaluation.safety.bias.pairs",
+        "evaluation.safety.memorisation",
+        "evaluation.safety.toxicity",
+        "profanity_check",
+    ),
+    "mitigations": ("evaluation.harness.tasks", "evaluation.safety.toxicity", "profanity_check"),
+    "register": ("evaluation.release.card", "evaluation.release.gates"),
 }
 """What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""
 

@@ -43,12 +43,12 @@ forked command whenever they have changed."""
 _TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS)
 _COMMAND = ["cli.commands", "cli.run", "cli.check", "cli.status", "flows.pipeline", "fastapi.encoders", "tests.forked"]
 _WITH_MODELS = {
-    "eval": ["cli.eval", "evaluation.harness", "evaluation.evaluate"],
-    "mirror": ["cli.mirror", "evaluation.harness", "evaluation.mirror_writer"],
-    "chat": ["cli.chat", "training.chat_session"],
-    "export": ["cli.export", "evaluation.export"],
+    "eval": ["cli.eval", "evaluation.harness.tasks", "evaluation.evaluate"],
+    "mirror": ["cli.mirror", "evaluation.harness.tasks", "evaluation.mirror_writer"],
+    "chat": ["cli.chat", "training.generation.session"],
+    "export": ["cli.export", "evaluation.release.export"],
     "serve": ["cli.serve", "uvicorn", "training.serving"],
-    "feedback export": ["cli.feedback", "training.candidates"],
+    "feedback export": ["cli.feedback", "training.generation.candidates"],
 }
 """Commands that import as much as a stage does: the server of the stages forks them, with this imported."""
 ENGINE = "prefect.engine"

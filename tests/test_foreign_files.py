@@ -19,16 +19,16 @@ import yaml
 from corpus.cleaning.neutral import neutral_words
 from corpus.hub import dataset_files
 from corpus.validation.suites import read_suite
-from evaluation.bias_files import read_bbq, read_stereoset, read_winobias, read_winogender
 from evaluation.config import BenchmarkTask, BiasConfig, LabelledSet, ToxicityConfig
-from evaluation.failure_templates import read_failure_class
-from evaluation.feedback.judgements import Judgements
-from evaluation.feedback.pairs import AnswerPair, Export
-from evaluation.mirror_rows import read_rows as read_mirror
-from evaluation.probes import COLUMNS, read_pairs, read_prompts
-from evaluation.review.sample import Review, Shown
-from evaluation.task_file import check_rows
-from evaluation.toxicity_scorers import read_labelled, read_words
+from evaluation.failures.templates import read_failure_class
+from evaluation.harness.task_file import check_rows
+from evaluation.mirror.rows import read_rows as read_mirror
+from evaluation.people.judgements import Judgements
+from evaluation.people.pairs import AnswerPair, Export
+from evaluation.people.sample import Review, Shown
+from evaluation.safety.bias.files import read_bbq, read_stereoset, read_winobias, read_winogender
+from evaluation.safety.probes import COLUMNS, read_pairs, read_prompts
+from evaluation.safety.toxicity_scorers import read_labelled, read_words
 from flows.config import read_yaml
 from flows.sweeps.carried import FILE, read
 from infra.errors import StemmaError
@@ -36,8 +36,8 @@ from infra.foreign import check_model
 from infra.launch.kube_api import KubeApi
 from infra.tables import read_state
 from tasks.payloads import check_payload
-from training.chat import read_rows
-from training.planner.scaling_laws import own_law
+from training.chat.base import read_rows
+from training.planner.laws.scaling_laws import own_law
 
 Mutation = tuple[str, bytes]
 HUGE = 10**400

@@ -18,12 +18,12 @@ from corpus.trained import FILE as TRAINED
 from infra.errors import StageError, stage_error
 from infra.foreign import check_model
 from infra.run import Result, Run
-from training.chat import chat_of
+from training.chat.base import chat_of
+from training.chat.shown import shown_template
+from training.checkpoint.export import export
 from training.config import BaseModelConfig
-from training.export import export
-from training.models import load
-from training.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
-from training.shown_chat import shown_template
+from training.model.models import load
+from training.model.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:

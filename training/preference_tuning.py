@@ -19,30 +19,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evaluation.clustered import clustered_mean, clustered_ratio, clustered_share, clustered_sign_test
-from evaluation.statistics import Interval
+from evaluation.statistics.clustered import clustered_mean, clustered_ratio, clustered_share, clustered_sign_test
+from evaluation.statistics.intervals import Interval
 from infra.errors import StageError
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
-from training import ranks
-from training.answer_figures import answer_figures, lengthening, raw_scores, score_figures
-from training.attention import choose_attention
-from training.callbacks import Callback
-from training.chat import Chat, Conversation, read_rows
-from training.completions import Completions, generate, kl_of
+from training.chat.base import Chat, Conversation, read_rows
+from training.checkpoint.export import export
 from training.config import PreferenceTuningConfig
-from training.evaluate import Watch, measuring
-from training.export import export
-from training.families import experts_problem
-from training.fit import fit, plan_of
+from training.config.families import experts_problem
+from training.core import ranks
+from training.core.callbacks import Callback
+from training.core.hardware import Hardware, prepare
+from training.core.measuring import measuring
+from training.core.train_state import TrainState
+from training.data.loaders import example_loader
+from training.data.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
+from training.data.rankings import prompt_clusters
+from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
-from training.hardware import Hardware, prepare
-from training.language_model import LanguageModel
-from training.loaders import example_loader
-from training.models import limit_length, load
-from training.new_tokens import begin_untrained
-from training.preference_losses import kto_kl
-from training.preference_model import (
+from training.model.attention import choose_attention
+from training.model.models import limit_length, load
+from training.model.new_tokens import begin_untrained
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.preference_losses import kto_kl
+from training.train_modules.preference_model import (
     Example,
     Logprobs,
     Mismatched,
@@ -50,10 +51,10 @@ from training.preference_model import (
     count_pairs,
     preference_batch,
 )
-from training.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
-from training.rankings import prompt_clusters
-from training.scorer import load_other_scorer
-from training.train_state import TrainState
+from training.train_modules.scorer import load_other_scorer
+from training.trainer.fit import fit, plan_of
+from training.validation.answer_figures import answer_figures, lengthening, raw_scores, score_figures
+from training.validation.evaluate import Watch
 
 _BATCH = 32
 
@@ -164,7 +165,7 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
     reward), chosen_rise, rejected_rise, win_rate (pairs whose chosen answer rose more), p_value (exact, against chance,
     one-sided), prefers_chosen_reference, prefers_chosen_policy (pairs whose chosen answer has the higher mean
     log-probability per token), heldout_loss, heldout_pairs, and what had no room: heldout_prompts_cut,
-    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.clustered`).
+    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.statistics.clustered`).
 
     Both models answer held-out prompts, sampled: kl_to_reference (nats an answer, from whole next-token distributions,
     with its interval), kl_per_token, answer_tokens_reference, answer_tokens_policy, ends_share_reference,

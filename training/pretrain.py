@@ -17,40 +17,30 @@ from transformers import PreTrainedModel
 
 from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from corpus.remote import location_of
-from evaluation.statistics import Interval, bootstrap_ratio
+from evaluation.statistics.intervals import Interval, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.json import read_own_json
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
-from training import ranks
-from training.attention import choose_attention
-from training.balancing import ExpertLoad
-from training.batch_size import BatchSizeRampup
-from training.bigram_start import start_from_bigrams
-from training.callbacks import Callback
-from training.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
+from training.checkpoint.export import export
+from training.checkpoint.states import load_known
 from training.config import PretrainConfig, batches
-from training.evaluate import Side, Validation, bits_per_byte, sides
-from training.export import export
-from training.families import expert_ranks_problem, sequences_problem
-from training.fit import Plan, fit
-from training.float8 import train_in_float8
-from training.guard.finite import check_measured
-from training.guard.stuck import Stuck
-from training.hardware import Hardware, prepare
-from training.heldout import HeldOut, count_baselines, measure
-from training.in_loop import InLoopEvaluator, keep_samples
-from training.induction_start import start_induction, unused_width
-from training.language_model import LanguageModel
-from training.loaders import packed_loader
-from training.mixed_shards import MixedShards
-from training.models import build, flops_per_token, hf_config
-from training.new_tokens import CHAT_TOKENS, name_untrained
-from training.ngram import Bigram, Unigram
-from training.objectives import objective_of
-from training.objectives.base import Objective
-from training.packed_shards import count_sequences, open_in_order, packed_batches, read_packed, spread, unpacked_bytes
-from training.packed_text import (
+from training.config.batch_size import BatchSizeRampup
+from training.config.families import expert_ranks_problem, sequences_problem
+from training.core import ranks
+from training.core.callbacks import Callback
+from training.core.hardware import Hardware, prepare
+from training.data.loaders import packed_loader
+from training.data.mixed_shards import MixedShards
+from training.data.packed_shards import (
+    count_sequences,
+    open_in_order,
+    packed_batches,
+    read_packed,
+    spread,
+    unpacked_bytes,
+)
+from training.data.packed_text import (
     PackedText,
     check_tokenizer,
     leave_mixture,
@@ -59,12 +49,29 @@ from training.packed_text import (
     open_training,
     rampup_of,
 )
-from training.parallel import parallelize
-from training.pipeline_cut import pipeline_problem
-from training.schedules import Schedule
-from training.scratch import node_scratch
-from training.shared_memory import own_shared_memory
-from training.states import load_known
+from training.data.scratch import node_scratch
+from training.data.shared_memory import own_shared_memory
+from training.distributed.parallel import parallelize
+from training.distributed.pipeline_cut import pipeline_problem
+from training.guard.finite import check_measured
+from training.guard.stuck import Stuck
+from training.model.attention import choose_attention
+from training.model.balancing import ExpertLoad
+from training.model.bigram_start import start_from_bigrams
+from training.model.float8 import train_in_float8
+from training.model.induction_start import start_induction, unused_width
+from training.model.models import build, flops_per_token, hf_config
+from training.model.new_tokens import CHAT_TOKENS, name_untrained
+from training.model.ngram import Bigram, Unigram
+from training.objectives import objective_of
+from training.objectives.base import Objective
+from training.train_modules.language_model import LanguageModel
+from training.trainer.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
+from training.trainer.fit import Plan, fit
+from training.trainer.schedules import Schedule
+from training.validation.evaluate import Side, Validation, bits_per_byte, sides
+from training.validation.heldout import HeldOut, count_baselines, measure
+from training.validation.in_loop import InLoopEvaluator, keep_samples
 
 # Tokens whose frequencies a loss is held against.
 _SAMPLE_TOKENS = 1 << 20

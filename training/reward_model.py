@@ -13,21 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evaluation.clustered import clustered_mean, clustered_share, clustered_sign_test
+from evaluation.statistics.clustered import clustered_mean, clustered_share, clustered_sign_test
 from infra.errors import stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
-from training.attention import choose_attention
-from training.chat import Chat, read_rows
+from training.chat.base import Chat, read_rows
+from training.checkpoint.export import export
 from training.config import RewardModelConfig
-from training.evaluate import Watch
-from training.export import export
-from training.fit import fit, plan_of
-from training.guard.finite import check_measured
-from training.hardware import prepare
-from training.loaders import example_loader
-from training.models import limit_length
-from training.rankings import (
+from training.core.hardware import prepare
+from training.data.loaders import example_loader
+from training.data.rankings import (
     FittedRankings,
     Ranking,
     balanced,
@@ -36,8 +31,13 @@ from training.rankings import (
     prompt_clusters,
     ranking_batch,
 )
-from training.reward_figures import calibration_figures, length_figures
-from training.scorer import RewardModel, count_pairs, load_scorer, score_pairs
+from training.guard.finite import check_measured
+from training.model.attention import choose_attention
+from training.model.models import limit_length
+from training.train_modules.scorer import RewardModel, count_pairs, load_scorer, score_pairs
+from training.trainer.fit import fit, plan_of
+from training.validation.evaluate import Watch
+from training.validation.reward_figures import calibration_figures, length_figures
 
 MOST_SOURCES = 10
 
@@ -127,10 +127,12 @@ def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_d
     Figures: heldout_accuracy (pairs put in the right order), the same for each source where there are two to ten
     (heldout_accuracy_of_docstrings), heldout_pairs, heldout_prompts, p_value (one-sided, exact, against chance), margin
     (mean chosen minus rejected score), heldout_loss (chance is 0.693), and what had no room: heldout_prompts_cut,
-    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.clustered`): of pairs with
-    a prompt each they are Wilson's and the binomial test's. Ties, heldout_ties of them, are in heldout_loss alone.
+    heldout_pairs_dropped. All intervals and the p-value are clustered by prompt (`evaluation.statistics.clustered`):
+    of pairs with a prompt each they are Wilson's and the binomial test's. Ties, heldout_ties of them, are in
+    heldout_loss alone.
 
-    What length has to do with it, and whether σ(margin) is how often it is right: see `training.reward_figures`.
+    What length has to do with it, and whether σ(margin) is how often it is right: see
+    `training.validation.reward_figures`.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "reward_model")

@@ -20,29 +20,29 @@ from transformers import PreTrainedModel
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
-from training.algorithms import CLIPPED, algorithm_of
-from training.attention import choose_attention
-from training.callbacks import Callback
-from training.chat import Chat, read_rows
+from training.chat.base import Chat, read_rows
+from training.checkpoint.export import export
 from training.config import RlhfConfig
-from training.ensemble import Ensemble, member_names, same_weights
-from training.export import export
-from training.fit import Plan, fit
-from training.grading import Graders
+from training.core.callbacks import Callback
+from training.core.hardware import Hardware, prepare
+from training.core.train_state import Loader, TokenCount, TrainState
+from training.data.preference_pairs import prompts_of
+from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
-from training.hardware import Hardware, prepare
-from training.mixed_text import TextBeside, text_examples
-from training.models import limit_length, load
-from training.new_tokens import forget_untrained
-from training.policy_and_value import PolicyAndValue, acting
-from training.preference_pairs import prompts_of
-from training.rewards import Prompt, Rewards, RewardScale
-from training.rlhf_heldout import Heldout
-from training.rollouts import Rollouts
-from training.scorer import Scorer, load_other_scorer
-from training.train_state import Loader, TokenCount, TrainState
-from training.verify import announce_sandbox, rules_of
-from training.vllm_sampler import VllmSampler
+from training.model.attention import choose_attention
+from training.model.models import limit_length, load
+from training.model.new_tokens import forget_untrained
+from training.rl.algorithms import CLIPPED, algorithm_of
+from training.rl.ensemble import Ensemble, member_names, same_weights
+from training.rl.grading import Graders
+from training.rl.heldout import Heldout
+from training.rl.policy_and_value import PolicyAndValue, acting
+from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.rollouts import Rollouts
+from training.rl.verify import announce_sandbox, rules_of
+from training.train_modules.mixed_text import TextBeside, text_examples
+from training.train_modules.scorer import Scorer, load_other_scorer
+from training.trainer.fit import Plan, fit
 
 _TEXTS = 4096
 """Documents that minibatches draw from."""
@@ -182,7 +182,7 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
 
     With further reward models heldout_reward_… are of what `ensemble` makes of all, each in standard deviations of its
     scores of the answers of `model`. reward_models_apart_sft and _rlhf are how far the models lie
-    apart over an answer, in the mean (`training.ensemble`).
+    apart over an answer, in the mean (`training.rl.ensemble`).
 
     With the input `judge` the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
     judge_gain_equal_length. With `reward_functions`, the weighted sum of what they give the same answers is

@@ -17,33 +17,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evaluation.clustered import clustered_ratio, clustered_share
+from evaluation.statistics.clustered import clustered_ratio, clustered_share
 from infra.errors import StageError
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
-from training.attention import choose_attention
-from training.chat import Chat, Conversation, read_rows
+from training.chat.base import Chat, Conversation, read_rows
+from training.checkpoint.export import export, renew_template
 from training.config import SftConfig
-from training.conversations import Pack, by_weight, fitted, packed_batch, packs
-from training.evaluate import Watch, measuring
-from training.export import export, renew_template
-from training.families import documents_problem, experts_problem
-from training.fit import fit, plan_of
-from training.grading import Graders
+from training.config.families import documents_problem, experts_problem
+from training.core.hardware import Hardware, prepare
+from training.core.measuring import measuring
+from training.core.train_state import Loader
+from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
+from training.data.loaders import example_loader
+from training.data.rankings import prompt_clusters
+from training.distributed.parallel import whole_weights
+from training.generation.sampling import sample
 from training.guard.finite import check_measured
-from training.hardware import Hardware, prepare
-from training.in_loop import SAMPLES, InLoopAnswers, kept_answers
-from training.language_model import LanguageModel
-from training.loaders import example_loader
-from training.lora import add_adapters, learn_rows, learning_ids, merged
-from training.mixed_text import Text, as_long_as_the_others, text_examples
-from training.models import limit_length, load
-from training.new_tokens import begin_untrained
-from training.parallel import whole_weights
-from training.rankings import prompt_clusters
-from training.sampling import sample
-from training.train_state import Loader
-from training.verify import Rule, announce_sandbox, right_answers, rules_of
+from training.model.attention import choose_attention
+from training.model.lora import add_adapters, learn_rows, learning_ids, merged
+from training.model.models import limit_length, load
+from training.model.new_tokens import begin_untrained
+from training.rl.grading import Graders
+from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.mixed_text import Text, as_long_as_the_others, text_examples
+from training.trainer.fit import fit, plan_of
+from training.validation.evaluate import Watch
+from training.validation.in_loop import SAMPLES, InLoopAnswers, kept_answers
 
 _BATCH = 32
 _WATCHED_AT = (0.1, 0.3)

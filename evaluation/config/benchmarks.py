@@ -91,7 +91,7 @@ class BenchmarkTask(Config):
         elif self.path is None and self.kind != "lm_eval":
             raise ValueError(f"a task of kind {self.kind} needs `path`")
         elif self.path is None:
-            from evaluation.lm_tasks import known_tasks, unknown_name
+            from evaluation.config.lm_tasks import known_tasks, unknown_name
 
             if self.name not in known_tasks():
                 raise ValueError(f"lm-eval has no task {self.name!r}; {unknown_name(self.name, PROJECT_TASKS)}")

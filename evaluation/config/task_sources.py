@@ -96,10 +96,11 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
 
     Where there are none, or `stemma mirror` has put another configuration of the dataset there, where they would be.
     """
-    from evaluation.lm_tasks import dataset_of
+    from evaluation.config.lm_tasks import dataset_of
 
     if (found := dataset_of(task)) is None:
-        # A folder of the mirror may be a link into the hub's cache; `evaluation.mirror` checks each before it is read.
+        # A folder of the mirror may be a link into the hub's cache; `evaluation.mirror.local` checks each before it is
+        # read.
         return tuple(_data_below(mirror, follow_links=True)) or (mirror,)
     definition, dataset, config = found
     folder = mirror / dataset

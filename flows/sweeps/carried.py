@@ -111,7 +111,7 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
     from flows.graph import graph
     from flows.needs import architecture_of
     from training.config import PretrainConfig
-    from training.duration import parse_duration
+    from training.config.duration import parse_duration
 
     nodes, name = graph(config), key.partition(".")[0]
     if name not in nodes or not isinstance(section := nodes[name].config, PretrainConfig):

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from pydantic import BaseModel, Field
 
-from evaluation.page.sweep_page import bounds, isoflop_sentences, law_sentences, number
+from evaluation.pages.sweep_page import bounds, isoflop_sentences, law_sentences, number
 from flows.admission import turned_away
 from flows.config import PipelineConfig
 from flows.graph import graph

@@ -1,4 +1,4 @@
-"""The scaling law of a sweep over sizes and lengths, see `training.planner.law_fit`."""
+"""The scaling law of a sweep over sizes and lengths, see `training.planner.laws.law_fit`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "law.json"
 
 def check(sweep: Sweep) -> None:
     """Raises ConfigError for a sweep that cannot give a law, before anything is spent."""
-    from training.planner.law_fit import LEAST
+    from training.planner.laws.law_fit import LEAST
 
     if sweep.figure != "validation_loss":
         message = f"a law is fitted to a pretraining's validation_loss, not to {sweep.measure}"
@@ -29,8 +29,8 @@ def law_of(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> dict[str, Any
     """What `law_fit.fit_and_predict` finds from the trials that ended, with their `points` and what `isoflop.isoflop`
     finds in them; also written as law.json, for `stemma plan --law`. Raises ConfigError where too few ended, or all are
     of one size or length."""
-    from training.planner.isoflop import isoflop
-    from training.planner.law_fit import RunPoint, fit_and_predict, write
+    from training.planner.laws.isoflop import isoflop
+    from training.planner.laws.law_fit import RunPoint, fit_and_predict, write
 
     points = [
         RunPoint(trial.figures[f"{sweep.step}.parameters"], trial.figures[f"{sweep.step}.tokens"], trial.value)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evaluation.page.charts import Point
-from evaluation.page.comparison import CURVES
-from evaluation.page.sweep_page import sweep_page
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.charts import Point
+from evaluation.pages.comparison import CURVES
+from evaluation.pages.sweep_page import sweep_page
+from evaluation.results.pipeline import PipelineResults
 from flows.journal import RunJournal
 from flows.sweeps.carried import leave
 from flows.sweeps.definition import Sweep

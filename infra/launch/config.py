@@ -41,8 +41,8 @@ class LaunchConfig(Config):
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """auto takes a GPU where there is one."""
     hardware: str | None = None
-    """The device that `stemma check` plans for, such as a100-80 or h100 (training/planner/devices.py): a step that it
-    does not hold is refused. By default the one of the machine at hand, which refuses nothing."""
+    """The device that `stemma check` plans for, such as a100-80 or h100 (training/core/devices.py): a step
+    that it does not hold is refused. By default the one of the machine at hand, which refuses nothing."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale. fp8 is auto with
     the products of pretraining's linear layers in 8 bits (Micikevicius et al. 2022), on GPUs since Ada and Hopper; on a

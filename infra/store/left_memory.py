@@ -1,8 +1,8 @@
 """Shared memory that a killed training left, found by the record in its work folder.
 
 Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
-owner. `training.shared_memory` writes the record and reads it where the work is continued; here it is for work that is
-removed instead.
+owner. `training.data.shared_memory` writes the record and reads it where the work is continued; here it is for work
+that is removed instead.
 """
 
 from __future__ import annotations

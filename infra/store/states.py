@@ -1,7 +1,7 @@
 """The whole states of a training that lie with its artifact, from which another training can go on.
 
 aux/states.json          {batch: digest of the state after so many batches}
-aux/state/ba000008000/   that state, a checkpoint as `training.checkpoint_folder` writes it
+aux/state/ba000008000/   that state, a checkpoint as `training.checkpoint.folder` writes it
 
 They are no part of the model's digest. `stemma gc --states` removes states; their digests stay, so that what went on
 from one is still found.

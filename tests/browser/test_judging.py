@@ -99,8 +99,8 @@ def test_an_answer_that_was_taken_over_and_then_not_chosen_corrects_nothing(
     browser: Browser,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    from evaluation.feedback.page import judging_page
-    from evaluation.feedback.pairs import Export, blind
+    from evaluation.people.page import judging_page
+    from evaluation.people.pairs import Export, blind
 
     pairs, given_by = blind([(f"question {n}", [("sft", f"a {n}"), ("rlhf", f"b {n}")]) for n in range(2)], seed=1)
     (tmp_path / "judge.html").write_text(judging_page(Export(pairs, given_by, {}, {}), "Which?"), encoding="utf8")

@@ -21,7 +21,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from evaluation.config import ReportConfig
-from evaluation.page.comparison import STYLES, comparison_page
+from evaluation.pages.comparison import STYLES, comparison_page
 from evaluation.report import render
 from infra.servers.http import post
 from tests.evaluation.pipeline import write_pipeline

@@ -39,7 +39,7 @@ from transformers import (
 from corpus.cleaning.toxicity import ClassifierScorer
 from corpus.model_folder import folder_problems
 from corpus.pretrained import load_pretrained_model, weights_problems
-from evaluation.language_model import load_model
+from evaluation.generation.language_model import load_model
 from flows.config import load
 from flows.graph import graph
 from flows.needs import model_folder_problems
@@ -49,8 +49,8 @@ from infra.run import Run, open_journal, read_journal
 from tasks.payloads import check_payload
 from training.adopt import import_model
 from training.config import BaseModelConfig
-from training.hardware import Hardware
-from training.scorer import load_scorer
+from training.core.hardware import Hardware
+from training.train_modules.scorer import load_scorer
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 Weights = dict[str, torch.Tensor]

@@ -24,7 +24,7 @@ from corpus.preferences import file_pairs, preferences
 from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from infra.errors import StageError
-from training.verify import rules_of
+from training.rl.verify import rules_of
 
 DOCSTRINGS = {"kind": "docstrings", "packages": ["click", "jinja2", "networkx"]}
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.statistics import Interval, bootstrap, difference_of_proportions, wilson
+from evaluation.statistics.intervals import Interval, bootstrap, difference_of_proportions, wilson
 from infra.store.manifest import File, Manifest, SourceRecord
 
 MODELS = {"base": "pretrain", "sft": "sft", "rlhf": "rlhf"}

@@ -40,7 +40,7 @@ QUESTIONS = [
 
 
 def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path: Path, run: Run) -> None:
-    from evaluation.harness import task_spec
+    from evaluation.harness.tasks import task_spec
 
     rows = [
         {"text": "The function returns a string. " * repeats, "domain": domain}
@@ -84,7 +84,7 @@ def test_questions_by_a_models_template_are_those_of_lm_evals_own_command_line(
 ) -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    from evaluation.harness import own_cache, task_spec
+    from evaluation.harness.tasks import own_cache, task_spec
 
     model = save_model(tmp_path / "model", tokenizer_in("llama3"), positions=1024)
     task = {
@@ -310,7 +310,7 @@ def test_the_column_without_shots_is_without_those_of_a_tasks_own_yaml(
 
 def questions_asked(config: BenchmarksConfig) -> tuple[list[str], set[str]]:
     """(questions that are scored, those that stand solved before one of them) of a config's one task."""
-    from evaluation.harness import _load, _set_fewshot, quiet
+    from evaluation.harness.tasks import _load, _set_fewshot, quiet
 
     with quiet():
         (task,) = _load(0, config.tasks[0], None, config.num_fewshot, config.rows_for_shots)
@@ -367,7 +367,7 @@ def test_only_configs_that_ask_for_shots_put_rows_aside_and_have_another_identit
 def test_a_template_is_compiled_once_for_all_items_of_a_task() -> None:
     from lm_eval import utils
 
-    from evaluation.harness import quiet
+    from evaluation.harness.tasks import quiet
 
     template = "{{ question }} is asked"
     with quiet():
@@ -410,10 +410,10 @@ def test_items_are_counted_once_however_many_filters_read_the_answers(
 
 def test_an_accuracy_that_is_a_share_of_likelihood_is_no_share_of_items(tmp_path: Path) -> None:
     """truthfulqa_mc2's `acc`: one model is 0.02 above the other on most items, and 0.01 below on the rest."""
-    from evaluation.artifacts import Artifact
     from evaluation.benchmarks import task_metrics
-    from evaluation.calibration import calibration
-    from evaluation.comparison import paired_accuracy
+    from evaluation.results.artifacts import Artifact
+    from evaluation.results.comparison import paired_accuracy
+    from evaluation.statistics.calibration import calibration
 
     before = [0.3 + 0.005 * (n % 40) for n in range(80)]
     after = [score + (0.02 if n % 4 else -0.01) for n, score in enumerate(before)]

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from evaluation.bec_pro import associations, bec_pro, read_bec_pro
-from evaluation.bias_files import (
+from evaluation.config import SafetyConfig
+from evaluation.safety.bias.bec_pro import associations, bec_pro, read_bec_pro
+from evaluation.safety.bias.files import (
     Coreference,
     read_bbq,
     read_stereoset,
     read_winobias,
     read_winogender,
 )
-from evaluation.bias_metrics import bias_score, corrected, paired_gap, stereoset_scores
-from evaluation.config import SafetyConfig
-from evaluation.honest import Template, honest, read_honest, read_hurtlex
+from evaluation.safety.bias.honest import Template, honest, read_honest, read_hurtlex
+from evaluation.safety.bias.metrics import bias_score, corrected, paired_gap, stereoset_scores
 from infra.errors import StageError
 from infra.run import Run
 from tests.chat_templates import tokenizer_in
@@ -92,7 +92,7 @@ def test_bbqs_biased_answers_and_scores_are_those_of_lm_eval(tmp_path: Path) -> 
     from datasets import Dataset
     from lm_eval.tasks.bbq import utils
 
-    from evaluation.bias_sets import bbq
+    from evaluation.safety.bias.sets import bbq
 
     rows = [bbq_row(polarity, "ambig", 2) for polarity in ("neg", "nonneg")]
     rows += [bbq_row(polarity, "disambig", label) for polarity in ("neg", "nonneg") for label in (0, 1)]
@@ -135,10 +135,10 @@ def test_bbqs_questions_by_a_models_template_are_lm_evals(tmp_path: Path, run: R
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from evaluation.bias_sets import bbq_requests, by_template
-    from evaluation.chat_prompts import ChatPrompt
-    from evaluation.harness_model import ReportingHFLM
-    from evaluation.language_model import load_model
+    from evaluation.generation.chat_prompts import ChatPrompt
+    from evaluation.generation.language_model import load_model
+    from evaluation.harness.model import ReportingHFLM
+    from evaluation.safety.bias.sets import bbq_requests, by_template
 
     path = tmp_path / "Age.jsonl"
     path.write_text(json.dumps(bbq_row("neg", "ambig", 2)) + "\n")
@@ -164,7 +164,7 @@ def test_bbqs_questions_by_a_models_template_are_lm_evals(tmp_path: Path, run: R
 
 def test_bbqs_scores_by_hand() -> None:
     """Three biased of four that name someone: 2 · 3/4 - 1. Where half is right: half of that."""
-    from evaluation.bias_metrics import ambiguous_bias_score
+    from evaluation.safety.bias.metrics import ambiguous_bias_score
 
     apart = range(8)
     named = [True] * 4 + [False] * 4
@@ -195,7 +195,7 @@ def test_gaps_by_hand_and_their_correction() -> None:
 
 def test_winobias_by_hand() -> None:
     """Ten sentences of type 1, of which 8 and 6 are right, and four of type 2, of which 2 and 2 are: 10 and 8 of 14."""
-    from evaluation.bias_sets import winobias
+    from evaluation.safety.bias.sets import winobias
 
     right = {
         "type 1": {"pro": [1] * 8 + [0] * 2, "anti": [1] * 5 + [0] * 4 + [1]},
@@ -221,7 +221,7 @@ def test_winobias_by_hand() -> None:
 
 def test_winogenders_figures_by_hand() -> None:
     """Of four occupations with a pair each, one is resolved by the pronoun, towards the occupation of most women."""
-    from evaluation.bias_sets import winogender
+    from evaluation.safety.bias.sets import winogender
 
     names = ("nurse", "clerk", "guard", "mover")
     items = [
@@ -269,8 +269,8 @@ def test_honests_completions_are_the_likeliest_words_of_the_model(model_dir: Pat
     """Held to transformers' beam-free greedy generation, begun with each of the likeliest tokens."""
     import torch
 
-    from evaluation.honest import complete
-    from evaluation.language_model import load_model
+    from evaluation.generation.language_model import load_model
+    from evaluation.safety.bias.honest import complete
 
     lm = load_model(model_dir, run)
     (words,) = complete(lm, [Template("The old friend worked as a", "friend", "x")], 4, run)
@@ -317,8 +317,8 @@ def test_bec_pros_associations_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_model_is_asked_all_sets_in_the_stage(model_dir: Path, tmp_path: Path, run: Run) -> None:
-    from evaluation.language_model import load_model, token_log_likelihoods
-    from evaluation.safety import safety
+    from evaluation.generation.language_model import load_model, token_log_likelihoods
+    from evaluation.safety.stage import safety
 
     sets = bias_sets()
     config = SafetyConfig.model_validate({"toxicity": None, "memorisation": None, "bias": {"limit": 2, "sets": sets}})
@@ -352,7 +352,7 @@ def test_a_model_is_asked_all_sets_in_the_stage(model_dir: Path, tmp_path: Path,
 
 
 def _women(path: Path) -> dict[str, float]:
-    from evaluation.bias_sets import women_in_occupations
+    from evaluation.safety.bias.sets import women_in_occupations
 
     return women_in_occupations(path)
 

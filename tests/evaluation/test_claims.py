@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from evaluation.config import ReportConfig
-from evaluation.page.verdicts import claims
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.verdicts import claims
 from evaluation.report import render
-from evaluation.statistics import Interval
+from evaluation.results.pipeline import PipelineResults
+from evaluation.statistics.intervals import Interval
 from infra.store.manifest import Manifest
 from tests.evaluation.pipeline import with_figures, write_pipeline
 
@@ -193,8 +193,8 @@ def test_toxicity_is_compared_by_prompt_in_both_figures(tmp_path: Path) -> None:
 
 
 def test_continuations_that_were_drawn_otherwise_are_not_compared(tmp_path: Path) -> None:
-    from evaluation.artifacts import read_artifacts
-    from evaluation.comparison import paired_toxicity
+    from evaluation.results.artifacts import read_artifacts
+    from evaluation.results.comparison import paired_toxicity
 
     folders = write_pipeline(tmp_path / "store")
     other = folders["safety_rlhf"] / "manifest.json"
@@ -207,8 +207,8 @@ def test_continuations_that_were_drawn_otherwise_are_not_compared(tmp_path: Path
 
 
 def test_equal_prompts_count_each_and_a_single_one_tells_nothing(tmp_path: Path) -> None:
-    from evaluation.artifacts import read_artifacts
-    from evaluation.comparison import paired_toxicity
+    from evaluation.results.artifacts import read_artifacts
+    from evaluation.results.comparison import paired_toxicity
 
     folders = write_pipeline(tmp_path / "store")
     for prompts, count in ((["", "", "a"], 3), (["a"], None)):

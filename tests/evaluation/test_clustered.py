@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from evaluation.clustered import (
+from evaluation.statistics.clustered import (
     clustered_difference,
     clustered_intercept,
     clustered_mean,
@@ -16,7 +16,7 @@ from evaluation.clustered import (
     clustered_sign_test,
     number_clusters,
 )
-from evaluation.statistics import (
+from evaluation.statistics.intervals import (
     binomial_p_value,
     bootstrap,
     difference_of_paired_proportions,

@@ -19,7 +19,7 @@ from corpus.tokenizer import tokenizer
 from corpus.validate import validate
 from evaluation.config import CorpusReportConfig
 from evaluation.corpus_report import corpus_report
-from evaluation.page.words import compact
+from evaluation.pages.words import compact
 from infra.run import Run
 
 TEXT = (

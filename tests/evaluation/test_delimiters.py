@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from evaluation.config import BenchmarkTask
-from evaluation.delimiters import delimiter_between
-from evaluation.harness import _load, own_cache, quiet
+from evaluation.harness.delimiters import delimiter_between
+from evaluation.harness.tasks import _load, own_cache, quiet
 
 
 def asked(tmp_path: Path, kind: str, rows: list[dict[str, Any]], shots: int = 0, **keys: Any) -> list[tuple[str, str]]:
@@ -104,7 +104,7 @@ def test_the_key_decides_for_all(tmp_path: Path) -> None:
 
 
 def test_lm_evals_own_config_is_left_for_text_with_spaces(tmp_path: Path) -> None:
-    from evaluation.harness import task_spec
+    from evaluation.harness.tasks import task_spec
 
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(quiz("Who?", "he", "she")) + "\n")

@@ -85,7 +85,7 @@ def test_scores_are_lm_evals_own_for_every_kind_of_output(
     from lm_eval.tasks import TaskManager
 
     from evaluation.evaluate import EvalOptions, evaluate_models
-    from evaluation.named_tasks import load_named
+    from evaluation.harness.named_tasks import load_named
 
     names = (
         "arc_easy", "lambada_openai", "wikitext", "triviaqa", "truthfulqa_mc1", "truthfulqa_mc2", "wmt16-de-en",
@@ -133,7 +133,7 @@ def test_questions_by_a_model_s_own_template_are_lm_evals(
     from lm_eval.tasks import TaskManager
 
     from evaluation.evaluate import EvalOptions, evaluate_models
-    from evaluation.named_tasks import load_named
+    from evaluation.harness.named_tasks import load_named
 
     names, model = ("arc_easy", "wmt16-de-en"), save_model(tmp_path / "model", tokenizer_in("llama3"), positions=1024)
     options = EvalOptions(
@@ -167,7 +167,7 @@ def test_questions_by_a_model_s_own_template_are_lm_evals(
 
 def by_command_line(model: Path, names: tuple[str, ...], mirror: Path, out: Path) -> dict[str, Any]:
     """The results of lm-eval's own command line, started inside the mirror."""
-    from evaluation.checker_data import nltk_data
+    from evaluation.mirror.checker_data import nltk_data
 
     command = [
         sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
@@ -202,7 +202,7 @@ def test_translations_over_drawn_items_get_lm_evals_own_figures() -> None:
 
     from lm_eval.api import metrics
 
-    from evaluation.paired import compare_models, over_chosen
+    from evaluation.statistics.paired import compare_models, over_chosen
 
     draw = random.Random(1)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "while", "dogs", "ran", "far", "away"]
@@ -319,7 +319,7 @@ def test_a_tokenizer_that_does_not_fit_is_named_before_a_model_is_asked(
     """A tokenizer with ids beyond the embedding, in config.json and, where that says otherwise, in the weights."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    from evaluation.language_model import check_tokenizers, load_model, token_log_likelihoods
+    from evaluation.generation.language_model import check_tokenizers, load_model, token_log_likelihoods
 
     good, small = (new_model(tmp_path / name, seed=1) for name in ("good", "small"))
     model = LlamaForCausalLM.from_pretrained(small)
@@ -377,7 +377,7 @@ def test_a_mirror_that_the_command_fills_serves_the_benchmarks_of_a_pipeline(
 
 
 def test_what_cannot_be_asked_is_named_before_a_model_is(mirror: Path) -> None:
-    from evaluation.named_tasks import load_named
+    from evaluation.harness.named_tasks import load_named
 
     with pytest.raises(ConfigError) as unknown:
         load_named(["arc_esy", "openbook_qa"], mirror)
@@ -409,7 +409,7 @@ def test_everything_that_is_wrong_with_a_command_is_told_at_once(tmp_path: Path)
 
 
 def test_more_shots_than_were_put_aside_are_refused(mirror: Path) -> None:
-    from evaluation.named_tasks import load_named, set_shots, shots_problem
+    from evaluation.harness.named_tasks import load_named, set_shots, shots_problem
 
     (task,) = load_named(["arc_easy"], mirror)
     for shots, refused in ((6, False), (7, True)):
@@ -424,9 +424,9 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
     alike: what they begin with is computed once."""
     import torch
 
-    from evaluation.choice_rows import lay, rows_of
-    from evaluation.choice_scoring import ChoiceScorer, Way
-    from evaluation.language_model import load_model
+    from evaluation.generation.choice_rows import lay, rows_of
+    from evaluation.generation.choice_scoring import ChoiceScorer, Way
+    from evaluation.generation.language_model import load_model
 
     lm = load_model(model_dir, run)
     draw = torch.Generator().manual_seed(0)
@@ -495,8 +495,8 @@ def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[st
     import torch
     import transformers
 
-    from evaluation.choice_rows import Row
-    from evaluation.choice_scoring import ChoiceScorer
+    from evaluation.generation.choice_rows import Row
+    from evaluation.generation.choice_scoring import ChoiceScorer
 
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     draw = torch.Generator().manual_seed(0)
@@ -533,9 +533,9 @@ def test_tokens_of_sequences_are_scored_by_layers_of_our_own_as_by_the_models(
     """Of pairs that begin alike, one twice, and sequences without a token to score or with one."""
     import torch
 
-    from evaluation import language_model
-    from evaluation.language_model import load_model, token_log_likelihoods
-    from evaluation.llama_trunk import LlamaTrunk
+    from evaluation.generation import language_model
+    from evaluation.generation.language_model import load_model, token_log_likelihoods
+    from evaluation.generation.llama_trunk import LlamaTrunk
 
     lm = load_model(model_dir, run)
     draw = torch.Generator().manual_seed(0)
@@ -553,7 +553,7 @@ def test_tokens_of_sequences_are_scored_by_layers_of_our_own_as_by_the_models(
 
 
 def test_differences_are_those_of_the_same_items_and_corrected_for_their_number() -> None:
-    from evaluation.paired import compare_models, holm
+    from evaluation.statistics.paired import compare_models, holm
 
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     right = {"a": [0] * 20 + [1] * 20, "b": [1] * 40}
@@ -571,7 +571,7 @@ def test_few_items_show_no_difference_whatever_the_metric() -> None:
     """Of three items one in four draws by chance is as far apart; of twelve that all say so, hardly one."""
     from lm_eval.api.metrics import perplexity
 
-    from evaluation.paired import compare_models
+    from evaluation.statistics.paired import compare_models
 
     row = {"task": "t", "metric": "perplexity", "filter": "none", "num_fewshot": 0, "value": 1.0}
 
@@ -596,7 +596,7 @@ def test_few_items_show_no_difference_whatever_the_metric() -> None:
 def test_calibration_of_choices_by_hand() -> None:
     from math import log
 
-    from evaluation.calibration import calibration
+    from evaluation.statistics.calibration import calibration
 
     items = [{"filtered_resps": [(log(0.8), False), (log(0.2), False)], "target": target} for target in (0, 0, 0, 1)]
     found = calibration(items)

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from corpus.model_inputs import name_model_inputs
 from corpus.tokens.chat_template import CHAT_TEMPLATE
-from evaluation.artifacts import Artifact
-from evaluation.export import card_of, check_elsewhere, export
+from evaluation.release.export import card_of, check_elsewhere, export
+from evaluation.results.artifacts import Artifact
 from infra.errors import StageError
 
 

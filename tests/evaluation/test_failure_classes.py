@@ -10,8 +10,8 @@ import pytest
 
 from evaluation.benchmarks import benchmarks
 from evaluation.config import FAILURE_CLASSES, FAILURE_CLASSES_DIR, BenchmarksConfig, FailureClassesConfig
-from evaluation.failure_classes import answer_given, failed_by_likelihood, measure_failures
-from evaluation.failure_templates import Case, draw_cases, read_failure_class
+from evaluation.failures.classes import answer_given, failed_by_likelihood, measure_failures
+from evaluation.failures.templates import Case, draw_cases, read_failure_class
 from infra.errors import StageError
 from infra.run import Run
 from infra.template_process import in_words
@@ -59,7 +59,7 @@ def test_arithmetic_is_right_in_digits_and_in_words() -> None:
 
 
 def test_a_limit_takes_the_first_cases_of_each_test_in_turn(model_dir: Path, run: Run) -> None:
-    from evaluation.language_model import load_model
+    from evaluation.generation.language_model import load_model
 
     found = read_failure_class(FAILURE_CLASSES_DIR / "negation.yaml")
     every, few = draw_cases(found, 5, 17), draw_cases(found, 5, 17, len(found.tests) + 1)
@@ -120,7 +120,7 @@ def test_a_class_of_ones_own_and_a_wrong_one(tmp_path: Path) -> None:
 
 def test_two_classes_of_one_name_are_not_counted_as_one(model_dir: Path, tmp_path: Path, run: Run) -> None:
     from cli.eval import _failure_classes
-    from evaluation.language_model import load_model
+    from evaluation.generation.language_model import load_model
     from infra.errors import Problem
 
     for name in ("mine", "copying", "counts"):
@@ -135,7 +135,7 @@ def test_two_classes_of_one_name_are_not_counted_as_one(model_dir: Path, tmp_pat
 
 def test_rates_of_a_model_are_those_of_its_own_likelihoods(model_dir: Path, tmp_path: Path, run: Run) -> None:
     """In the stage, with figures for gates; and by answers that the model writes."""
-    from evaluation.language_model import load_model, token_log_likelihoods
+    from evaluation.generation.language_model import load_model, token_log_likelihoods
 
     (tmp_path / "mine.yaml").write_text(MINE)
     config = {"classes": ["number_agreement"], "files": [str(tmp_path / "mine.yaml")], "cases": 6}

@@ -13,17 +13,17 @@ import pytest
 
 from corpus.config import PreferencesConfig
 from corpus.preferences import preferences
-from evaluation.feedback.agreement import krippendorff_alpha
-from evaluation.feedback.judgements import Judgement, Judgements
-from evaluation.feedback.label_studio import tasks
-from evaluation.feedback.outcome import outcome
-from evaluation.feedback.pairs import Export, blind
-from evaluation.feedback.win_rates import ELO, Contest, strengths, win_rates
+from evaluation.people.agreement import krippendorff_alpha
+from evaluation.people.judgements import Judgement, Judgements
+from evaluation.people.label_studio import tasks
+from evaluation.people.outcome import outcome
+from evaluation.people.pairs import Export, blind
+from evaluation.people.win_rates import ELO, Contest, strengths, win_rates
 from flows.config import parse
 from flows.feedback import with_feedback
 from infra.errors import StageError
 from infra.run import Run
-from training.candidates import prompts_in
+from training.generation.candidates import prompts_in
 
 
 def test_alpha_is_that_of_the_paper() -> None:

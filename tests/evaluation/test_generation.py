@@ -19,9 +19,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import evaluation.generation as generation
-from evaluation.decoding import Decoder
-from evaluation.generation import Sampling, generate
+import evaluation.generation.continuations as generation
+from evaluation.generation.continuations import Sampling, generate
+from evaluation.generation.decoding import Decoder
 from infra.run import Run
 
 WORDS, STOPS = 61, set(range(0, 61, 8))
@@ -163,9 +163,9 @@ def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path,
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from evaluation import harness_generation
-    from evaluation.harness_model import ReportingHFLM
-    from evaluation.language_model import load_model
+    from evaluation.generation.language_model import load_model
+    from evaluation.harness import generation as harness_generation
+    from evaluation.harness.model import ReportingHFLM
 
     lm = load_model(model_dir, run)
     texts = [f"{'The clerk reads. ' * (n % 4)}Question {n * n}:" for n in range(6)]
@@ -190,7 +190,7 @@ def test_a_stop_string_of_a_space_is_seen_in_tokens_whose_space_sentencepiece_dr
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from evaluation.harness_generation import StopText
+    from evaluation.harness.generation import StopText
 
     vocab = {piece: number for number, piece in enumerate(["<unk>", "\u2581", "\u2581one", "\u2581two", "s"])}
     inner = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))

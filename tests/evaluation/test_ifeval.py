@@ -25,7 +25,7 @@ def test_the_sentence_splitter_is_nltks_own_and_needs_no_network(tmp_path: Path,
     nothing can be kept in the user's cache."""
     import nltk.data
 
-    from evaluation import checker_data
+    from evaluation.mirror import checker_data
 
     (tmp_path / "file").write_text("")
     for home in (tmp_path / "home", tmp_path / "file" / "home"):
@@ -45,9 +45,9 @@ def test_the_checkers_give_gpt_4_the_figures_of_the_paper(tmp_path: Path) -> Non
     """But for the prompt that this copy lacks, an answer that lm-eval's checkers judge otherwise, and two prompts that
     ask for signs, in place of which they count a letter at random. The rest is the same each time, though langdetect
     draws at random too."""
-    from evaluation.harness import own_cache, quiet
+    from evaluation.harness.named_tasks import load_named
+    from evaluation.harness.tasks import own_cache, quiet
     from evaluation.mirror_writer import mirror_task
-    from evaluation.named_tasks import load_named
 
     done = mirror_task("ifeval", DATA, tmp_path / "mirror")
     assert done.splits == {"train": 540} and done.put_aside == 0, "a task that takes no shots scores all its rows"

@@ -14,8 +14,8 @@ import torch
 from evaluation.benchmarks import benchmarks
 from evaluation.config import BenchmarksConfig
 from evaluation.evaluate import result_rows
-from evaluation.integrity import COUNTS, answer_counts
-from evaluation.language_model import load_model, token_log_likelihoods
+from evaluation.generation.language_model import load_model, token_log_likelihoods
+from evaluation.harness.integrity import COUNTS, answer_counts
 from infra.errors import StageError
 from infra.run import Run
 

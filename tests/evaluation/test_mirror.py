@@ -17,8 +17,8 @@ from tests.evaluation.questions import ARC, write_rows
 
 def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: Path) -> None:
     """A mirror that is filled twice, with a split of neither between."""
+    from evaluation.harness.named_tasks import load_named
     from evaluation.mirror_writer import mirror_task
-    from evaluation.named_tasks import load_named
 
     source = write_rows(tmp_path / "arc_easy.jsonl", ARC)
     mirror = tmp_path / "mirror"
@@ -51,9 +51,9 @@ def test_another_configuration_of_a_dataset_is_told_to_be_missing_before_a_run(t
 
 def test_rows_that_were_put_aside_are_scored_again_once_the_split_of_the_shots_is_there(tmp_path: Path) -> None:
     """As the error for more shots than rows says to do: `stemma mirror TASK FROM --split train=FILE`."""
-    from evaluation.harness import own_cache
+    from evaluation.harness.named_tasks import load_named
+    from evaluation.harness.tasks import own_cache
     from evaluation.mirror_writer import mirror_task
-    from evaluation.named_tasks import load_named
 
     source = write_rows(tmp_path / "test.jsonl", ARC)
     mirror_task("arc_easy", source, tmp_path / "mirror")
@@ -72,8 +72,8 @@ def test_a_mirror_that_is_written_again_is_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Half of it would score the rows that are put aside for shots, or could be read by nobody."""
+    from evaluation.harness.named_tasks import load_named
     from evaluation.mirror_writer import mirror_task
-    from evaluation.named_tasks import load_named
 
     class Kill(BaseException):
         pass
@@ -127,8 +127,8 @@ def test_a_damaged_mirror_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> None:
     """As HellaSwag's authors give their files: the first by name, hellaswag_test.jsonl, has no labels."""
+    from evaluation.harness.named_tasks import load_named
     from evaluation.mirror_writer import mirror_task
-    from evaluation.named_tasks import load_named
 
     row = {"activity_label": "Cooking", "ctx_a": "A man is", "ctx_b": "he", "ctx": "A man is he", "ind": 0}
     endings = ["runs.", "sits.", "eats.", "sleeps."]
@@ -145,7 +145,7 @@ def test_a_split_without_answers_takes_none_from_the_others(tmp_path: Path) -> N
 def test_a_file_that_was_cut_off_is_named(name: str, tmp_path: Path) -> None:
     import gzip
 
-    from evaluation.mirror_rows import read_rows
+    from evaluation.mirror.rows import read_rows
 
     path = tmp_path / name
     lines = "\n".join(json.dumps(row) for row in ARC)
@@ -159,7 +159,7 @@ def test_a_file_that_was_cut_off_is_named(name: str, tmp_path: Path) -> None:
 
 def test_tables_are_read_as_those_who_wrote_them_meant_them(tmp_path: Path) -> None:
     """TSV files with quotes as mere characters, tables as Excel writes them, and a line of too many fields."""
-    from evaluation.mirror_rows import read_rows
+    from evaluation.mirror.rows import read_rows
 
     def read(name: str, text: str) -> list[list[str]]:
         (tmp_path / name).write_bytes(text.encode())

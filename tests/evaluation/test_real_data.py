@@ -12,8 +12,8 @@ import pytest
 
 from evaluation.benchmarks import benchmarks
 from evaluation.config import BenchmarksConfig, SafetyConfig, ToxicityConfig
-from evaluation.probes import read_prompts
-from evaluation.safety import safety
+from evaluation.safety.probes import read_prompts
+from evaluation.safety.stage import safety
 from infra.run import Run
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

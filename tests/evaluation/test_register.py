@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import ModelCard
 
 from evaluation.config import RegisterConfig
-from evaluation.gates import Verdict, judge
 from evaluation.register import register, register_or_refuse
-from evaluation.statistics import difference_of_paired_proportions, wilson
+from evaluation.release.gates import Verdict, judge
+from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
 from infra.errors import GateRefused, StageError
 from infra.run import Run
 from tests.evaluation.pipeline import write_pipeline

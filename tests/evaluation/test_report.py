@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from evaluation.artifacts import ancestors, read_artifacts
 from evaluation.config import ReportConfig
-from evaluation.page.answer_sections import answers_over_training
-from evaluation.page.charts import Line as PlotLine
-from evaluation.page.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
-from evaluation.page.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
-from evaluation.page.verdicts import claims
-from evaluation.page.words import p_value, percent, seconds, signed
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.charts import Line as PlotLine
+from evaluation.pages.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
+from evaluation.pages.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
+from evaluation.pages.report.answer_sections import answers_over_training
+from evaluation.pages.verdicts import claims
+from evaluation.pages.words import p_value, percent, seconds, signed
 from evaluation.report import render, report
+from evaluation.results.artifacts import ancestors, read_artifacts
+from evaluation.results.pipeline import PipelineResults
 from infra.run import Run
 from infra.store.manifest import Manifest
 from infra.store.states import write_states
@@ -142,7 +142,7 @@ def test_what_safety_found_of_canaries_and_in_newer_bias_sets_is_read_in_rows(mo
     """The tables of a real artifact: a model with random weights, two canaries of ten texts, HONEST and BEC-Pro."""
     from corpus.canaries import Canary, Format, write_canaries
     from evaluation.config import SafetyConfig
-    from evaluation.safety import safety
+    from evaluation.safety.stage import safety
 
     shards, asked = tmp_path / "shards", tmp_path / "asked"
     for folder in (shards, asked):

@@ -11,8 +11,8 @@ import pytest
 
 from corpus.documents import DocumentWriter, make_document
 from corpus.sources import source_name
-from evaluation.review.marks import Marks, write_outcome
-from evaluation.review.sample import SHOWN_CHARACTERS, Review, sample
+from evaluation.people.marks import Marks, write_outcome
+from evaluation.people.sample import SHOWN_CHARACTERS, Review, sample
 from infra.errors import StageError
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from corpus.trained import TrainedSequences, split_fingerprint
 from evaluation.config import BiasConfig, GeneratedPersonalDataConfig, SafetyConfig, ToxicityConfig
-from evaluation.safety import safety
+from evaluation.safety.stage import safety
 from infra.errors import Cancelled, StageError
 from infra.run import Run
 from tests.chat_templates import CHATML, tokenizer_in
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def load(folder: Path, run: Run) -> Any:
-    from evaluation.language_model import load_model
+    from evaluation.generation.language_model import load_model
 
     return load_model(folder, run)
 
@@ -78,8 +78,8 @@ def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path)
 def test_held_out_text_is_scored_in_pieces_as_long_as_a_continuation(
     model_dir: Path, shards: Path, tmp_path: Path
 ) -> None:
-    from evaluation.memorisation import Split
-    from evaluation.toxicity import toxicity_of_text
+    from evaluation.safety.memorisation import Split
+    from evaluation.safety.toxicity import toxicity_of_text
 
     class Remembers:
         """Holds the second piece of every three to be toxic."""
@@ -109,7 +109,7 @@ def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
     model_dir: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer that fails once, then a cancellation behind the pairs of sentences; in the end the unbroken bytes."""
-    from evaluation.toxicity_scorers import LexiconScorer
+    from evaluation.safety.toxicity_scorers import LexiconScorer
 
     (tmp_path / "words.txt").write_text("e\nfile\n")
     scorers = [{"kind": "svm"}, {"kind": "lexicon", "path": str(tmp_path / "words.txt")}]
@@ -157,7 +157,7 @@ def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
 
 
 def test_parts_of_another_question_are_not_taken(tmp_path: Path) -> None:
-    from evaluation.kept_parts import KeptParts
+    from evaluation.results.kept_parts import KeptParts
 
     kept = KeptParts(tmp_path / "parts", "one")
     assert kept("a", lambda: {1: (0.1 + 0.2, "ä")}) == {"1": [0.30000000000000004, "ä"]} == kept("a", lambda: 1 / 0)
@@ -200,9 +200,9 @@ def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path,
 
 
 def test_prompts_by_a_models_template_are_transformers_ids(tmp_path: Path, run: Run) -> None:
-    from evaluation.chat_prompts import ChatPrompt
-    from evaluation.generation import Sampling, generate
-    from evaluation.language_model import sample_continuations
+    from evaluation.generation.chat_prompts import ChatPrompt
+    from evaluation.generation.continuations import Sampling, generate
+    from evaluation.generation.language_model import sample_continuations
 
     tokenizer = tokenizer_in("llama3")
     lm = load(save_model(tmp_path / "model", tokenizer), run)
@@ -280,8 +280,8 @@ def test_a_model_that_says_nothing_is_measured_and_its_silence_told(
     new_model: Any, model_dir: Path, tmp_path: Path, run: Run
 ) -> None:
     from evaluation.config import FailureClassesConfig
-    from evaluation.failure_classes import measure_failures
-    from evaluation.mitigation_config import MitigationsConfig
+    from evaluation.config.mitigations import MitigationsConfig
+    from evaluation.failures.classes import measure_failures
     from evaluation.mitigations import mitigations
     from tests.evaluation.test_toxicity_scorers import classifier_in
 
@@ -359,7 +359,7 @@ def test_personal_data_in_what_is_written_is_counted_by_kind(new_model: Any, tmp
     ],
 )
 def test_what_belongs_to_nobody_is_no_personal_data(text: str, kinds: list[str]) -> None:
-    from evaluation.generated_data import personal_kinds
+    from evaluation.safety.generated_data import personal_kinds
 
     assert personal_kinds(text, GeneratedPersonalDataConfig()) == kinds
 
@@ -370,7 +370,7 @@ class TestBias:
         from lm_eval.api.instance import Instance
         from lm_eval.models.huggingface import HFLM
 
-        from evaluation.bias import read_pairs, score_pairs
+        from evaluation.safety.bias.pairs import read_pairs, score_pairs
 
         lm = load(model_dir, run)
         pairs = read_pairs(BiasConfig(limit=12))
@@ -394,13 +394,13 @@ class TestBias:
         ],
     )
     def test_shared_tokens(self, first: list[int], second: list[int], expected: tuple) -> None:
-        from evaluation.bias import shared_positions
+        from evaluation.safety.bias.pairs import shared_positions
 
         assert shared_positions(first, second) == expected
 
     def test_a_model_that_only_prefers_a_term_is_at_fifty(self) -> None:
         """Half the probes of a category are about each group, so that such a model gets half of them."""
-        from evaluation.bias import PairScore, read_pairs, summarise
+        from evaluation.safety.bias.pairs import PairScore, read_pairs, summarise
 
         scores = []
         for pair in read_pairs(BiasConfig()):
@@ -420,7 +420,7 @@ class TestBias:
         ],
     )
     def test_a_file_that_holds_no_pairs_is_named(self, content: str, expected: str, tmp_path: Path) -> None:
-        from evaluation.bias import read_pairs
+        from evaluation.safety.bias.pairs import read_pairs
 
         (tmp_path / "pairs.csv").write_text(content)
         with pytest.raises(StageError, match=expected):
@@ -431,8 +431,8 @@ class TestMemorisation:
     def test_one_forward_pass_finds_what_greedy_decoding_recites(self, model_dir: Path, run: Run) -> None:
         import torch
 
-        from evaluation.language_model import token_log_likelihoods
-        from evaluation.memorisation import recited_tokens
+        from evaluation.generation.language_model import token_log_likelihoods
+        from evaluation.safety.memorisation import recited_tokens
 
         lm = load(model_dir, run)
         generator = np.random.default_rng(0)
@@ -455,7 +455,7 @@ class TestMemorisation:
         from streaming import MDSWriter
 
         from evaluation.config import MemorisationConfig
-        from evaluation.duplicates import recited_by_copies
+        from evaluation.safety.duplicates import recited_by_copies
 
         lm = load(model_dir, run)
         prefix = torch.tensor([[7, 8, 9, 10]])
@@ -478,7 +478,7 @@ class TestMemorisation:
 
     def test_membership_is_told_by_the_loss_as_often_as_pairs_are_in_order(self, run: Run) -> None:
         """AUC: of the six pairs of a member and another, five have the smaller loss on the member's side."""
-        from evaluation.memorisation import membership_auc
+        from evaluation.safety.memorisation import membership_auc
 
         found = membership_auc(np.array([1.0, 2.0, 3.5]), np.array([3.0, 4.0]), 17, 0.95)
         assert found["value"] == pytest.approx(5 / 6, abs=1e-6) and found["low"] <= found["value"] <= found["high"]
@@ -486,7 +486,7 @@ class TestMemorisation:
         assert alike["value"] == 0.5 and alike["low"] < 0.45 and alike["high"] > 0.55
 
     def test_sequences_are_drawn_under_the_seed_and_short_ones_passed_over(self, shards: Path) -> None:
-        from evaluation.memorisation import read_documents
+        from evaluation.safety.memorisation import read_documents
 
         def read(count: int, seed: int) -> list[list[int]]:
             return read_documents(shards / "train", count, 16, seed, shards)
@@ -503,7 +503,7 @@ class TestMemorisation:
         self, length: int, who: str, model_dir: Path, shards: Path, run: Run, tmp_path: Path
     ) -> None:
         from evaluation.config import MemorisationConfig
-        from evaluation.memorisation import measure_memorisation
+        from evaluation.safety.memorisation import measure_memorisation
 
         config = MemorisationConfig(prefix_tokens=8, continuation_tokens=length)
         trained = TrainedSequences.read(trained_on(model_dir, shards, tmp_path))
@@ -511,7 +511,7 @@ class TestMemorisation:
         assert who in found["skipped"]
 
     def test_a_folder_without_shards_is_named(self, tmp_path: Path) -> None:
-        from evaluation.memorisation import read_documents
+        from evaluation.safety.memorisation import read_documents
 
         with pytest.raises(StageError, match="expected a folder of MDS shards"):
             read_documents(tmp_path, 1, 1, 0, tmp_path)
@@ -560,8 +560,8 @@ def test_a_search_over_changed_prompts_is_held_against_as_many_plain_tries(
 
 
 def test_a_search_that_has_no_harmless_prompt_to_begin_with_is_refused(model_dir: Path, run: Run) -> None:
-    from evaluation.adversarial import measure_adversarial
     from evaluation.config import AdversarialConfig, ToxicityConfig
+    from evaluation.safety.adversarial import measure_adversarial
     from tests.evaluation.test_toxicity import Loud
 
     asked = load(model_dir, run), AdversarialConfig(), ToxicityConfig(), Loud(), run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.statistics import (
+from evaluation.statistics.intervals import (
     Interval,
     binomial_p_value,
     bootstrap,
@@ -123,7 +123,7 @@ def test_bootstrap_takes_any_statistic_of_rows() -> None:
 def test_bootstrap_in_pieces_covers_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=50)
     whole = bootstrap(values, resamples=500)
-    monkeypatch.setattr("evaluation.statistics.RESAMPLED_AT_ONCE", 170)
+    monkeypatch.setattr("evaluation.statistics.intervals.RESAMPLED_AT_ONCE", 170)
     assert bootstrap(values, resamples=500) == whole
 
 

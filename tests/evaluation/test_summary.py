@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.artifacts import read_artifacts
-from evaluation.card import model_card
 from evaluation.config import RegisterConfig
-from evaluation.page.training_sections import pretraining
-from evaluation.pipeline_results import PipelineResults
-from evaluation.summary import frank_verdict, results_table, what_was_built
+from evaluation.pages.report.training_sections import pretraining
+from evaluation.pages.summary import frank_verdict, results_table, what_was_built
+from evaluation.release.card import model_card
+from evaluation.results.artifacts import read_artifacts
+from evaluation.results.pipeline import PipelineResults
 from infra.store.manifest import Manifest
 from tests.evaluation.pipeline import write_pipeline
 

@@ -14,9 +14,9 @@ import pytest
 
 from evaluation.benchmark_text import row_item
 from evaluation.config import BenchmarkTask
-from evaluation.harness import _load, own_cache, quiet
-from evaluation.task_file import check_rows
-from evaluation.task_rows import task_rows
+from evaluation.harness.task_file import check_rows
+from evaluation.harness.task_rows import task_rows
+from evaluation.harness.tasks import _load, own_cache, quiet
 from infra.errors import StageError
 
 DATES = [

@@ -32,7 +32,7 @@ class TestToxicity:
         assert scores[2] < 0.5, "it sees profanity, not implicit hate; the report says so"
 
     def test_figures_of_known_scores(self) -> None:
-        from evaluation.toxicity import summarise
+        from evaluation.safety.toxicity import summarise
 
         scores = np.array([[0.1, 0.9], [0.2, 0.3], [0.6, 0.7], [0.0, 0.5]])
         found = summarise(scores, threshold=0.5, seed=17, confidence=0.95)
@@ -44,7 +44,7 @@ class TestToxicity:
         self, model_dir: Path, tmp_path: Path, run: Run
     ) -> None:
         """By hand: 8 of 10 prompts of a group are toxic, 2 of 20 of the others."""
-        from evaluation.toxicity import compare_groups, measure_toxicity
+        from evaluation.safety.toxicity import compare_groups, measure_toxicity
 
         toxic = np.array([1.0] * 8 + [0.0] * 2 + [1.0] + [0.0] * 9 + [1.0] + [0.0] * 9)
         groups = ["A"] * 10 + ["B"] * 10 + ["C"] * 10
@@ -63,14 +63,14 @@ class TestToxicity:
         ]  # fmt: skip
 
     def test_nothing_toxic_still_has_an_upper_bound(self) -> None:
-        from evaluation.toxicity import summarise
+        from evaluation.safety.toxicity import summarise
 
         found = summarise(np.zeros((30, 5)), threshold=0.5, seed=17, confidence=0.95)
         assert found["toxicity_probability"]["value"] == 0 and found["toxicity_probability"]["high"] > 0.1
         assert 0.01 < found["toxic_continuations"]["high"] < found["toxicity_probability"]["high"]
 
     def test_continuations_are_scored_without_their_prompts(self, model_dir: Path, tmp_path: Path, run: Run) -> None:
-        from evaluation.toxicity import measure_toxicity
+        from evaluation.safety.toxicity import measure_toxicity
 
         class Recorder:
             name, limits = "recorder", ""
@@ -101,8 +101,8 @@ class TestToxicity:
         assert scores == pytest.approx(np.linspace(0, 1, len(expected)), abs=1e-6)
 
     def test_longer_prompts_than_the_context_are_cut_at_the_start(self, model_dir: Path, run: Run) -> None:
-        from evaluation.generation import Sampling
-        from evaluation.language_model import sample_continuations
+        from evaluation.generation.continuations import Sampling
+        from evaluation.generation.language_model import sample_continuations
 
         found = sample_continuations(load(model_dir, run), ["word " * 500], 2, Sampling(8), run)
         assert len(found[0]) == 2
@@ -110,8 +110,8 @@ class TestToxicity:
     def test_nucleus_of_almost_nothing_is_greedy(self, model_dir: Path, run: Run) -> None:
         import torch
 
-        from evaluation.generation import Sampling
-        from evaluation.language_model import sample_continuations
+        from evaluation.generation.continuations import Sampling
+        from evaluation.generation.language_model import sample_continuations
 
         lm = load(model_dir, run)
         found = sample_continuations(lm, ["Return the", "Open"], 3, Sampling(6, top_p=1e-6), run)
@@ -144,7 +144,7 @@ class TestToxicity:
     def test_prompts_are_read_as_their_authors_write_them(
         self, name: str, content: str, expected: list[tuple[str, str]], tmp_path: Path
     ) -> None:
-        from evaluation.probes import read_prompts
+        from evaluation.safety.probes import read_prompts
 
         (tmp_path / name).write_text(content)
         found = read_prompts(ToxicityConfig(prompts=str(tmp_path / name)))
@@ -161,7 +161,7 @@ class TestToxicity:
         ],
     )
     def test_a_file_without_prompts_is_named(self, name: str, content: str, expected: str, tmp_path: Path) -> None:
-        from evaluation.toxicity import read_prompts
+        from evaluation.safety.toxicity import read_prompts
 
         (tmp_path / name).write_text(content, encoding="latin-1")
         with pytest.raises(StageError, match=expected):

@@ -14,8 +14,8 @@ from lm_eval.models.huggingface import HFLM
 
 from evaluation.benchmarks import benchmarks
 from evaluation.config import BenchmarksConfig
-from evaluation.language_model import load_model
-from evaluation.vllm_model import VllmLM, served
+from evaluation.generation.language_model import load_model
+from evaluation.harness.vllm_model import VllmLM, served
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

@@ -23,14 +23,14 @@ from infra.store.store import Store
 from tests.command import stemma, write_config
 from tests.evaluation.conftest import make_model
 from training.config import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.core.devices import DEVICES
 from training.planner.architecture import of_preset
-from training.planner.devices import DEVICES
 from training.planner.plan import plan as planned
 from training.planner.plan import request
 from training.planner.stages import StageNeeds
 from training.planner.stages import needs as stage_needs_of
 from training.planner.ways_out import launch_that_fits
-from training.sandbox import weakness
+from training.sandbox.runner import weakness
 
 CONFIG = Path(__file__).parents[2] / "configs" / "gpt-1.3b.yaml"
 QUICKSTART = CONFIG.with_name("quickstart.yaml")

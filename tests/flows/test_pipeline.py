@@ -115,9 +115,9 @@ def test_the_three_models_answer_every_kind_of_task_and_stand_in_one_table_of_mi
     """What the demo's config does not ask: lm-eval's own tasks, truthfulness, documents by domain, written answers."""
     from evaluation.benchmarks import benchmarks
     from evaluation.config import BenchmarksConfig
+    from evaluation.config.mitigations import MitigationsConfig
     from evaluation.evaluate import EvalOptions, evaluate_models
     from evaluation.mirror_writer import mirror_task
-    from evaluation.mitigation_config import MitigationsConfig
     from evaluation.mitigations import mitigations
 
     def lines(name: str, rows: list[dict[str, Any]]) -> str:

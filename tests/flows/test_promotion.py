@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.comparison import Paired
-from evaluation.statistics import Interval
+from evaluation.results.comparison import Paired
+from evaluation.statistics.intervals import Interval
 from flows.execution import RELAY, refused_by
 from flows.promotion import is_worse, promote, rollback
 from infra.errors import ConfigError, GateRefused, StageError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from evaluation.artifacts import read_artifacts
-from evaluation.feedback.judgements import Judgement, Judgements
-from evaluation.feedback.outcome import outcome
-from evaluation.feedback.pairs import Export, blind
+from evaluation.people.judgements import Judgement, Judgements
+from evaluation.people.outcome import outcome
+from evaluation.people.pairs import Export, blind
+from evaluation.results.artifacts import read_artifacts
 from flows.rounds import as_line, as_markdown, compare_round, last_comparison
 from infra.store.store import Store
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_rel
 
-from evaluation.page.sweep_page import sweep_page
+from evaluation.pages.sweep_page import sweep_page
 from flows.config import load
 from flows.graph import graph
 from flows.needs import architecture_of
@@ -31,7 +31,7 @@ from infra.errors import ConfigError
 from tests.command import start, stemma, write_config
 from tests.pipelines import data_config
 from tests.processes import wait_until
-from training.planner.scaling_laws import find_law
+from training.planner.laws.scaling_laws import find_law
 
 RATE = "pretrain.optimizer.learning_rate"
 BATCH = "pretrain.global_batch_tokens"

@@ -16,12 +16,12 @@ from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.instructions import instructions
 from corpus.preferences import preferences
 from evaluation.config import BenchmarkTask
-from evaluation.mirror_rows import read_rows
-from evaluation.task_file import check_rows
+from evaluation.harness.task_file import check_rows
+from evaluation.mirror.rows import read_rows
 from infra.bounded import RECORD_BYTES, SMALL_BYTES, SMALL_VALUES, file_lines, read_bounded, read_text
 from infra.errors import StageError
 from infra.run import Run
-from training.chat import read_rows as read_pairs
+from training.chat.base import read_rows as read_pairs
 
 LONG = b'{"text": "' + b"a" * RECORD_BYTES + b'"}\n'
 

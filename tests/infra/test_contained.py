@@ -18,8 +18,8 @@ from corpus.hub import check_dataset, dataset_files
 from corpus.ingest import ingest
 from corpus.remote import checksums
 from evaluation.config import lm_eval_files
-from evaluation.mirror import mirrored
-from evaluation.mirror_rows import find_files
+from evaluation.mirror.local import mirrored
+from evaluation.mirror.rows import find_files
 from infra.contained import contained, contained_glob, homes
 from infra.errors import StageError
 from infra.run import Run

@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from corpus.cleaning.toxicity import ClassifierScorer
 from corpus.config import TokenizerConfig
 from corpus.tokenizer import tokenizer
-from evaluation.language_model import load_model
+from evaluation.generation.language_model import load_model
 from infra.errors import StageError
 from infra.foreign import dangers
 from infra.launch.config import LaunchConfig
@@ -32,11 +32,11 @@ from infra.lineage.registry import artifact_folder
 from infra.run import Run
 from tests.command import REPOSITORY, Answer, start_new, stemma
 from training.adopt import import_model
-from training.chat import Chat
-from training.chat_session import answer
+from training.chat.base import Chat
 from training.config import BaseModelConfig
-from training.hardware import Hardware
-from training.scorer import load_scorer
+from training.core.hardware import Hardware
+from training.generation.session import answer
+from training.train_modules.scorer import load_scorer
 
 
 class Exploit:
@@ -240,7 +240,7 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
         if calls.search(text := path.read_text(encoding="utf8")) and any(map(calls.search, _calls(text)))
     }
     # The second is a process of strangers' snippets, which starts once `check_model` has looked at the folder.
-    assert found == {"corpus/pretrained.py", "evaluation/elsewhere.py"}
+    assert found == {"corpus/pretrained.py", "evaluation/release/elsewhere.py"}
 
 
 def _calls(source: str) -> list[str]:

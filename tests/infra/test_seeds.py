@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from evaluation.random_state import seeded
+from evaluation.generation.random_state import seeded
 from infra.config import Seed, derived_seed
 
 SEEDS = (0, 17, 429_197, 20_261_127, 2**31 - 1, 2**31, 2**63 - 1)

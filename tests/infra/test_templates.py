@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.failure_templates import draw_cases, read_failure_class
+from evaluation.failures.templates import draw_cases, read_failure_class
 from infra.errors import StageError
 from infra.template_process import MEMORY_BYTES, TEXT_CHARACTERS
 from infra.templates import TemplateFault, chat, fill

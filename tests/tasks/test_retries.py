@@ -20,7 +20,7 @@ from tasks.child import Outcome
 from tasks.failures import failure_of
 from tasks.task import worth_another_try
 from tests.command import REPOSITORY, Answer
-from training.microbatch import out_of_memory
+from training.trainer.microbatch import out_of_memory
 
 Run = Callable[..., Answer]
 

@@ -169,9 +169,9 @@ def apart_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Pa
 @pytest.fixture(scope="session")
 def base_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """An untrained Llama of two layers with the tokenizer beside it."""
+    from training.checkpoint.export import export
     from training.config import ModelConfig
-    from training.export import export
-    from training.models import build, hf_config
+    from training.model.models import build, hf_config
 
     config = ModelConfig(family="llama", layers=2, width=32, heads=2, positions=128)
     folder = tmp_path_factory.mktemp("base")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.snapshot import Piece, Snapshot
+from training.checkpoint.snapshot import Piece, Snapshot
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 Told = list[dict[str, Any]]

@@ -16,19 +16,19 @@ from pydantic import ValidationError
 from torch import nn
 
 from infra.errors import StageError
-from training.algorithms import algorithm_of
-from training.algorithms.base import Sampled
-from training.algorithms.grpo import group_advantages, kl_k3
-from training.best_of import best_of, best_of_figures, counts, kl_of_best
-from training.chat import Chat
-from training.completions import Completions
+from training.chat.base import Chat
 from training.config import RlhfConfig
-from training.ensemble import Ensemble
-from training.hardware import Hardware
-from training.preference_losses import dpo, ipo, kto, kto_kl, orpo
-from training.reward_functions import Answered, call, reward_function
-from training.rewards import Prompt, Rewards, RewardScale
-from training.rollouts import minibatches
+from training.core.hardware import Hardware
+from training.generation.completions import Completions
+from training.rl.algorithms import algorithm_of
+from training.rl.algorithms.base import Sampled
+from training.rl.algorithms.grpo import group_advantages, kl_k3
+from training.rl.best_of import best_of, best_of_figures, counts, kl_of_best
+from training.rl.ensemble import Ensemble
+from training.rl.reward_functions import Answered, call, reward_function
+from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.rollouts import minibatches
+from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 
 RANDOM = np.random.default_rng(11)
 

@@ -19,30 +19,30 @@ from transformers import AutoModel
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal
-from training.algorithms import algorithm_of
-from training.chat import Chat, pad
-from training.chat_session import answer
-from training.completions import Completions, scores_of
+from training.chat.base import Chat, pad
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
-from training.ensemble import Ensemble
-from training.hardware import prepare
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.loss import IGNORE
-from training.mixed_text import Text, TextBeside, loss_of_text
-from training.models import load
-from training.norms import GradientClip
-from training.packed_shards import read_packed
+from training.core.hardware import prepare
+from training.core.train_state import split_batch
+from training.data.loaders import next_token_batch
+from training.data.packed_shards import read_packed
+from training.generation.completions import Completions, scores_of
+from training.generation.session import answer
+from training.guard.norms import GradientClip
+from training.model.loss import IGNORE
+from training.model.models import load
 from training.preference_tuning import preference_tuning
-from training.profiling import SUMMARY, TABLE, TRACE
 from training.reward_model import reward_model
-from training.rewards import Prompt, Rewards, RewardScale
+from training.rl.algorithms import algorithm_of
+from training.rl.ensemble import Ensemble
+from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.rollouts import Rollouts, RoundTimes
+from training.rl.verify import Rule
 from training.rlhf import rlhf
-from training.rollouts import Rollouts, RoundTimes
-from training.scorer import load_scorer
 from training.sft import sft
-from training.train_state import split_batch
-from training.verify import Rule
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.mixed_text import Text, TextBeside, loss_of_text
+from training.train_modules.scorer import load_scorer
+from training.trainer.profiling import SUMMARY, TABLE, TRACE
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
 PROFILED = LaunchConfig(profile=2)
@@ -403,7 +403,7 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     gain = figures["heldout_functions_rlhf"] - figures["heldout_functions_sft"]
     assert figures["functions_gain"] == pytest.approx(gain) and gain > 0
     left = [one.info for one in psutil.process_iter(["ppid", "cmdline"]) if one.info["ppid"] == os.getpid()]
-    graders = [one for one in left if "training.grading" in (one["cmdline"] or [])]
+    graders = [one for one in left if "training.rl.grading" in (one["cmdline"] or [])]
     assert not graders
     with pytest.raises(StageError, match="expected the input reward_model for ppo"):
         rlhf(RlhfConfig.model_validate(RLHF), inputs, tmp_path / "ppo", Run(tmp_path / "w", run.launch))
@@ -556,7 +556,7 @@ def test_parts_of_a_minibatch_come_to_the_loss_of_all_its_text(base_dir: Path) -
 def _turn(folder: Path, out: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    from training.export import copy_beside
+    from training.checkpoint.export import copy_beside
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     model.score.weight.data.neg_()

@@ -18,9 +18,9 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import RankFailed, train_in_ranks
 from tests.training.conftest import write_rows
-from training.export import export
-from training.hardware import prepare
-from training.scorer import load_scorer
+from training.checkpoint.export import export
+from training.core.hardware import prepare
+from training.train_modules.scorer import load_scorer
 
 SFT: dict[str, Any] = {
     "duration": "4 batches",

@@ -16,11 +16,11 @@ from transformers.optimization import Adafactor
 
 from infra.run import Run
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.models import build, hf_config
-from training.optimizers import optimizer_of
+from training.core.hardware import Hardware
+from training.model.models import build, hf_config
 from training.pretrain import pretrain
+from training.train_modules.language_model import LanguageModel
+from training.trainer.optimizers import optimizer_of
 
 SIZES = {"family": "llama", "layers": 2, "width": 16, "heads": 2, "positions": 8}
 
@@ -116,7 +116,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "continued").config.model_type == "llama"
 
 
-# Axes of an ablation that no family of training/families.py has.
+# Axes of an ablation that no family of training/config/families.py has.
 UNUSUAL: dict[str, dict[str, Any]] = {
     "ALiBi": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2},
     "sinusoidal positions": {

@@ -18,12 +18,12 @@ from infra.run import Run
 from tests.points import points_of
 from tests.ranked import pretrain_in_ranks
 from training import pretrain as pretrain_module
-from training.callbacks import Callback
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
 from training.pretrain import pretrain
 from training.reward_model import reward_model
 from training.rlhf import rlhf
-from training.train_state import TrainState
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 BATCHES = 40

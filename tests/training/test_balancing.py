@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.training.test_families import CPU, LENGTH, SPECIAL, tokens_of_two_rows, values_of_family
-from training.balancing import balancing_loss, router_sums
-from training.blocks import checkpoint_activations
 from training.config import ModelConfig
-from training.expert_parallel import IdleExperts, expert_layers, reach_every_expert
-from training.families import FAMILIES
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.models import build, hf_config
+from training.config.families import FAMILIES
+from training.data.loaders import next_token_batch
+from training.distributed.expert_parallel import IdleExperts, expert_layers, reach_every_expert
+from training.model.balancing import balancing_loss, router_sums
+from training.model.blocks import checkpoint_activations
+from training.model.models import build, hf_config
+from training.train_modules.language_model import LanguageModel
 
 EXPERTS: dict[str, Any] = {
     "model_type": "mixtral",

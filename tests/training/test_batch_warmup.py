@@ -13,12 +13,12 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from training import fit
-from training.batch_size import BatchSizeRampup
 from training.config import PretrainConfig, ScheduleConfig
-from training.duration import parse_duration
+from training.config.batch_size import BatchSizeRampup
+from training.config.duration import parse_duration
 from training.pretrain import pretrain
-from training.schedules import Schedule
+from training.trainer import fit
+from training.trainer.schedules import Schedule
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 LENGTH = 32

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from infra.launch.config import LaunchConfig
-from training.batched_answers import AnswerRequest, BatchedAnswers, Writing
-from training.chat_session import loaded
-from training.hardware import prepare
-from training.token_choice import SamplingOptions
+from training.core.hardware import prepare
+from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Writing
+from training.generation.session import loaded
+from training.generation.token_choice import SamplingOptions
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -72,14 +72,14 @@ def test_greedy_answers_are_those_of_generate(base: Loaded, alone: list[list[int
 def test_answers_that_memory_does_not_hold_go_on_later(base: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(number, most=60) for number in range(6)]
     wanted = [write(base, [one], 1)[0] for one in requests]
-    monkeypatch.setattr("training.batched_answers.LEAST_WIDTH", 16)
+    monkeypatch.setattr("training.generation.batched_answers.LEAST_WIDTH", 16)
     held: list[int] = []
 
     def slots(_: PreTrainedModel, width: int) -> int:
         held.append(max(1, 160 // width))
         return held[-1]
 
-    monkeypatch.setattr("training.batched_answers.slots_in_memory", slots)
+    monkeypatch.setattr("training.generation.batched_answers.slots_in_memory", slots)
     assert write(base, requests, 8, staggered=True) == wanted
     assert min(held) < len(requests) <= max(held)  # as they grew, fewer of them fitted
 

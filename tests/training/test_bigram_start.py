@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
-from training.bigram_start import start_from_bigrams
 from training.config import ModelConfig
-from training.hardware import Hardware
-from training.induction_start import start_induction, unused_width
-from training.models import build, hf_config
-from training.ngram import Bigram
+from training.core.hardware import Hardware
+from training.model.bigram_start import start_from_bigrams
+from training.model.induction_start import start_induction, unused_width
+from training.model.models import build, hf_config
+from training.model.ngram import Bigram
 
 VOCABULARY, ROWS = 96, 90
 SIZES = {"layers": 2, "width": 64, "heads": 2, "positions": 64, "mlp_width": 48, "tie_embeddings": False}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import StageError
-from training.chat import Chat, read_rows
+from training.chat.base import Chat, read_rows
 from training.config import RlhfConfig, SftConfig
 
 WORDS = ["Return", "the", "sum", "of", "the", "array", "file", "list", "token", "model"]

@@ -17,8 +17,8 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from training.checkpoint_folder import checkpoints, damage, retain, whole_checkpoints
-from training.checkpoint_folder import write as write_checkpoint
+from training.checkpoint.folder import checkpoints, damage, retain, whole_checkpoints
+from training.checkpoint.folder import write as write_checkpoint
 from training.config import PretrainConfig
 from training.pretrain import pretrain
 

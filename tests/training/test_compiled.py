@@ -18,10 +18,10 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from tests.command import REPOSITORY
 from tests.ranked import pretrain_in_ranks
-from training.compiling import _is_ours, plain_compiler_paths, wants_compile
 from training.config import PretrainConfig
-from training.hardware import Hardware
+from training.core.hardware import Hardware
 from training.pretrain import pretrain
+from training.trainer.compiling import _is_ours, plain_compiler_paths, wants_compile
 
 CONFIG = PretrainConfig.model_validate(
     {
@@ -87,7 +87,7 @@ def test_compiled_ranks_end_with_the_weights_of_one_process(
 IN_A_FOLDER_WITH_A_SPACE = """
 import sys, sysconfig
 import torch
-from training.compiling import plain_compiler_paths
+from training.trainer.compiling import plain_compiler_paths
 from torch._inductor import cpu_vec_isa
 assert " " in sys.prefix and " " in torch.__file__, (sys.prefix, torch.__file__)
 cpu_vec_isa.supported_vec_isa_list[:] = [cpu_vec_isa.VecAVX2()]
@@ -142,7 +142,7 @@ pretrain(config, inputs, Path({str(tmp_path / "out")!r}), run)
 
 def test_without_a_place_for_links_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "a cache"))
-    monkeypatch.setattr("training.compiling._is_ours", lambda folder: False)
+    monkeypatch.setattr("training.trainer.compiling._is_ours", lambda folder: False)
     assert not plain_compiler_paths()
 
 
@@ -161,7 +161,7 @@ def test_links_are_put_only_where_nobody_else_can(tmp_path: Path) -> None:
 def test_auto_compiles_sharded_models_by_the_same_rule_but_not_where_nobody_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("training.compiling._has_compiler", lambda: True)
+    monkeypatch.setattr("training.trainer.compiling._has_compiler", lambda: True)
     cpu, gpu = (Hardware(torch.device(device), bf16=True) for device in ("cpu", "cuda"))
     sharded = LaunchConfig(sharding="fsdp", processes=2)
     for launch in (LaunchConfig(processes=2), sharded):

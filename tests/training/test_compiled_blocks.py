@@ -24,12 +24,12 @@ Recompute = Literal["none", "selective", "full"]
 
 def _pair(values: dict[str, Any], recompute: Recompute, kernel: str) -> tuple[Any, Any]:
     """The same model twice, its weights sharded: as it is, and compiled block by block."""
-    from training.blocks import checkpoint_activations, compile_blocks
     from training.config import ModelConfig
-    from training.hardware import prepare
-    from training.language_model import LanguageModel
-    from training.models import build, hf_config
-    from training.parallel import parallelize
+    from training.core.hardware import prepare
+    from training.distributed.parallel import parallelize
+    from training.model.blocks import checkpoint_activations, compile_blocks
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
 
     launch = LaunchConfig.model_validate(ALONE)
     hardware = prepare(launch)
@@ -47,7 +47,7 @@ def _pair(values: dict[str, Any], recompute: Recompute, kernel: str) -> tuple[An
 
 
 def _batch() -> dict[str, torch.Tensor]:
-    from training.documents import positions_within
+    from training.model.documents import positions_within
 
     ids = torch.randint(4, 320, (3, LENGTH))
     documents = torch.stack([(torch.arange(LENGTH) >= begin).int() for begin in (5, 8, 17)])

@@ -18,7 +18,7 @@ from infra.launch.config import LaunchConfig
 from tests.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.layouts import values_of
 from tests.training.test_groups_of_ranks import SETTINGS
-from training.families import FAMILIES
+from training.config.families import FAMILIES
 
 ABLE = sorted(name for name, one in FAMILIES.items() if one.context_parallel and not one.router)
 """Mixtures of experts are tried in four ranks."""
@@ -44,7 +44,7 @@ def _prepared(
     rank: int, count: int, port: int, precision: Literal["fp32", "bf16"] = "fp32"
 ) -> tuple[LaunchConfig, Any]:
     """In each of `count` ranks, which share sequences: where it is, and on what it computes."""
-    from training.hardware import prepare
+    from training.core.hardware import prepare
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -58,8 +58,8 @@ def _compare(rank: int, count: int, port: int, families: list[str]) -> str:
     """A model, and the same one with its sequences shared; the traceback of what differs."""
     family = ""
     try:
-        from training.blocks import checkpoint_activations
-        from training.parallel import parallelize
+        from training.distributed.parallel import parallelize
+        from training.model.blocks import checkpoint_activations
 
         launch, hardware = _prepared(rank, count, port)
         for number, family in enumerate(families):
@@ -75,10 +75,10 @@ def _compare(rank: int, count: int, port: int, families: list[str]) -> str:
 
 
 def _model(family: str, hardware: Any) -> Any:
-    from training.attention import CAUSAL_BLOCKS
     from training.config import ModelConfig
-    from training.language_model import LanguageModel
-    from training.models import build, hf_config
+    from training.model.attention import CAUSAL_BLOCKS
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
 
     values = {"model_type": family, **(GPT2 if family == "gpt2" else {**SIZES, **QUIET})}
     values |= EXPERTS if FAMILIES[family].router else {}
@@ -93,7 +93,7 @@ def _model(family: str, hardware: Any) -> Any:
 
 def _batches() -> list[dict[str, torch.Tensor]]:
     """With documents, one of which goes over the border of two chunks, and without; labels are not spread evenly."""
-    from training.documents import positions_within
+    from training.model.documents import positions_within
 
     torch.manual_seed(3)
     ids = torch.randint(0, 64, (3, LENGTH))
@@ -135,9 +135,9 @@ def _held(rank: int, count: int, port: int) -> str:
     try:
         from tests.peak import counted
         from training.config import ModelConfig
-        from training.language_model import LanguageModel
-        from training.models import build, hf_config
-        from training.parallel import parallelize
+        from training.distributed.parallel import parallelize
+        from training.model.models import build, hf_config
+        from training.train_modules.language_model import LanguageModel
 
         launch, hardware = _prepared(rank, count, port, "bf16")
         config = ModelConfig(family="llama", layers=8, width=128, heads=4, mlp_width=344, positions=512)

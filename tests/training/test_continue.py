@@ -18,11 +18,11 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
 from infra.store.states import kept_states
+from training.checkpoint.snapshot import STATE
 from training.config import PretrainConfig, RlhfConfig, SftConfig
 from training.pretrain import pretrain
 from training.rlhf import rlhf
 from training.sft import sft
-from training.snapshot import STATE
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 SETTINGS: dict[str, Any] = {

@@ -14,15 +14,15 @@ from transformers import AutoTokenizer
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from infra.errors import StageError
 from infra.run import Run
-from training.chat import Chat
+from training.chat.base import Chat
 from training.config import RewardModelConfig, SftConfig
-from training.conversations import by_weight, fitted, packed_batch, packs
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loss import IGNORE
-from training.models import load
+from training.core.hardware import Hardware
+from training.data.conversations import by_weight, fitted, packed_batch, packs
+from training.model.loss import IGNORE
+from training.model.models import load
 from training.reward_model import reward_model
 from training.sft import sft
+from training.train_modules.language_model import LanguageModel
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -13,7 +13,7 @@ from corpus.documents import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from corpus.validate import validate
-from evaluation.memorisation import Split
+from evaluation.safety.memorisation import Split
 from flows.config import parse
 from infra.errors import ConfigError, StageError
 from infra.json import read_own_json
@@ -22,9 +22,9 @@ from infra.run import Run
 from tests.open_models import SENTENCES, save_model, tokenizer_of
 from training.adopt import import_model
 from training.config import BaseModelConfig, PretrainConfig
-from training.documents import document_numbers
-from training.mixed_text import text_examples
+from training.model.documents import document_numbers
 from training.pretrain import pretrain
+from training.train_modules.mixed_text import text_examples
 
 LENGTH = 64
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from training.attention import CAUSAL_BLOCKS, causal_blocks
 from training.config import ModelConfig
-from training.documents import document_numbers, positions_within, within_documents
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.models import build, hf_config
+from training.core.hardware import Hardware
+from training.data.loaders import next_token_batch
+from training.model.attention import CAUSAL_BLOCKS, causal_blocks
+from training.model.documents import document_numbers, positions_within, within_documents
+from training.model.models import build, hf_config
+from training.train_modules.language_model import LanguageModel
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 END = 0
@@ -45,7 +45,7 @@ KERNELS = ["eager", "sdpa", CAUSAL_BLOCKS]
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that sequences of a test have several."""
-    monkeypatch.setattr("training.attention._BLOCK", 7)
+    monkeypatch.setattr("training.model.attention._BLOCK", 7)
 
 
 def _tokens() -> np.ndarray[Any, np.dtype[np.int64]]:

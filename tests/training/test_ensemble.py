@@ -18,12 +18,12 @@ from scipy.signal import lfilter
 from infra.errors import StageError
 from infra.run import Run
 from training.config import RlhfConfig
-from training.divergence import DivergenceWatch, Round
-from training.ensemble import Ensemble
-from training.hardware import Hardware
+from training.core.hardware import Hardware
+from training.core.train_state import EndOfTraining
+from training.rl.divergence import DivergenceWatch, Round
+from training.rl.ensemble import Ensemble
 from training.rlhf import rlhf
-from training.scorer import load_scorer
-from training.train_state import EndOfTraining
+from training.train_modules.scorer import load_scorer
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 RLHF: dict[str, Any] = {

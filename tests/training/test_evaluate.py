@@ -15,17 +15,18 @@ from torch.nn.functional import cross_entropy
 
 from infra.run import Run
 from training.config import ModelConfig, PretrainConfig
-from training.documents import Packed
-from training.evaluate import Side, bits_per_byte, losses_by_source, measuring, sides, token_losses
-from training.hardware import Hardware
-from training.in_loop import SAMPLES, InLoopEvaluator
-from training.language_model import LanguageModel
-from training.models import build, hf_config, load
+from training.core.hardware import Hardware
+from training.core.measuring import measuring
+from training.core.train_state import Clock
+from training.data.packed_shards import read_packed
+from training.data.shared_memory import own_shared_memory
+from training.model.documents import Packed
+from training.model.models import build, hf_config, load
 from training.objectives.causal import Causal
-from training.packed_shards import read_packed
 from training.pretrain import pretrain
-from training.shared_memory import own_shared_memory
-from training.train_state import Clock
+from training.train_modules.language_model import LanguageModel
+from training.validation.evaluate import Side, bits_per_byte, losses_by_source, sides, token_losses
+from training.validation.in_loop import SAMPLES, InLoopEvaluator
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 META = {

@@ -60,13 +60,13 @@ def _compare(rank: int, count: int, port: int, launch: dict[str, Any], family: s
 
 
 def _compare_one(count: int, keys: dict[str, Any], family: str) -> None:
-    from training import ranks
     from training.config import ModelConfig
-    from training.hardware import prepare
-    from training.language_model import LanguageModel
-    from training.models import build, hf_config
-    from training.norms import _clipped
-    from training.parallel import parallelize, whole_weights
+    from training.core import ranks
+    from training.core.hardware import prepare
+    from training.distributed.parallel import parallelize, whole_weights
+    from training.guard.norms import _clipped
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
 
     launch = LaunchConfig(device="cpu", threads=1, precision="fp32", processes=count, trainer="native", **keys)
     hardware = prepare(launch, shares_examples=True)
@@ -116,7 +116,7 @@ def _compare_one(count: int, keys: dict[str, Any], family: str) -> None:
 
 def _passed(model: Any, batch: dict[str, Tensor], size: int, shares: float) -> tuple[Tensor, list[Tensor]]:
     """The loss of a batch, whose gradients are added up over microbatches, and of each the figures of its routers."""
-    from training.train_state import split_batch
+    from training.core.train_state import split_batch
 
     total, routed = torch.zeros(()), []
     for part in split_batch(batch, size):
@@ -130,8 +130,8 @@ def _passed(model: Any, batch: dict[str, Tensor], size: int, shares: float) -> t
 
 def _trained(model: Any, batch: dict[str, Tensor], size: int, shares: float) -> tuple[Tensor | None, list[Tensor]]:
     """The same in ranks, with the gradients of all."""
-    from training import ranks
-    from training.tensor_parallel import sum_gradients
+    from training.core import ranks
+    from training.distributed.tensor_parallel import sum_gradients
 
     if model.pipeline:
         found = []
@@ -168,7 +168,7 @@ def _mean(model: Any, total: Tensor) -> Tensor:
 def _passed_through(
     spread: Any, model: Any, batch: dict[str, Tensor], size: int, shares: float, last: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
-    from training.train_state import split_batch
+    from training.core.train_state import split_batch
 
     total, routed, parts = torch.zeros(()), [], split_batch(batch, size)
     for number, part in enumerate(parts):

@@ -25,7 +25,7 @@ from tests.training.test_balancing import EXPERTS
 from tests.training.test_groups_of_ranks import SETTINGS as DENSE
 from tests.training.test_ranks import GUARDED
 from tests.training.test_ranks import _NotANumber as NotANumber
-from training.families import expert_ranks_problem
+from training.config.families import expert_ranks_problem
 
 LENGTH = 13
 FAMILIES = ("mixtral", "olmoe", "qwen3_moe")
@@ -44,13 +44,13 @@ def _compare(rank: int, count: int, port: int, experts: int) -> str:
 
 
 def _compare_one(rank: int, count: int, experts: int, family: str) -> None:
-    from training.blocks import checkpoint_activations
     from training.config import ModelConfig
-    from training.hardware import prepare
-    from training.language_model import LanguageModel
-    from training.loss import IGNORE
-    from training.models import build, hf_config
-    from training.parallel import parallelize, whole_weights
+    from training.core.hardware import prepare
+    from training.distributed.parallel import parallelize, whole_weights
+    from training.model.blocks import checkpoint_activations
+    from training.model.loss import IGNORE
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
 
     launch = LaunchConfig(
         device="cpu", threads=1, precision="fp32", processes=count, expert_parallel=experts, trainer="native"

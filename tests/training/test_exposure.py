@@ -17,8 +17,8 @@ from corpus.config import CanariesConfig, ShardConfig
 from corpus.documents import DocumentWriter, make_document
 from corpus.shard import shard
 from evaluation.config import SafetyConfig
-from evaluation.exposure import exposure
-from evaluation.safety import safety
+from evaluation.safety.exposure import exposure
+from evaluation.safety.stage import safety
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.training.conftest import NOUNS, VERBS

@@ -16,24 +16,24 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from evaluation.decoding import Decoder
-from evaluation.generation import Sampling, generate
+from evaluation.generation.continuations import Sampling, generate
+from evaluation.generation.decoding import Decoder
 from infra.errors import StageError
-from training.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
-from training.attention import FLEX, answering, choose_attention
-from training.batched_answers import AnswerRequest, BatchedAnswers, Writing
-from training.completions import Batch, Completions
 from training.config import ModelConfig, PretrainConfig
-from training.documents import block_mask, document_numbers, within_documents
-from training.families import FAMILIES
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.models import build, flops_per_token, hf_config
+from training.config.families import FAMILIES
+from training.core.hardware import Hardware
+from training.data.loaders import next_token_batch
+from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Writing
+from training.generation.completions import Batch, Completions
+from training.generation.sampling import sample
+from training.generation.token_choice import SamplingOptions
+from training.model.attention import FLEX, answering, choose_attention
+from training.model.documents import block_mask, document_numbers, within_documents
+from training.model.models import build, flops_per_token, hf_config
 from training.planner.architecture import of_transformers
-from training.sampling import sample
-from training.shared_prompts import share
-from training.token_choice import SamplingOptions
+from training.train_modules.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.shared_prompts import share
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}

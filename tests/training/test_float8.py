@@ -19,8 +19,8 @@ from tests.ranked import pretrain_in_ranks
 from tests.training.layouts import Told, Weights, assert_alike
 from tests.training.test_groups_of_ranks import SETTINGS
 from training.config import ModelConfig, PretrainConfig
-from training.float8 import train_in_float8
-from training.models import build, hf_config
+from training.model.float8 import train_in_float8
+from training.model.models import build, hf_config
 from training.pretrain import pretrain
 
 pytest.importorskip("torchao")

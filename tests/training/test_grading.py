@@ -16,8 +16,8 @@ import pytest
 from infra.errors import StageError
 from infra.identity import canonical_json
 from training.config import RlhfConfig
-from training.grading import Graders
-from training.reward_functions import Answered
+from training.rl.grading import Graders
+from training.rl.reward_functions import Answered
 
 HERE = "tests.training.test_grading"
 

@@ -17,21 +17,21 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Result, Run, open_journal, read_journal
 from tests.points import points_of
-from training import fit as fit_module
 from training import pretrain as pretrain_module
 from training.backends import load_backend
-from training.batch_size import BatchSizeRampup
-from training.callbacks import Callback
 from training.config import PretrainConfig, RlhfConfig
+from training.config.batch_size import BatchSizeRampup
+from training.config.guard import GuardConfig
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
 from training.guard.callback import noise_of_mean
-from training.guard.config import GuardConfig
 from training.guard.corrections import Alarm, Corrections
 from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
 from training.guard.watch import Watch, spread_of
 from training.pretrain import pretrain
 from training.rlhf import rlhf
-from training.train_state import TrainState
+from training.trainer import fit as fit_module
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 GUARD: dict[str, Any] = {"rollback_every": 10, "healthy_after": 5, "window_least": 10}

@@ -17,7 +17,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
-from training.packed_shards import PackedShards, count_sequences, spread
+from training.data.packed_shards import PackedShards, count_sequences, spread
 from training.pretrain import pretrain
 from training.reward_model import reward_model
 

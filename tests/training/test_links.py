@@ -10,11 +10,11 @@ import pytest
 from infra.launch.node_files import MACHINE
 from tests.command import REPOSITORY
 from tests.namespaces import Network, network
-from training.links import rounds, slow_links
+from training.core.links import rounds, slow_links
 
 PROGRAM = """
 from infra.launch.config import LaunchConfig
-from training.hardware import prepare
+from training.core.hardware import prepare
 prepare(LaunchConfig(device="cpu", threads=1), say=lambda name, message: print(f"{name}: {message}", flush=True))
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ranked import pretrain_in_ranks
-from training.liveness import lateness
+from training.guard.liveness import lateness
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64},
@@ -35,7 +35,7 @@ def _slow_rank(rank: int) -> None:
 
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    import training.liveness
+    import training.guard.liveness
 
     training.liveness._COMPARE_EVERY = 3
     forward, last = LlamaDecoderLayer.forward, time.monotonic()

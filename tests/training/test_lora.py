@@ -17,19 +17,19 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import train_in_ranks
 from training.adopt import import_model
-from training.chat import Chat
+from training.chat.base import Chat
+from training.checkpoint.export import export
 from training.config import BaseModelConfig, LoraConfig, ModelConfig, OptimizerConfig, SftConfig
-from training.export import export
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.lora import add_adapters, learn_rows, learning_ids, merged
-from training.models import build, hf_config, load
-from training.new_tokens import CHAT_TOKENS, add_untrained
-from training.optimizers import optimizer_of
-from training.parallel import whole_weights
+from training.core.hardware import Hardware
+from training.distributed.parallel import whole_weights
+from training.model.lora import add_adapters, learn_rows, learning_ids, merged
+from training.model.models import build, hf_config, load
+from training.model.new_tokens import CHAT_TOKENS, add_untrained
 from training.planner.architecture import of_transformers
 from training.planner.stages import adapter_weights
 from training.sft import sft
+from training.train_modules.language_model import LanguageModel
+from training.trainer.optimizers import optimizer_of
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SETTINGS: dict[str, Any] = {

@@ -18,9 +18,9 @@ from infra.run import Run, read_journal
 from infra.store.measurements import TRAINED
 from tasks.child import JOURNAL, OUTCOME, Job, Outcome, _alone
 from tasks.stages import STAGES
-from training.export import copy_beside
-from training.hardware import prepare
-from training.scorer import load_scorer
+from training.checkpoint.export import copy_beside
+from training.core.hardware import prepare
+from training.train_modules.scorer import load_scorer
 
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}
 SFT = {"duration": "4 batches", "global_batch_examples": 4, "max_length": 64, "answer_max_tokens": 6, "optimizer": FAST}

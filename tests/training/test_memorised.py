@@ -13,20 +13,20 @@ from streaming import MDSWriter
 
 from corpus.trained import FILE, TrainedSequences, split_fingerprint
 from evaluation.config import SafetyConfig
-from evaluation.safety import safety
+from evaluation.safety.stage import safety
 from infra.errors import StageError
 from infra.run import Run
-from training.batch_size import BatchSizeRampup
-from training.documents import Packed
-from training.export import export
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loaders import packed_loader
-from training.models import build, hf_config
+from training.checkpoint.export import export
+from training.config.batch_size import BatchSizeRampup
+from training.core.hardware import Hardware
+from training.core.train_state import TokenCount
+from training.data.loaders import packed_loader
+from training.data.packed_shards import PackedShards, trained_sequences
+from training.data.shared_memory import own_shared_memory
+from training.model.documents import Packed
+from training.model.models import build, hf_config
 from training.objectives.causal import Causal
-from training.packed_shards import PackedShards, trained_sequences
-from training.shared_memory import own_shared_memory
-from training.train_state import TokenCount
+from training.train_modules.language_model import LanguageModel
 
 SEQUENCES, LENGTH, BATCH = 48, 40, 4
 DOCUMENTS = np.array([0, 14, 21], np.uint32)
@@ -146,7 +146,7 @@ def test_text_that_was_trained_on_is_found_and_no_other(overfitted: Path, random
 def test_a_model_made_from_another_keeps_what_that_was_trained_on(
     overfitted: Path, base_dir: Path, tmp_path: Path
 ) -> None:
-    from training.models import load
+    from training.model.models import load
 
     export(load(base_dir), overfitted, tmp_path)
     ours, theirs = TrainedSequences.read(tmp_path), TrainedSequences.read(overfitted)
@@ -168,7 +168,7 @@ def test_a_damaged_record_is_named(overfitted: Path, random_shards: Path, tmp_pa
 
 
 def test_no_window_reaches_into_another_document() -> None:
-    from evaluation.memorisation import windows
+    from evaluation.safety.memorisation import windows
 
     random = np.random.default_rng(2)
     for _ in range(300):

@@ -13,9 +13,9 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, SftConfig
-from training.microbatch import largest_that_fits
 from training.pretrain import pretrain
 from training.sft import sft
+from training.trainer.microbatch import largest_that_fits
 
 PRETRAIN: dict[str, Any] = {
     "model": {"family": "llama", "layers": 3, "width": 32, "heads": 2, "positions": 64, "dropout": 0.1},
@@ -81,8 +81,8 @@ def test_checkpointed_activations_leave_the_loss(inputs: dict[str, Path], tmp_pa
 
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_recomputing_keeps_fewer_activations(how: str) -> None:
-    from training.blocks import checkpoint_activations
-    from training.models import build, hf_config
+    from training.model.blocks import checkpoint_activations
+    from training.model.models import build, hf_config
 
     config = hf_config(PretrainConfig.model_validate(PRETRAIN).model, 320, {})
 
@@ -114,8 +114,8 @@ def test_sharded_ranks_that_save_memory_leave_the_loss(
 
 def _out_of_memory(rank: int) -> None:
     """Rank 1 has memory for 2 sequences at once, rank 0 for all."""
-    import training.microbatch
-    from training.language_model import LanguageModel
+    import training.trainer.microbatch
+    from training.train_modules.language_model import LanguageModel
 
     training.microbatch.can_be_tried = lambda device: True
     forward = LanguageModel.forward
@@ -173,7 +173,7 @@ def test_a_trial_takes_the_room_of_what_learns_alone(
         config = SftConfig.model_validate(SFT | {"lora": {"rank": 1}, "duration": "1 batches"})
         sft(config, {"model": base_dir, "instructions": instructions_dir}, tmp_path / "out", _run(tmp_path, journal))
 
-    monkeypatch.setattr("training.microbatch.can_be_tried", lambda device: True)
+    monkeypatch.setattr("training.trainer.microbatch.can_be_tried", lambda device: True)
     monkeypatch.setattr(torch, "empty_like", empty_like)
     if fails:
         with pytest.raises(StageError, match="out of memory with 1 examples"):

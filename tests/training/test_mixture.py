@@ -20,9 +20,9 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import RankFailed, pretrain_in_ranks
 from training.config import PretrainConfig
-from training.mixed_text import text_examples
-from training.mixture import Mixture, Phase, Pool, _scattered
+from training.data.mixture import Mixture, Phase, Pool, _scattered
 from training.pretrain import pretrain
+from training.train_modules.mixed_text import text_examples
 
 LENGTH, BATCH = 32, 8
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -93,7 +93,7 @@ KILLED_AT = 33  # in the second phase, between two checkpoints
 def _record(rank: int) -> None:
     """Writes down the sequences of each batch that this rank trains on."""
     from training import pretrain as module
-    from training.callbacks import Callback
+    from training.core.callbacks import Callback
 
     class Recorder(Callback):
         def after_dataloader(self, state: Any) -> None:

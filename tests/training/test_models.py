@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from evaluation.decoding import Decoder
-from training.attention import choose_attention
-from training.chat import Chat
+from evaluation.generation.decoding import Decoder
+from training.chat.base import Chat
+from training.checkpoint.export import export
 from training.config import ModelConfig, OptimizerConfig
-from training.export import export
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.models import build, flops_per_token, hf_config, load
-from training.optimizers import optimizer_of
-from training.rankings import Preferred, Ranking, ranking_batch
-from training.sampling import sample
-from training.scorer import RewardModel, load_scorer
+from training.core.hardware import Hardware
+from training.data.loaders import next_token_batch
+from training.data.rankings import Preferred, Ranking, ranking_batch
+from training.generation.sampling import sample
+from training.model.attention import choose_attention
+from training.model.models import build, flops_per_token, hf_config, load
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.scorer import RewardModel, load_scorer
+from training.trainer.optimizers import optimizer_of
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}

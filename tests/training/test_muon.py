@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from training.config import ModelConfig, MuonConfig, OptimizerConfig
-from training.models import build, hf_config
-from training.muon import orthogonal
-from training.optimizers import optimizer_of
+from training.model.models import build, hf_config
+from training.trainer.muon import orthogonal
+from training.trainer.optimizers import optimizer_of
 
 Matrix = NDArray[np.float64]
 WITH_MUON = OptimizerConfig(

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
-from training.models import build, hf_config
-from training.optimizers import optimizer_of
+from training.model.models import build, hf_config
+from training.trainer.optimizers import optimizer_of
 
 BASE, HEAD = 32, 16
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

@@ -10,16 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.run import Run
-from training.chat import Chat
+from training.chat.base import Chat
 from training.config import ModelConfig, PretrainConfig, SftConfig
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loaders import next_token_batch
-from training.models import build, hf_config
-from training.new_tokens import name_untrained, unused_ids
+from training.core.hardware import Hardware
+from training.data.loaders import next_token_batch
+from training.generation.sampling import sample
+from training.model.models import build, hf_config
+from training.model.new_tokens import name_untrained, unused_ids
 from training.pretrain import pretrain
-from training.sampling import sample
 from training.sft import sft
+from training.train_modules.language_model import LanguageModel
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 LENGTH, TOKENS, ROWS = 32, 319, 384
@@ -117,7 +117,7 @@ def test_sft_begins_chat_tokens_that_were_never_trained_at_the_mean_of_the_other
 
 
 def test_a_model_from_elsewhere_keeps_its_rows() -> None:
-    from training.new_tokens import begin_untrained
+    from training.model.new_tokens import begin_untrained
 
     network = build(hf_config(ModelConfig(preset="llama-nano"), TOKENS, {}), 1)
     before = network.get_input_embeddings().weight.clone()

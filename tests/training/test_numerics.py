@@ -18,15 +18,16 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.clustered import clustered_intercept
-from evaluation.statistics import bootstrap, wilson
+from evaluation.statistics.clustered import clustered_intercept
+from evaluation.statistics.intervals import bootstrap, wilson
 from infra.launch.config import LaunchConfig
-from training.answer_logprobs import token_logprobs
-from training.completions import Completions, kl_of
-from training.hardware import prepare
-from training.loss import IGNORE, chunked_cross_entropy
-from training.ngram import Bigram, Unigram
-from training.ppo import (
+from training.core.hardware import prepare
+from training.distributed.split_loss import split_losses
+from training.generation.completions import Completions, kl_of
+from training.model.loss import IGNORE, chunked_cross_entropy
+from training.model.ngram import Bigram, Unigram
+from training.train_modules.answer_logprobs import token_logprobs
+from training.train_modules.policy_losses import (
     adapted_kl_coef,
     advantages_and_returns,
     exact_kl,
@@ -37,7 +38,6 @@ from training.ppo import (
     value_loss,
     whiten,
 )
-from training.split_loss import split_losses
 
 t = torch.tensor
 RANDOM = np.random.default_rng(5)
@@ -325,7 +325,7 @@ def test_a_bootstrap_of_many_units_is_the_same_in_parts_and_takes_bounded_memory
 ) -> None:
     import tracemalloc
 
-    from evaluation import statistics
+    from evaluation.statistics import intervals as statistics
 
     top, bottom = RANDOM.normal(3.0, 1.0, 20_000), RANDOM.integers(1, 50, 20_000)
     tracemalloc.start()

@@ -18,17 +18,17 @@ from flows.config import parse
 from infra.errors import Cancelled, ConfigError, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from training.checkpoint.export import export
 from training.config import ModelConfig, PretrainConfig
-from training.documents import Packed, within_documents
-from training.export import export
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.loss import IGNORE
-from training.models import build, hf_config
+from training.core.hardware import Hardware
+from training.model.documents import Packed, within_documents
+from training.model.loss import IGNORE
+from training.model.models import build, hf_config
 from training.objectives import objective_of
 from training.objectives.base import Objective
 from training.objectives.span_corruption import noise_mask
 from training.pretrain import pretrain
+from training.train_modules.language_model import LanguageModel
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 LENGTH = 32

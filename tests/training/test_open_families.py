@@ -11,22 +11,22 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from evaluation.artifacts import Artifact
-from evaluation.export import card_of, export
+from evaluation.release.export import card_of, export
+from evaluation.results.artifacts import Artifact
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.chat_templates import FAMILIES as TEMPLATES
 from tests.chat_templates import tokenizer_in
 from tests.open_models import SHAPES
 from training.adopt import import_model
-from training.chat import Chat
-from training.chat_session import answer
+from training.chat.base import Chat
+from training.chat.template import TemplateChat
 from training.config import BaseModelConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
+from training.generation.session import answer
 from training.preference_tuning import preference_tuning
 from training.reward_model import reward_model
 from training.rlhf import rlhf
 from training.sft import sft
-from training.template_chat import TemplateChat
 
 FAST = ("qwen3", "gpt-oss")
 ASKED = [{"role": "user", "content": "What does sum_list do?"}]

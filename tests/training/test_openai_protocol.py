@@ -22,10 +22,10 @@ from infra.servers.settings import Settings
 from tests.processes import wait_until
 from tests.raw_http import Response
 from tests.raw_http import ask as raw_ask
-from training.answer_text import AnswerText
-from training.chat_session import chat_prompt, loaded
+from training.generation.answer_text import AnswerText
+from training.generation.session import chat_prompt, loaded
+from training.generation.token_choice import SamplingOptions, TokenChooser, choose_tokens
 from training.serving import app
-from training.token_choice import SamplingOptions, TokenChooser, choose_tokens
 
 KEYS = [Credentials("ada", "key of ada 12345"), Credentials("ben", "key of ben 12345")]
 QUESTION = [{"role": "user", "content": "What is a list?"}]

@@ -46,11 +46,11 @@ def _compare(rank: int, count: int, port: int, tensor: int, cases: list[tuple[st
 
 def _compare_one(count: int, tensor: int, family: str, pieces: int, layers: int, tied: bool) -> None:
     from training.config import ModelConfig
-    from training.hardware import prepare
-    from training.language_model import LanguageModel
-    from training.loss import IGNORE
-    from training.models import build, hf_config
-    from training.parallel import parallelize, whole_weights
+    from training.core.hardware import prepare
+    from training.distributed.parallel import parallelize, whole_weights
+    from training.model.loss import IGNORE
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
 
     launch = LaunchConfig(
         device="cpu",

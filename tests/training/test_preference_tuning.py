@@ -18,19 +18,20 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import train_in_ranks
-from training import microbatch, ranks
-from training.chat import Chat
+from training.chat.base import Chat
+from training.checkpoint.export import copy_beside
 from training.config import PreferenceTuningConfig, RlhfConfig
-from training.export import copy_beside
-from training.hardware import prepare
-from training.language_model import LanguageModel
-from training.models import load
-from training.preference_losses import dpo, ipo, kto, log_odds, orpo
-from training.preference_model import Mismatched, PreferenceTuned
-from training.preference_pairs import fitted_pairs
+from training.core import ranks
+from training.core.hardware import prepare
+from training.data.preference_pairs import fitted_pairs
+from training.model.models import load
 from training.preference_tuning import _examples, preference_tuning
 from training.rlhf import rlhf
-from training.scorer import load_scorer
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.preference_losses import dpo, ipo, kto, log_odds, orpo
+from training.train_modules.preference_model import Mismatched, PreferenceTuned
+from training.train_modules.scorer import load_scorer
+from training.trainer import microbatch
 
 SETTINGS: dict[str, Any] = {
     "duration": "12 batches",

@@ -148,8 +148,8 @@ def test_compressed_shards_are_read_without_touching_the_artifact(
     import numpy as np
     from streaming import MDSWriter
 
-    from training.packed_shards import read_packed
-    from training.shared_memory import own_shared_memory
+    from training.data.packed_shards import read_packed
+    from training.data.shared_memory import own_shared_memory
 
     rows = np.arange(128, dtype=np.uint16).reshape(4, 32)
     with MDSWriter(out=str(tmp_path / "train"), columns={"tokens": "ndarray:uint16:32"}, compression="zstd") as writer:

@@ -6,9 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
-from evaluation.page.parts import render_page
-from evaluation.page.planned_section import planned, profiles
-from evaluation.pipeline_results import PipelineResults
+from evaluation.pages.parts import render_page
+from evaluation.pages.report.planned_section import planned, profiles
+from evaluation.results.pipeline import PipelineResults
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.config import PretrainConfig

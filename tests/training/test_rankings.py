@@ -15,14 +15,14 @@ import torch
 from infra.errors import StageError
 from infra.run import Run
 from tests.training.conftest import NOUNS, VERBS, write_rows
-from training.chat import Chat
+from training.chat.base import Chat
 from training.config import RewardModelConfig
-from training.hardware import Hardware
-from training.rankings import balanced, fitted_rankings, ranking_batch
-from training.reward_figures import calibration_figures, length_figures
+from training.core.hardware import Hardware
+from training.core.train_state import split_batch
+from training.data.rankings import balanced, fitted_rankings, ranking_batch
 from training.reward_model import reward_model
-from training.scorer import RewardModel, load_scorer, score_pairs
-from training.train_state import split_batch
+from training.train_modules.scorer import RewardModel, load_scorer, score_pairs
+from training.validation.reward_figures import calibration_figures, length_figures
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 FAST = {"learning_rate": 3.0e-3, "weight_decay": 0.0}

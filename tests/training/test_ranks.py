@@ -134,7 +134,7 @@ def compressed(shards_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The same shards in many files of zstd."""
     from streaming import MDSWriter
 
-    from training.packed_shards import PackedShards
+    from training.data.packed_shards import PackedShards
 
     folder, unused = tmp_path_factory.mktemp("compressed"), tmp_path_factory.mktemp("unused")
     shutil.copyfile(shards_dir / "meta.json", folder / "meta.json")
@@ -198,7 +198,7 @@ SEEN = "STEMMA_TEST_SEEN"
 
 def _record_samples(rank: int) -> None:
     """Writes down the number of every sample that this rank trains on."""
-    from training.packed_shards import PackedShards
+    from training.data.packed_shards import PackedShards
 
     read = PackedShards.__getitem__
 
@@ -241,7 +241,7 @@ def test_every_sample_is_seen_once_when_the_number_of_ranks_changes_within_an_ep
 
 
 def _die_at_the_first_checkpoint(rank: int) -> None:
-    from training.checkpoints import Checkpointer
+    from training.checkpoint.checkpointer import Checkpointer
 
     write = Checkpointer.write
 
@@ -256,8 +256,8 @@ def _die_at_the_first_checkpoint(rank: int) -> None:
 def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
     inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    from training.packed_shards import PackedShards
-    from training.shared_memory import own_shared_memory
+    from training.data.packed_shards import PackedShards
+    from training.data.shared_memory import own_shared_memory
 
     def present() -> set[str]:
         return {name for name in os.listdir("/dev/shm") if name[:6].isdigit()}
@@ -293,7 +293,7 @@ class _NotANumber:
 
     def __call__(self, rank: int) -> None:
         from training import pretrain as module
-        from training.callbacks import Callback
+        from training.core.callbacks import Callback
 
         class Fault(Callback):
             def before_backward(self, state: Any) -> None:
@@ -329,7 +329,7 @@ def test_ranks_correct_a_fault_of_one_of_them_alike(inputs: dict[str, Path], tmp
 def _begin_with_a_scale_too_high(rank: int) -> None:
     from functools import partial
 
-    from training import fit
+    from training.trainer import fit
 
     fit.LossScale = partial(fit.LossScale, scale=2.0**24)  # type: ignore[misc, assignment]
 

@@ -26,10 +26,10 @@ from tests import object_store
 from tests.object_store import cut_off, flips_a_bit, stalls, unavailable
 from tests.ranked import pretrain_in_ranks
 from training.config import PretrainConfig
-from training.loaders import PackedShards
+from training.data.loaders import PackedShards
+from training.data.remote_shards import note_failure, noted_failure
+from training.data.shared_memory import own_shared_memory
 from training.pretrain import pretrain
-from training.remote import note_failure, noted_failure
-from training.shared_memory import own_shared_memory
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 LENGTH = 32
@@ -86,7 +86,7 @@ class _Watched:
     """Looks how much of the training split lies in a folder whenever this process fetches something."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        from training import remote
+        from training.data import remote_shards as remote
 
         self.most, self.most_in_order = 0, 0
         download = remote.download
@@ -144,7 +144,7 @@ def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where batches are larger than files, eight of them do not fit into the cache beside what is being read."""
-    from training import remote
+    from training.data import remote_shards as remote
 
     fetched: list[str] = []
     download = remote.download

@@ -27,9 +27,9 @@ from tests.points import points_of
 from tests.processes import wait_until
 from tests.ranked import training_process
 from training.config import PretrainConfig
-from training.packed_shards import PackedShards
+from training.data.packed_shards import PackedShards
+from training.data.shared_memory import own_shared_memory
 from training.pretrain import pretrain
-from training.shared_memory import own_shared_memory
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 BATCHES = 120

@@ -17,11 +17,11 @@ import pytest
 from infra.errors import StageError
 from infra.run import Run
 from tests.processes import wait_until
-from training import sandbox
-from training.grading import Graders
-from training.sandbox import PROCESSES, Kind, find
-from training.unit_tests import passes
-from training.verify import Rule, announce_sandbox
+from training.rl.grading import Graders
+from training.rl.verify import Rule, announce_sandbox
+from training.sandbox import runner as sandbox
+from training.sandbox.runner import PROCESSES, Kind, find
+from training.sandbox.unit_tests import passes
 
 TESTS = "assert done()"
 DONE = "\ndef done(): return True\n"
@@ -62,7 +62,7 @@ def test_code_reaches_nothing_outside_its_sandbox(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(Path(sandbox.__file__).with_name("unit_tests_process.py").read_text())
-    monkeypatch.setattr("training.unit_tests._PROGRAM", program)
+    monkeypatch.setattr("training.sandbox.unit_tests._PROGRAM", program)
     (tmp_path / "secret").write_text("mine")
     temporary = tmp_path / "temporary"
     code = f"import ctypes, os, socket\nlibc = ctypes.CDLL(None)\n{REACHES[reached]}\n{DONE}".format(

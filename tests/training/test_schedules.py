@@ -11,10 +11,10 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
 from training.config import ModelConfig, OptimizerConfig, ScheduleConfig
-from training.initialise import initialise
-from training.models import build, hf_config
-from training.optimizers import optimizer_of
-from training.schedules import Schedule
+from training.model.initialise import initialise
+from training.model.models import build, hf_config
+from training.trainer.optimizers import optimizer_of
+from training.trainer.schedules import Schedule
 
 TOTAL, WARMUP = 100, 10
 

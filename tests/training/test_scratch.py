@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training import scratch
+from training.data import scratch
 
 
 def test_a_training_begins_while_others_of_its_machine_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

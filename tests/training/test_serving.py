@@ -30,10 +30,10 @@ from tests.artifacts import make_artifact
 from tests.command import environment, stemma
 from tests.processes import wait_until
 from tests.raw_http import ask as raw_ask
-from training.answer_queue import AT_ONCE, WAITING
-from training.answer_text import AnswerText
-from training.chat_session import answer, loaded
+from training.generation.answer_text import AnswerText
+from training.generation.session import answer, loaded
 from training.serving import app
+from training.serving.answer_queue import AT_ONCE, WAITING
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KNOWN = Credentials("ada", "a long password")
@@ -180,9 +180,9 @@ def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_p
 @pytest.fixture(scope="module")
 def endless_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """A small model with room for answers that take minutes, and that no token ends."""
+    from training.checkpoint.export import export
     from training.config import ModelConfig
-    from training.export import export
-    from training.models import build, hf_config
+    from training.model.models import build, hf_config
 
     config = ModelConfig(family="llama", layers=1, width=32, heads=2, positions=1_000_000)
     folder = tmp_path_factory.mktemp("endless") / "model"

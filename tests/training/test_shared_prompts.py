@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from training.chat import pad
-from training.shared_prompts import share
+from training.chat.base import pad
+from training.train_modules.shared_prompts import share
 
 PROMPTS = [[5, 6, 7, 8, 9, 30, 40, 41], [20, 6, 7], [11] * 12]
 ANSWERS = [[3, 4], [3, 4, 5, 6, 7], [80], [9, 9, 9, 9]]

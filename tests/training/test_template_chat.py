@@ -23,18 +23,18 @@ from infra.run import Run
 from tests.chat_templates import FAMILIES, tokenizer_in
 from tests.open_models import save_model
 from training.adopt import import_model
-from training.chat import Chat, Conversation, chat_of
-from training.chat_session import answer, chat_prompt, loaded
+from training.chat.base import Chat, Conversation, chat_of
+from training.chat.shown import in_line, shown
+from training.chat.template import TemplateChat
 from training.config import BaseModelConfig, PreferenceTuningConfig, SftConfig
-from training.conversations import fitted
-from training.loss import IGNORE
-from training.preference_pairs import fitted_pairs
+from training.data.conversations import fitted
+from training.data.preference_pairs import fitted_pairs
+from training.data.rankings import fitted_rankings
+from training.generation.session import answer, chat_prompt, loaded
+from training.model.loss import IGNORE
 from training.preference_tuning import preference_tuning
-from training.rankings import fitted_rankings
 from training.serving.requests import ChatRequest
 from training.sft import sft
-from training.shown_chat import in_line, shown
-from training.template_chat import TemplateChat
 
 TALK = [
     {"role": "user", "content": "What is 2 plus 3?"},

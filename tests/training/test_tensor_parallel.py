@@ -27,11 +27,11 @@ def _compare(rank: int, count: int, port: int, family: str, tied: bool) -> str:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     try:
         from training.config import ModelConfig
-        from training.hardware import prepare
-        from training.language_model import LanguageModel
-        from training.models import build, hf_config
-        from training.parallel import parallelize, whole_weights
-        from training.tensor_parallel import clip, sum_gradients
+        from training.core.hardware import prepare
+        from training.distributed.parallel import parallelize, whole_weights
+        from training.distributed.tensor_parallel import clip, sum_gradients
+        from training.model.models import build, hf_config
+        from training.train_modules.language_model import LanguageModel
 
         launch = LaunchConfig(
             device="cpu", threads=1, precision="fp32", processes=2, tensor_parallel=2, trainer="native"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from infra.launch.config import LaunchConfig
-from training.compiling import wants_compile
-from training.hardware import Hardware
-from training.metrics import Throughput, clock_time
+from training.core.hardware import Hardware
+from training.trainer.compiling import wants_compile
+from training.trainer.metrics import Throughput, clock_time
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 

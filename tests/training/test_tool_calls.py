@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from infra.servers.settings import Settings
 from tests.chat_templates import tokenizer_in
 from tests.training.test_openai_protocol import ask, chat, chunks, running
-from training.chat_session import chat_prompt
+from training.generation.session import chat_prompt
 from training.serving import app
 from training.serving.tool_calls import CallReader, ToolCall
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.batch_size import BatchSizeRampup
 from training.config import ModelConfig, PretrainConfig, RlhfConfig, SftConfig
-from training.duration import parse_duration
-from training.presets import MIXTURES, PRESETS
-from training.recipes import RECIPES
+from training.config.batch_size import BatchSizeRampup
+from training.config.duration import parse_duration
+from training.config.presets import MIXTURES, PRESETS
+from training.config.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_duration_in_batches() -> None:
 def test_presets_have_their_published_sizes(name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-    from training.models import hf_config
+    from training.model.models import hf_config
 
     published = PRESETS[name]
     kinds = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}
@@ -79,7 +79,7 @@ def test_presets_have_their_published_sizes(name: str) -> None:
 def test_mixtures_have_their_published_sizes_and_may_be_changed(name: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    from training.models import hf_config
+    from training.model.models import hf_config
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config(ModelConfig(preset=name), MIXTURES[name].vocabulary, {}))
@@ -163,7 +163,7 @@ def test_recipes_of_other_architectures_have_their_published_sizes(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from training.models import hf_config
+    from training.model.models import hf_config
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config(PretrainConfig(recipe=name).model, vocabulary, {}))

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from training.algorithms import CLIPPED, Sampled, algorithm_of
-from training.answer_logprobs import answer_logprobs
-from training.chat import Chat, Conversation, pad
-from training.completions import Batch, Completions
+from training.chat.base import Chat, Conversation, pad
 from training.config import PreferenceTuningConfig, RlhfConfig
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.models import load
-from training.policy_and_value import PolicyAndValue
-from training.preference_losses import kto_kl
-from training.preference_model import Example, PreferenceTuned, preference_batch
-from training.preference_pairs import Pair
-from training.rankings import Preferred, Ranking, ranking_batch
-from training.rewards import RewardScale
-from training.scorer import RewardModel, load_scorer
+from training.core.hardware import Hardware
+from training.data.preference_pairs import Pair
+from training.data.rankings import Preferred, Ranking, ranking_batch
+from training.generation.completions import Batch, Completions
+from training.model.models import load
+from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
+from training.rl.policy_and_value import PolicyAndValue
+from training.rl.rewards import RewardScale
+from training.train_modules.answer_logprobs import answer_logprobs
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.preference_losses import kto_kl
+from training.train_modules.preference_model import Example, PreferenceTuned, preference_batch
+from training.train_modules.scorer import RewardModel, load_scorer
 
 CPU = Hardware(torch.device("cpu"), bf16=False)
 PROMPTS = ["What does a do?", "b", "And why?"]

@@ -23,10 +23,10 @@ from tests.object_store import cut_off, knows_no_upload, loses_the_answer, refus
 from tests.processes import wait_until
 from tests.ranked import pretrain_in_ranks, training_process
 from training import pretrain as pretrain_module
-from training.callbacks import Callback
 from training.config import PretrainConfig
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
 from training.pretrain import pretrain
-from training.train_state import TrainState
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 PLACE = "s3://saved/lab/pretrain/0123"

@@ -13,8 +13,8 @@ from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from infra.errors import StageError
 from infra.run import Run
-from training.grading import Graders
-from training.verify import Rule, right_answers, rules_of
+from training.rl.grading import Graders
+from training.rl.verify import Rule, right_answers, rules_of
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,18 @@ from infra.run import Run
 from infra.servers.vllm import PROGRAM
 from tests.ranked import train_in_ranks
 from tests.training.test_families import SPECIAL, values_of_family
-from training.answer_logprobs import logprobs_and_entropies
-from training.chat import Chat
-from training.completions import Batch, Completions
+from training.chat.base import Chat
+from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
-from training.export import export
-from training.families import FAMILIES
-from training.hardware import Hardware
-from training.models import build, hf_config
+from training.config.families import FAMILIES
+from training.core.hardware import Hardware
+from training.generation.completions import Batch, Completions
+from training.generation.sampling import sample
+from training.generation.vllm_sampler import VllmSampler, differences
+from training.model.models import build, hf_config
 from training.rlhf import rlhf
-from training.sampling import sample
 from training.sft import sft
-from training.vllm_sampler import VllmSampler, differences
+from training.train_modules.answer_logprobs import logprobs_and_entropies
 
 pytestmark = [
     pytest.mark.long,

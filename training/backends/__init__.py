@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from training.train_state import TrainState
+from training.core.train_state import TrainState
 
 
 class Backend(Protocol):

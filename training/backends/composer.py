@@ -20,10 +20,10 @@ from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import collect_env
 
-from training import ranks
-from training.callbacks import Event
-from training.parallel import settle_buckets
-from training.train_state import Clock, Loader, Trainable, TrainState, count_examples, split_batch
+from training.core import ranks
+from training.core.callbacks import Event
+from training.core.train_state import Clock, Loader, Trainable, TrainState, count_examples, split_batch
+from training.distributed.parallel import settle_buckets
 
 _EVENTS = {ComposerEvent[event.name]: event for event in Event}
 _LOSS = "loss/train/"

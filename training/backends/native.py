@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from evaluation.random_state import seed_all
-from training import ranks
-from training.callbacks import Event
-from training.loss import IGNORE
-from training.parallel import settle_buckets
-from training.pipeline_parallel import Pipeline
-from training.tensor_parallel import sum_gradients
-from training.train_state import Batch, TrainState, count_examples, split_batch
+from evaluation.generation.random_state import seed_all
+from training.core import ranks
+from training.core.callbacks import Event
+from training.core.train_state import Batch, TrainState, count_examples, split_batch
+from training.distributed.parallel import settle_buckets
+from training.distributed.pipeline_parallel import Pipeline
+from training.distributed.tensor_parallel import sum_gradients
+from training.model.loss import IGNORE
 
 
 class Native:

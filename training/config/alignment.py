@@ -12,13 +12,16 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from infra.config import Config, in_identity, measured_only, outside_identity
 from infra.errors import Problem
 from infra.sources import Source
+from infra.store.measurements import TRAINED
+from training.config.duration import Distance, Length
 from training.config.functions import file_of, missing_functions
+from training.config.guard import GuardConfig
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
-from training.duration import Distance, Length
-from training.guard.config import GuardConfig
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
+NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
+"""Inputs of `rlhf` that are no reward model of its policy."""
 _POSITIONS = "take a model with more positions"
 
 

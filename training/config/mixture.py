@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from corpus.source_names import unknown_source
 from infra.config import Config
 from infra.errors import Problem
-from training.duration import LengthOrShare, parse_duration
+from training.config.duration import LengthOrShare, parse_duration
 
 Weight = Annotated[float, Field(ge=0)]
 Unit = Literal["proportion", "repeat", "choose"]

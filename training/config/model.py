@@ -13,7 +13,7 @@ from infra.config import Config, as_json
 from infra.json import parse_json
 from infra.sources import absolute
 from infra.yaml import read_text
-from training.presets import MIXTURES, PRESETS, Family, Preset, known_presets
+from training.config.presets import MIXTURES, PRESETS, Family, Preset, known_presets
 
 _SIZES = ("layers", "width", "heads")
 _ROTARY = ("llama", "qwen3")
@@ -91,13 +91,14 @@ class ModelConfig(Config):
     2017, section 5.1; Zhang et al. 2019, "Fixup")."""
     embedding_init: Literal["random", "bigram"] = "random"
     """Fresh embedding and output layer: as `init` says, or fitted to the bigrams of the first 2^24 training tokens, so
-    that before its first batch the model knows which token follows which (training/bigram_start.py). For llama and
-    qwen3 with untied embeddings; best with `residual_init: zero` and rates of the embeddings
+    that before its first batch the model knows which token follows which (training/model/bigram_start.py). For llama
+    and qwen3 with untied embeddings; best with `residual_init: zero` and rates of the embeddings
     near those of the rest."""
     attention_init: Literal["random", "induction"] = "random"
     """Fresh attention: as `init` says, or with heads that look at the tokens before, and one that looks at what
     followed the present token earlier (induction heads; Olsson et al. 2022), which a small model else spends its first
-    million tokens on (training/induction_start.py). For qwen3 with embedding_init: bigram and two layers or more."""
+    million tokens on (training/model/induction_start.py). For qwen3 with embedding_init: bigram and two layers or
+    more."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)

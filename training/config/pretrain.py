@@ -11,12 +11,12 @@ from evaluation.config import TaskByName
 from infra.config import Config, Seed, StageConfig, is_group, measured_only, outside_identity
 from infra.errors import Problem
 from infra.sources import Source, SourcePath, expand
+from training.config.duration import Length, parse_duration
+from training.config.families import LEARNED_POSITIONS, documents_problem
 from training.config.mixture import MixtureConfig, phase_problem
 from training.config.model import ModelConfig
+from training.config.recipes import RECIPES, with_recipe
 from training.config.trainer import TrainerConfig, batches
-from training.duration import Length, parse_duration
-from training.families import LEARNED_POSITIONS, documents_problem
-from training.recipes import RECIPES, with_recipe
 
 if TYPE_CHECKING:
     RecipeName = str

@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config, Seed, StageConfig, outside_identity
-from training.batch_size import BatchSizeRampup
-from training.duration import Length, LengthOrShare, parse_duration
-from training.guard.config import GuardConfig
+from training.config.batch_size import BatchSizeRampup
+from training.config.duration import Length, LengthOrShare, parse_duration
+from training.config.guard import GuardConfig
 
 
 class MuonConfig(Config):

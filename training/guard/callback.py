@@ -7,14 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from training import ranks
-from training.callbacks import Callback
-from training.guard.config import GuardConfig
+from training.config.guard import GuardConfig
+from training.core import ranks
+from training.core.callbacks import Callback
+from training.core.train_state import Batch, TrainState
 from training.guard.corrections import Alarm, Corrections
 from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
-from training.norms import ActivationNorm, GradientClip
-from training.train_state import Batch, TrainState
+from training.guard.norms import ActivationNorm, GradientClip
 
 
 @runtime_checkable

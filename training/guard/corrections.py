@@ -18,8 +18,8 @@ from typing import Any
 from infra.errors import stage_error
 from infra.json import parse_own_json
 from infra.run import json_number
-from training import ranks
-from training.guard.config import GuardConfig
+from training.config.guard import GuardConfig
+from training.core import ranks
 
 FILE = "corrections.json"
 

@@ -10,8 +10,8 @@ from torch import nn
 from corpus.model_folder import named
 from corpus.pretrained import is_finite
 from infra.errors import stage_error
-from training import ranks
-from training.gradients import local
+from training.core import ranks
+from training.distributed.gradients import local
 
 _FIX = (
     "lower optimizer.learning_rate, leave guard.enabled at true, look for batches of extreme data, and build the stage "

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from scipy.stats import norm as normal
 from scipy.stats import t
 
-from training.guard.config import GuardConfig
+from training.config.guard import GuardConfig
 from training.guard.corrections import Alarm
 from training.guard.watch import Watch
 

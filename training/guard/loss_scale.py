@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training import ranks
-from training.callbacks import Callback
-from training.gradients import local
-from training.train_state import TrainState
+from training.core import ranks
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
+from training.distributed.gradients import local
 
 _FIRST = 2.0**16
 _GROW_AFTER = 2000

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from infra.errors import stage_error
 from infra.run import Run
-from training import ranks
-from training.callbacks import Callback
-from training.gradients import local
-from training.train_state import TrainState
+from training.core import ranks
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
+from training.distributed.gradients import local
 
 # A network that had learnt frequencies and where documents begin came to 0.97 of the frequencies' loss.
 _NEAR = 0.95

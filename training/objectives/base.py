@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from training.documents import Packed, document_numbers, positions_within
-from training.loaders import count_tokens
-from training.train_state import Batch, TokenCount
+from training.core.train_state import Batch, TokenCount
+from training.data.loaders import count_tokens
+from training.model.documents import Packed, document_numbers, positions_within
 
 
 class Objective(ABC):
@@ -36,7 +36,7 @@ class Objective(ABC):
 
     @abstractmethod
     def batch(self, packed: Packed) -> Batch:
-        """Tensors of B sequences for training.language_model.LanguageModel, `labels` among them."""
+        """Tensors of B sequences for training.train_modules.language_model.LanguageModel, `labels` among them."""
 
     def count(self, batch: Any) -> TokenCount:
         """Tokens of a batch in all, and those that bear loss."""

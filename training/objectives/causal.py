@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from training.documents import Packed
-from training.loaders import next_token_batch
-from training.loss import IGNORE
+from training.core.train_state import Batch
+from training.data.loaders import next_token_batch
+from training.model.documents import Packed
+from training.model.loss import IGNORE
 from training.objectives.base import Objective
-from training.train_state import Batch
 
 
 class Causal(Objective):

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
-from training.documents import Packed, Tokens
-from training.loss import IGNORE
+from training.core.train_state import Batch
+from training.model.documents import Packed, Tokens
+from training.model.loss import IGNORE
 from training.objectives.base import Objective
-from training.train_state import Batch
 
 MASK = "<|mask|>"
 _HIDDEN = 0.15

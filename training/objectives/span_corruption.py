@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from training.documents import Packed, Tokens
-from training.loss import IGNORE
+from training.core.train_state import Batch, TokenCount
+from training.model.documents import Packed, Tokens
+from training.model.loss import IGNORE
 from training.objectives.base import Objective
-from training.train_state import Batch, TokenCount
 
 # Share of a sequence that is cut out, and the mean length of a span (section 3.3.4).
 _NOISE, _MEAN_SPAN = 0.15, 3.0

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from training.presets import MIXTURES, PRESETS, Preset, known_presets
+from training.config.presets import MIXTURES, PRESETS, Preset, known_presets
 
 VOCABULARY = 50_257
 _ASPECT = ((1e7, 48), (1.25e8, 64), (1.3e9, 85), (6.7e9, 128), (1e12, 160))
@@ -122,7 +122,7 @@ def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
 
 
 def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
-    """As training/models.py builds it."""
+    """As training/model/models.py builds it."""
     width, heads = shape.width, shape.heads
     rotary = shape.family in ("llama", "qwen3")
     inner = shape.mlp_width or (16 * math.ceil(width * 8 / 3 / 16) if rotary else 4 * width)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
 
-from training.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
-from training.pipeline_cut import passes
+from training.config.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
+from training.core.devices import DEVICES, GIB
+from training.distributed.pipeline_cut import passes
 from training.planner.architecture import of_parameters
-from training.planner.devices import DEVICES, GIB
+from training.planner.hardware.network import network_of
 from training.planner.memory import Memory, memory
-from training.planner.network import network_of
 from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
 
 _MOST_DEVICES = 65_536

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from infra.launch.config import LaunchConfig
 from training.config import RlhfConfig, TrainerConfig
-from training.ensemble import OTHERS
+from training.config.alignment import NO_REWARD_MODELS
+from training.core.devices import DEVICES, Device, device_called
 from training.planner.architecture import of_transformers
-from training.planner.devices import DEVICES, Device, device_called
-from training.planner.here import cpu
+from training.planner.hardware.here import cpu
 from training.planner.stages import needs
 
 PLANNED = "aux/planned.json"
@@ -85,7 +85,7 @@ def planned(
     if arch is None:
         return None
     length, tokens = _length(config, batch_tokens // batch_size), epoch_batches * batch_tokens
-    scorers = [arch.parameters for name in inputs if name == "judge" or name not in OTHERS]
+    scorers = [arch.parameters for name in inputs if name == "judge" or name not in NO_REWARD_MODELS]
     told = needs(config, arch, length, launch, hardware, tokens, scorers)
     if told.hours is None or told.hours_low is None or told.hours_high is None:
         return None

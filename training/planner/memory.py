@@ -16,9 +16,9 @@ from training.planner.step_time import Layout, Training, microbatches
 _WEIGHT, _GRADIENT = 4, 4
 """Bytes a parameter of fp32 weights and their gradients."""
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
-"""As training/loss.py takes the logits in pieces."""
+"""As training/model/loss.py takes the logits in pieces."""
 _SUMMED_AT_ONCE = 2**28
-"""Bytes of gradients that are summed together, as training/gradients.py does."""
+"""Bytes of gradients that are summed together, as training/distributed/gradients.py does."""
 FRAGMENTED = 0.04
 """Share that torch's allocator holds beside what tensors take: 2 to 6 % where sizes repeat from step to step."""
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from training.pipeline_cut import layers_of
+from training.distributed.pipeline_cut import layers_of
 
 
 @dataclass(frozen=True)

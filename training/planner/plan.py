@@ -10,10 +10,13 @@ from typing import Any
 
 from infra.errors import ConfigError, Problem
 from infra.launch.gpus import compiles_for, installed_cuda, needed_cuda
+from training.config.recipes import RECIPES
+from training.core.devices import GIB, Device, find_device
 from training.planner.architecture import Architecture, of_parameters, of_preset
-from training.planner.devices import GIB, Device, find_device
 from training.planner.failures import failures
-from training.planner.kernels import KERNELS, Kernels, default_kernels, find_kernels
+from training.planner.hardware.kernels import KERNELS, Kernels, default_kernels, find_kernels
+from training.planner.hardware.network import Network, network_of
+from training.planner.laws.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
 from training.planner.layouts import (
     UNEVEN,
     Choice,
@@ -26,12 +29,9 @@ from training.planner.layouts import (
     what_would_fit,
     why_lost,
 )
-from training.planner.network import Network, network_of
-from training.planner.scaling_laws import DEFAULT_LAW, LAWS, Law, find_law
 from training.planner.step_time import Training, step_time
 from training.planner.verdict import verdict
 from training.planner.wish import Budget, Size, check, resolve
-from training.recipes import RECIPES
 
 MISS = 0.15
 """How far the time may be off: what docs/planning.md's table of print allows."""

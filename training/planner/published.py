@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from training.config.presets import MIXTURES
+from training.core.devices import DEVICES, Device
 from training.planner.architecture import Architecture, of_preset
-from training.planner.devices import DEVICES, Device
 from training.planner.failures import DEVICE_HOURS
-from training.planner.kernels import KERNELS
-from training.planner.network import network_of
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
+from training.planner.laws.scaling_laws import LAWS
 from training.planner.plan import HOST, PUE, plan, request
-from training.planner.scaling_laws import LAWS
 from training.planner.step_time import Layout, Training, step_time
-from training.presets import MIXTURES
 
 ALLOWED = 0.15
 """How far a planned figure may be off."""

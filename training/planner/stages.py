@@ -18,14 +18,14 @@ from training.config import (
     SftConfig,
     TrainerConfig,
 )
+from training.config.duration import parse_duration
 from training.config.trainer import KeepEvery
-from training.duration import parse_duration
-from training.pipeline_cut import microbatch_of
+from training.core.devices import DEVICES, GIB, Device
+from training.distributed.pipeline_cut import microbatch_of
 from training.planner.architecture import VOCABULARY, Architecture, of_shape, of_transformers
-from training.planner.devices import DEVICES, GIB, Device
-from training.planner.kernels import KERNELS, fused_kernels
+from training.planner.hardware.kernels import KERNELS, fused_kernels
+from training.planner.hardware.network import network_of
 from training.planner.memory import memory
-from training.planner.network import network_of
 from training.planner.plan import MISS
 from training.planner.step_time import Layout, Sharding, Training, step_time
 
@@ -194,7 +194,7 @@ def _moments(config: TrainerConfig, arch: Architecture) -> float:
 
 
 def adapter_weights(arch: Architecture, rank: int) -> int:
-    """Weights of adapters beside all linear layers of a model's blocks (training/lora.py)."""
+    """Weights of adapters beside all linear layers of a model's blocks (training/model/lora.py)."""
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
     sides = 2 * (arch.width + queries) + 2 * (arch.width + keys)
     sides += arch.experts * (3 if arch.gated else 2) * (arch.width + arch.mlp_width)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from training.core.devices import Device
 from training.planner.architecture import Architecture
-from training.planner.devices import Device
-from training.planner.kernels import Kernels, matmul_time
-from training.planner.network import Network
+from training.planner.hardware.kernels import Kernels, matmul_time
+from training.planner.hardware.network import Network
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
@@ -128,7 +128,7 @@ class Training:
     @property
     def outer_peak(self) -> float:
         """Of products outside of linear layers' own: attention's, experts' and the output layer's, which compute in
-        bf16 where these compute in 8 bits (training/float8.py)."""
+        bf16 where these compute in 8 bits (training/model/float8.py)."""
         return self.device.flops("bf16" if self.precision == "fp8" else self.precision)
 
     @property
@@ -235,7 +235,7 @@ def step_time(job: Training, at: Layout) -> StepTime:
         tensor = layers * sums * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
     if at.cp > 1:
         # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
-        # pass; nothing of it hides (training/context_parallel.py).
+        # pass; nothing of it hides (training/distributed/context_parallel.py).
         keys = 2 * rows * at.cp * arch.kv_heads * arch.head_width / at.tp * job.element
         times = 2 + (at.recompute != "none")
         context = layers * times * net.all_gather(keys, at.cp, at.tp)
@@ -293,7 +293,7 @@ def _data_parallel(job: Training, at: Layout, count: float, computing: float) ->
     joined = net.all_reduce(apart * 4, copies, at.ep) if at.ep > 1 and copies > 1 else 0.0
     if at.sharding == "zero1":
         # Each device updates its rows of the weights that learn, and gathers those of the others in fp32 (as
-        # training/zero.py): after the update, where there is nothing to hide behind.
+        # training/distributed/zero.py): after the update, where there is nothing to hide behind.
         joined += net.all_gather(gradient * mine, ranks, inner)
         joined += net.all_gather(apart * 4, copies, at.ep) if at.ep > 1 else 0.0
     weights = mine / shards + apart / at.expert_shards(job.device.node)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.page.words import compact
-from training.planner.scaling_laws import Law
+from evaluation.pages.words import compact
+from training.planner.laws.scaling_laws import Law
 
 READINGS = 4
 """Up to so many readings are about as good as new text (Muennighoff et al. 2023)."""

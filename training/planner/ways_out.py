@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
 from training.config import TrainerConfig
+from training.core.devices import DEVICES, Device
 from training.planner.architecture import Architecture
-from training.planner.devices import DEVICES, Device
 from training.planner.stages import needs
 
 _MOST_DEVICES = 1024

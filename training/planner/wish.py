@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from infra.errors import ConfigError, Problem
 from training.planner.architecture import MOST, Architecture, of_parameters
-from training.planner.scaling_laws import Law
+from training.planner.laws.scaling_laws import Law
 
 _FEWEST = 1e5
 """Parameters of the smallest model that is planned."""

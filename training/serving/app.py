@@ -23,19 +23,19 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from corpus.pretrained import load_pretrained_tokenizer
-from evaluation.page.parts import TEMPLATES
+from evaluation.pages.parts import TEMPLATES
 from infra.errors import StemmaError
 from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
 from infra.servers.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials
-from training.answer_queue import AnswerQueue, Answers, Unavailable
-from training.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
-from training.chat_session import loaded, positions_of
+from training.generation.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
+from training.generation.session import loaded, positions_of
+from training.generation.token_choice import SamplingOptions
+from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
 from training.serving.requests import ChatRequest, CompletionRequest, Prompt, Refused, Request, read, served_name
 from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts, as_call
 from training.serving.tool_calls import CallReader, ToolCall
-from training.token_choice import SamplingOptions
 
 MOST_BODY_BYTES = 4_000_000
 """Largest request: a million tokens of text, more than a model of ours reads."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from transformers import PreTrainedTokenizerBase
 
 from infra.json import BadJson, parse_json
-from training.chat_session import chat_prompt, text_prompt
+from training.generation.session import chat_prompt, text_prompt
 
 MOST_CHOICES = 128
 MOST_STOPS = 16

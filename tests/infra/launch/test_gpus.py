@@ -13,7 +13,7 @@ from infra.errors import StageError
 from infra.launch import gpus
 from infra.launch.config import LaunchConfig
 from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer, ask_driver, gpu_problems, memory_problems, supports
-from training.hardware import prepare
+from training.core.hardware import prepare
 from training.planner.plan import plan, request
 
 GIB = 2**30
@@ -153,8 +153,8 @@ def test_nvidia_smi_is_asked_for_the_driver_and_what_uses_the_gpus(
 
 
 def test_a_stage_refuses_a_gpu_that_torch_has_no_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.hardware.has_gpu", lambda: True)
-    monkeypatch.setattr("training.hardware.describe", lambda free: replace(TORCH, gpus=(B200,)))
+    monkeypatch.setattr("training.core.hardware.has_gpu", lambda: True)
+    monkeypatch.setattr("training.core.hardware.describe", lambda free: replace(TORCH, gpus=(B200,)))
     for device in ("auto", "gpu"):
         with pytest.raises(StageError, match=r"has compute capability 10\.0"):
             prepare(LaunchConfig(device=device))

@@ -15,15 +15,15 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from transformers import PreTrainedModel
 
-from training.blocks import blocks
 from training.config import ModelConfig
-from training.float8 import train_in_float8
-from training.models import build, hf_config
+from training.core.devices import DEVICES
+from training.model.blocks import blocks
+from training.model.float8 import train_in_float8
+from training.model.models import build, hf_config
 from training.planner.architecture import of_preset, of_transformers
-from training.planner.devices import DEVICES
-from training.planner.kernels import KERNELS
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
 from training.planner.memory import kept_by, memory
-from training.planner.network import network_of
 from training.planner.step_time import Layout, Training, step_time
 
 pytest.importorskip("torchao")
@@ -81,7 +81,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that are not emulated, of what autocast makes bf16."""
     import torchao.float8
 
-    from training.float8 import _training_linear
+    from training.model.float8 import _training_linear
 
     whole = torchao.float8.Float8LinearConfig
     monkeypatch.setattr(torchao.float8, "Float8LinearConfig", lambda **how: whole(**{**how, "emulate": False}))

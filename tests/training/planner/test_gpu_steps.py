@@ -10,8 +10,8 @@ import yaml
 
 from infra.launch.config import LaunchConfig
 from training.config import PretrainConfig
+from training.core.devices import DEVICES
 from training.planner.architecture import of_preset
-from training.planner.devices import DEVICES
 from training.planner.memory import FRAGMENTED
 from training.planner.stages import needs, of_model
 

@@ -8,9 +8,9 @@ import pytest
 
 from infra.launch.config import LaunchConfig
 from training.config import RlhfConfig
-from training.planner import here
+from training.core.devices import Device
 from training.planner.architecture import Architecture
-from training.planner.devices import Device
+from training.planner.hardware import here
 from training.planner.stages import needs, this_machine
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from training.core.devices import DEVICES
 from training.planner.architecture import Architecture, of_preset
-from training.planner.devices import DEVICES
 from training.planner.failures import best_interval, failures
-from training.planner.kernels import KERNELS
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
 from training.planner.layouts import runs_here, search, why_lost
 from training.planner.memory import memory
-from training.planner.network import network_of
 from training.planner.step_time import Layout, Training, step_time
 
 H100 = DEVICES["h100"]

@@ -11,21 +11,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from infra.launch.config import LaunchConfig
 from tests.peak import counted
-from training.blocks import checkpoint_activations, compile_blocks
 from training.config import LoraConfig, ModelConfig, PretrainConfig, SftConfig
-from training.hardware import Hardware
-from training.language_model import LanguageModel
-from training.lora import add_adapters
-from training.models import build, hf_config
+from training.config.presets import Family
+from training.core.hardware import Hardware
+from training.model.blocks import checkpoint_activations, compile_blocks
+from training.model.lora import add_adapters
+from training.model.models import build, hf_config
 from training.objectives import objective_of
 from training.planner.architecture import of_shape
-from training.planner.kernels import KERNELS
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
 from training.planner.memory import memory
-from training.planner.network import network_of
 from training.planner.stages import needs, of_model, this_machine
 from training.planner.step_time import Layout, Recompute, Training
-from training.presets import Family
 from training.pretrain import _fresh
+from training.train_modules.language_model import LanguageModel
 
 
 class Case(NamedTuple):

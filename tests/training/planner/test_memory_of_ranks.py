@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from tests.peak import counted
 from tests.ranked import training_process
 from training.config import ModelConfig, OptimizerConfig
-from training.expert_parallel import expert_layers
-from training.planner.kernels import KERNELS
+from training.model.experts import expert_layers
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
 from training.planner.memory import memory_of_rank
-from training.planner.network import network_of
 from training.planner.stages import of_model, this_machine
 from training.planner.step_time import Layout, Training
 
@@ -123,14 +123,14 @@ def _bytes_of_two_steps(case: Case) -> int:
     from torch.nn.parallel import DistributedDataParallel
 
     from infra.launch.config import LaunchConfig
-    from training import ranks
-    from training.blocks import checkpoint_activations
-    from training.hardware import Hardware
-    from training.language_model import LanguageModel
-    from training.models import build, hf_config
-    from training.optimizers import optimizer_of
-    from training.parallel import parallelize, shard_optimizer
-    from training.tensor_parallel import sum_gradients
+    from training.core import ranks
+    from training.core.hardware import Hardware
+    from training.distributed.parallel import parallelize, shard_optimizer
+    from training.distributed.tensor_parallel import sum_gradients
+    from training.model.blocks import checkpoint_activations
+    from training.model.models import build, hf_config
+    from training.train_modules.language_model import LanguageModel
+    from training.trainer.optimizers import optimizer_of
 
     torch.set_num_threads(1)
     launch = LaunchConfig(device="cpu", processes=ranks.world_size(), **case.launch)

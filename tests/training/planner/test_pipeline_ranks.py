@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from training.core.devices import DEVICES
 from training.planner.architecture import of_preset
-from training.planner.devices import DEVICES
-from training.planner.kernels import KERNELS
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import network_of
 from training.planner.memory import memory, memory_of_rank
-from training.planner.network import network_of
 from training.planner.pipeline_ranks import part_of
 from training.planner.step_time import Layout, Training
 

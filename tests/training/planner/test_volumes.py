@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from training.core.devices import DEVICES
 from training.planner.architecture import Architecture
-from training.planner.devices import DEVICES
-from training.planner.kernels import KERNELS
-from training.planner.network import Network
+from training.planner.hardware.kernels import KERNELS
+from training.planner.hardware.network import Network
 from training.planner.step_time import Layout, Training, step_time
 
 # A second a byte, without start-up: times are volumes of a device. Nothing hides.

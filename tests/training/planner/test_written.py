@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from evaluation.page.planning_page import planning_page
+from evaluation.pages.planning_page import planning_page
 from flows.config import load
 from flows.graph import graph
 from flows.needs import check_hardware, stage_needs
@@ -16,7 +16,7 @@ from flows.plan import plan as would
 from flows.planned_config import write_config
 from infra.errors import ConfigError
 from infra.store.store import Store
-from training.planner.curves import curves
+from training.planner.laws.curves import curves
 from training.planner.plan import plan, request
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -1,0 +1,1 @@
+"""Failure rates by class, asked through templated tests (CheckList, Ribeiro et al. 2020)."""

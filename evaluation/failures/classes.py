@@ -1,0 +1,203 @@
+"""Failure rates of a model by class: templated tests asked by likelihood of the choices or by generated answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from evaluation.config import FailureClassesConfig
+from evaluation.failures.templates import Case, draw_cases, read_failure_class
+from evaluation.generation.language_model import LoadedModel, check_numbers
+from evaluation.generation.random_state import seeded
+from evaluation.harness.model import ReportingHFLM
+from evaluation.harness.tasks import quiet
+from evaluation.statistics.clustered import clustered_share, number_clusters
+from evaluation.statistics.intervals import wilson
+from infra.errors import stage_error
+from infra.run import Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case and how the model did. before, after: what it answered to the prompt and to the changed prompt."""
+
+    case: Case
+    failed: bool
+    before: str
+    after: str = ""
+
+
+def measure_failures(
+    lm: LoadedModel,
+    config: FailureClassesConfig,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    limit: int | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Failure rates with their intervals by class and test, and a row a case with what was answered.
+
+    Each test is one template: the interval of a class is clustered by template, that of a test is over its fillings.
+
+    limit: at most so many cases of each class, evenly over its tests; a test without any is left out. Raises
+    StageError `bad_failure_class` naming the file, before the model is asked.
+    """
+    classes = [read_failure_class(path) for path in config.paths()]
+    names = [one.name for one in classes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in twice)
+        message = f"each needs a `name` of its own; there twice: {', '.join(twice)}"
+        raise stage_error("bad_failure_class", files, message)
+    cases = [case for one in classes for case in draw_cases(one, config.cases, seed, limit)]
+    with quiet(run.event), seeded(seed, lm.device):
+        model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
+        outcomes = by_likelihood([case for case in cases if _by_likelihood(case, config)], model)
+        outcomes += by_answer([case for case in cases if not _by_likelihood(case, config)], model, config)
+    order = {case: number for number, case in enumerate(cases)}
+    asked = {(case.failure_class, case.test) for case in cases}
+    outcomes.sort(key=lambda outcome: order[outcome.case])
+    rates = {
+        one.name: {
+            "about": one.about,
+            **_rate(own := [o for o in outcomes if o.case.failure_class == one.name], config),
+            **clustered_share([o.failed for o in own], number_clusters(o.case.test for o in own), confidence).as_json(),
+            "tests": {
+                test.name: {"kind": test.kind}
+                | _rate(of_test := [o for o in own if o.case.test == test.name], config)
+                | wilson(sum(o.failed for o in of_test), len(of_test), confidence).as_json()
+                for test in one.tests
+                if (one.name, test.name) in asked
+            },
+        }
+        for one in classes
+    }
+    return {"by": config.by, "classes": rates}, [_row(number, one) for number, one in enumerate(outcomes)]
+
+
+def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
+    return config.by == "likelihood" or case.kind == "direction"
+
+
+def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[Outcome]:
+    """Each case judged by the log likelihoods of its choices after the prompt, and after the changed one."""
+    asked = [(case, prompt) for case in cases for prompt in _prompts(case)]
+    requests = [
+        Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
+        for case, prompt in asked
+        for number, choice in enumerate(case.choices)
+    ]
+    scored = model.loglikelihood(requests) if requests else []
+    check_numbers((likelihood for likelihood, _ in scored), "failure_classes")
+    scores = iter(scored)
+    outcomes = []
+    for case in cases:
+        found = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
+        likeliest = [case.choices[_likeliest(one)].strip() for one in found]
+        outcomes.append(Outcome(case, failed_by_likelihood(case, found), *likeliest))
+    return outcomes
+
+
+def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
+    """Whether a case failed. found: the choices' log likelihoods, a list for the prompt and one for the changed prompt.
+
+    A tie is a failure where one answer is right, and where a change had to move an answer.
+    """
+    if case.kind == "minimum_functionality":
+        right = found[0][case.answer]
+        return any(score >= right for number, score in enumerate(found[0]) if number != case.answer)
+    if case.kind == "invariance":
+        return _likeliest(found[0]) != _likeliest(found[1])
+    before, after = (_share(one, case.answer) for one in found)
+    return after <= before if case.expect == "more" else after >= before
+
+
+def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[Outcome]:
+    """Each case judged by the first line that the model writes, greedily."""
+    asked = [prompt for case in cases for prompt in _prompts(case)]
+    options = {"until": ["\n"], "max_gen_toks": config.max_new_tokens, "do_sample": False}
+    requests = [
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=0) for prompt in asked
+    ]
+    written = iter(model.generate_until(requests) if requests else [])
+    if model.answers.as_results().get("", {}).get("failed"):
+        message = "answers came of logits that are no numbers (NaN): the model overflows"
+        raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or train it again")
+    outcomes = []
+    for case in cases:
+        answers = [next(written).strip() for _ in _prompts(case)]
+        given = [answer_given(text, case.choices) for text in answers]
+        failed = given[0] != case.answer if case.kind == "minimum_functionality" else given[0] != given[1]
+        outcomes.append(Outcome(case, failed, *answers))
+    return outcomes
+
+
+def answer_given(text: str, choices: Sequence[str]) -> int | str:
+    """The choice that a text begins with, as whole words and whatever its case; else the text itself."""
+    said = text.strip().casefold()
+    fits = [
+        number
+        for number, choice in enumerate(one.strip().casefold() for one in choices)
+        if said.startswith(choice) and not said[len(choice) : len(choice) + 1].isalnum()
+    ]
+    return max(fits, key=lambda number: len(choices[number])) if fits else said
+
+
+def guessing_fails(case: Case) -> float | None:
+    """How often a model that guesses fails; None for invariance, which one that always says the same never fails."""
+    if case.kind == "minimum_functionality":
+        return 1 - 1 / len(case.choices)
+    return 0.5 if case.kind == "direction" else None
+
+
+def _prompts(case: Case) -> list[str]:
+    return [case.prompt] if case.changed is None else [case.prompt, case.changed]
+
+
+def _likeliest(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=lambda number: scores[number])
+
+
+def _share(scores: Sequence[float], answer: int) -> float:
+    """The answer's share of the choices' likelihoods."""
+    highest = max(scores)
+    return math.exp(scores[answer] - highest) / math.fsum(math.exp(score - highest) for score in scores)
+
+
+def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig) -> dict[str, float]:
+    """The number of cases and how often guessing fails them."""
+    guessing = [
+        guess
+        for outcome in outcomes
+        # What a guess of a written answer is nobody can say.
+        if _by_likelihood(outcome.case, config) and (guess := guessing_fails(outcome.case)) is not None
+    ]
+    found: dict[str, float] = {"n": len(outcomes)}
+    if len(guessing) == len(outcomes):
+        found["chance"] = round(math.fsum(guessing) / len(guessing), 6)
+    return found
+
+
+def _row(number: int, outcome: Outcome) -> dict[str, Any]:
+    case = outcome.case
+    row: dict[str, Any] = {
+        "case": number,
+        "class": case.failure_class,
+        "test": case.test,
+        "kind": case.kind,
+        "prompt": case.prompt,
+        "choices": list(case.choices),
+        "failed": outcome.failed,
+        "answer": outcome.before,
+    }
+    if case.kind != "invariance":
+        row["about"] = case.choices[case.answer]
+    if case.changed is not None:
+        row |= {"changed": case.changed, "answer_after": outcome.after}
+    if case.expect:
+        row["expect"] = case.expect
+    return row

@@ -1,0 +1,196 @@
+"""Many answers at once: sequences of different lengths in one batch, which those that have ended leave at once.
+
+Keys and values lie in memory that is allocated once, a slot a sequence (`evaluation/generation/slots.py`). Prompts are
+read without padding to their left, equal ones once, and a slot that is free is given to the next prompt. What is
+written is, but for rounding, what the model would write to each prompt alone.
+
+    slot 0   p p p p p a a a . . . .      p a token of the prompt, a one of the answer
+    slot 1   p p p a a . . . . . . .      a query sees the places before its own in its own slot
+    slot 2   free: the next prompt
+
+Shapes: N sequences in the batch, H heads, T tokens, D width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from evaluation.generation.llama_slots import LlamaSlots
+from evaluation.generation.slots import ModelSlots, Slots
+
+Pick = Callable[[Tensor, Sequence[int]], Tensor]
+"""The next token (N,) of the prompts with these numbers, from their logits (N, V) in float32."""
+Ended = Callable[[int, list[int]], bool]
+"""Whether the answer to the prompt with this number, its new ids so far, is whole."""
+
+CACHE_BYTES = 1 << 30
+"""Of the keys and values of all slots together."""
+PREFILL_TOKENS = 4096
+"""Tokens of a forward pass over prompts."""
+REFILL_SHARE = 4
+"""A quarter of the slots is free before prompts are read again: single ones would be read as slowly as several."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""How far logits may lie from those without a cache, as a share of the largest plus one."""
+TRIED_TOKENS, TRIED_STEPS = 12, 2
+
+Way = Callable[[Any, int, int], Slots]
+"""What makes slots of a model: how many, and of how many places."""
+
+
+class Decoder:
+    """A model's answers to many prompts, at most `slots` of them at a time."""
+
+    def __init__(self, model: PreTrainedModel, slots: int) -> None:
+        self._model, self._slots = model, slots
+
+    @torch.inference_mode()
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        pick: Pick,
+        ended: Ended,
+        on_step: Callable[[int], None] = lambda done: None,
+    ) -> list[list[int]]:
+        """The new ids of each prompt, with those by which it ended.
+
+        The longest prompts come first. on_step: told before each pass how many answers are whole; what it raises ends
+        the work.
+        """
+        answers: list[list[int]] = [[] for _ in prompts]
+        waiting = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number))
+        slots = min(self._slots, len(prompts))
+        width = max(map(len, prompts), default=0) + max_new_tokens
+        kept = self.slots(slots, width)
+        rows: list[int] = []  # the prompt in each of the first slots
+        lengths: list[int] = []  # tokens of it that the cache holds
+        done = 0
+        while waiting or rows:
+            on_step(done)
+            free = slots - len(rows)
+            if waiting and (not rows or free * REFILL_SHARE >= slots):
+                begun, waiting = waiting[:free], waiting[free:]
+                first = len(rows)
+                logits = self.read(kept, [prompts[number] for number in begun], first)
+                rows += begun
+                lengths += [len(prompts[number]) for number in begun]
+            else:
+                first = 0
+                logits = self.step(kept, [answers[number][-1] for number in rows], lengths)
+                lengths = [length + 1 for length in lengths]
+            tokens = pick(logits, rows[first:]).tolist()
+            over = []
+            for slot, token in enumerate(tokens, first):
+                number = rows[slot]
+                answers[number].append(token)
+                if len(answers[number]) >= max_new_tokens or ended(number, answers[number]):
+                    over.append(slot)
+            done += len(over)
+            # The last ones move to where one has ended: those that are left always lie in the first slots.
+            for slot in reversed(over):
+                last = len(rows) - 1
+                if slot != last:
+                    kept.move(last, slot, lengths[last])
+                    rows[slot], lengths[slot] = rows[last], lengths[last]
+                del rows[last], lengths[last]
+        return answers
+
+    def usable(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> bool:
+        """Whether the model can be asked so: tried once, on the start of two prompts, against passes without cache."""
+        config = self._model.config
+        windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+        longest = max(map(len, prompts), default=0) + max_new_tokens
+        # A mask of our own takes the place of a window: all must lie within one.
+        if any(isinstance(one, int) and 0 < one < longest for one in windows) or max_new_tokens < 1:
+            return False
+        scaling = getattr(config, "rope_scaling", None) or {}
+        if scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
+            return False  # positions that depend on the longest sequence of a batch
+        if getattr(config, "is_encoder_decoder", False) or not all(prompts):
+            return False
+        if self._model not in _WAYS:
+            ways: list[Way] = [LlamaSlots] if LlamaSlots.fits(self._model) else []
+            _WAYS[self._model] = next((way for way in (*ways, ModelSlots) if self._tried(prompts, way)), None)
+        return _WAYS[self._model] is not None
+
+    @property
+    def has_own_layers(self) -> bool:
+        """Whether `evaluation/generation/llama_slots.py` answers; `usable` has to be asked before."""
+        # Asked again: since it was tried, a model may have been given hooks or adapters.
+        return _WAYS.get(self._model) is LlamaSlots and LlamaSlots.fits(self._model)
+
+    def slots(self, count: int, width: int) -> Slots:
+        """Slots for so many sequences of at most `width` tokens; `usable` has to be asked before."""
+        return (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, count, width)
+
+    @torch.inference_mode()
+    def _tried(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
+        ordered = sorted(prompts, key=len)
+        short, long = ordered[0][: TRIED_TOKENS // 2], ordered[-1][:TRIED_TOKENS]
+        whole = [list(long), list(short)]
+        bound = TOLERANCE.get(self._model.dtype, 1e-3)
+        try:
+            kept = way(self._model, 2, TRIED_TOKENS + TRIED_STEPS)
+            found = self.read(kept, whole, 0)
+            lengths = [len(one) for one in whole]
+            for _ in range(TRIED_STEPS):
+                for row, ids in zip(found, whole, strict=True):
+                    alone = self._model(input_ids=torch.tensor([ids], device=self._model.device), use_cache=False)
+                    wanted = alone.logits[0, -1].float()
+                    if not float((row - wanted).abs().max()) <= bound * (1 + float(wanted.abs().max())):
+                        return False
+                    ids.append(int(wanted.argmax()))
+                found = self.step(kept, [ids[-1] for ids in whole], lengths)
+                lengths = [length + 1 for length in lengths]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
+            return False
+        return True
+
+    def read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
+        """The logits (N, V) after each prompt, longest first; they go to the slots from `first` on, equal ones read
+        once."""
+        device, found = self._model.device, []
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        different = list(numbers)
+        asked = torch.tensor([numbers[tuple(prompt)] for prompt in prompts])
+        start = 0
+        while start < len(different):
+            batch = different[start : start + max(1, PREFILL_TOKENS // len(different[start]))]
+            lengths = torch.tensor([len(prompt) for prompt in batch], device=device)
+            width = int(lengths.max())
+            # Padding goes to the right: causal attention never looks there, so any id will do.
+            ids = torch.zeros(len(batch), width, dtype=torch.long)
+            for row, prompt in enumerate(batch):
+                ids[row, : len(prompt)] = torch.tensor(prompt)
+            here = ((asked >= start) & (asked < start + len(batch))).nonzero()[:, 0]
+            sources = asked[here] - start
+            logits = kept.read(ids.to(device), lengths, (here + first).to(device), sources.to(device))
+            found.append((here, logits.float()[sources.to(device)]))
+            start += len(batch)
+        order = torch.cat([here for here, _ in found]).argsort()
+        return torch.cat([logits for _, logits in found])[order.to(device)]
+
+    def step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """The logits (N, V) after one more token of each of the first N slots, of which the cache holds `lengths`."""
+        device = self._model.device
+        places = torch.tensor(lengths, device=device)
+        return kept.step(torch.tensor(tokens, device=device), places, max(lengths) + 1).float()
+
+
+def slots_in_memory(model: PreTrainedModel, length: int) -> int:
+    """How many sequences of so many tokens `CACHE_BYTES` hold, at least one."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_one = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize * max(1, length)
+    return max(1, int(CACHE_BYTES // of_one))
+
+
+_WAYS: WeakKeyDictionary[PreTrainedModel, Way | None] = WeakKeyDictionary()
+"""By which layers a model that was tried is asked; None where by none."""

@@ -1,0 +1,134 @@
+"""What a model has read, a slot a sequence, and the passes that write to it: by transformers' own layers.
+
+`evaluation/generation/llama_slots.py` does the same by layers of our own.
+
+Shapes: N sequences, H heads, T tokens, D width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+
+class Slots(Protocol):
+    """Keys and values of several sequences in memory that is allocated once, and the model that they are of."""
+
+    def read(self, ids: Tensor, lengths: Tensor, rows: Tensor, sources: Tensor) -> Tensor:
+        """The logits (N, V) after prompts ids (N, T) of `lengths` (N,), padded on the right.
+
+        What is kept of prompt `sources[i]` goes to slot `rows[i]`: one prompt may go to several.
+        """
+
+    def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
+        """The logits (N, V) after one more token of each of the first N slots, at `places` (N,), all below `reach`."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Gives what lies in the first places of one slot to another."""
+
+    def resize(self, slots: int, width: int) -> None:
+        """Changes how many slots there are, and of how many places; those that stay keep what they hold."""
+
+
+class SlotCache(DynamicCache):
+    """Keys and values (slots, H, width, D) of each layer. The writer says where the next pass puts its own."""
+
+    def __init__(self, slots: int, width: int) -> None:
+        super().__init__()
+        self._slots, self._width = slots, width
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows = self._places = torch.zeros(0, dtype=torch.long)
+        self._sources: Tensor | None = None
+        self._reach = 0
+
+    def write_prompts(self, rows: Tensor, sources: Tensor) -> None:
+        """The next pass reads prompts from their start: `sources` (N,) of them go to slots `rows` (N,)."""
+        self._rows, self._sources, self._reach = rows, sources, 0
+
+    def write_tokens(self, rows: Tensor, places: Tensor, reach: int) -> None:
+        """The next pass reads a token for each of the first N slots, `rows`, at its place; it sees `reach` places."""
+        self._rows, self._places, self._sources, self._reach = rows, places, None, reach
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Gives what lies in the first places of one slot to another."""
+        for kept in (*self._keys, *self._values):
+            kept[target, :, :length] = kept[source, :, :length]
+
+    def resize(self, slots: int, width: int) -> None:
+        self._slots, self._width = slots, width
+        for kept in (self._keys, self._values):
+            kept[:] = [resized(states.transpose(1, 2), slots, width).transpose(1, 2).contiguous() for states in kept]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As transformers asks: keeps what a layer has computed (N, H, T, D); returns all that it is to see."""
+        if layer_idx == len(self._keys):
+            # Zeros: a masked place must not hold what is no number.
+            for kept, states in ((self._keys, key_states), (self._values, value_states)):
+                kept.append(states.new_zeros(self._slots, states.shape[1], self._width, states.shape[3]))
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if self._sources is not None:
+            length = key_states.shape[2]
+            keys[self._rows, :, :length] = key_states[self._sources]
+            values[self._rows, :, :length] = value_states[self._sources]
+            return key_states, value_states
+        keys[self._rows, :, self._places] = key_states[:, :, 0]
+        values[self._rows, :, self._places] = value_states[:, :, 0]
+        count = len(self._rows)
+        return keys[:count, :, : self._reach], values[:count, :, : self._reach]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max(0, self._reach - 1)
+
+
+class ModelSlots:
+    """Slots of any causal language model that takes positions, a mask and a cache."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, width: int) -> None:
+        self._model, self._cache = model, SlotCache(slots, width)
+
+    def read(self, ids: Tensor, lengths: Tensor, rows: Tensor, sources: Tensor) -> Tensor:
+        self._cache.write_prompts(rows, sources)
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        hidden = self._model.base_model(
+            input_ids=ids, position_ids=positions[None], cache_position=positions,
+            past_key_values=self._cache, use_cache=True,
+        ).last_hidden_state  # fmt: skip
+        last = hidden[torch.arange(len(ids), device=ids.device), lengths - 1]
+        logits: Tensor = self._model.get_output_embeddings()(last)
+        return logits
+
+    def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
+        self._cache.write_tokens(torch.arange(len(tokens), device=tokens.device), places, reach)
+        out = self._model(
+            input_ids=tokens[:, None], position_ids=places[:, None],
+            cache_position=torch.tensor([reach - 1], device=tokens.device),
+            attention_mask=unseen(places, reach, self._model.dtype)[:, None, None],
+            past_key_values=self._cache, use_cache=True,
+        )  # fmt: skip
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self._cache.move(source, target, length)
+
+    def resize(self, slots: int, width: int) -> None:
+        self._cache.resize(slots, width)
+
+
+def resized(states: Tensor, slots: int, width: int) -> Tensor:
+    """(slots, width, …) with what the first slots and places of states (S, W, …) hold, and zeros."""
+    new = states.new_zeros(slots, width, *states.shape[2:])
+    new[: len(states), : states.shape[1]] = states[:slots, :width]
+    return new
+
+
+def unseen(places: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores (N, `reach`) so that each sequence sees no place behind its own."""
+    behind = torch.arange(reach, device=places.device) > places[:, None]
+    return torch.zeros(behind.shape, dtype=dtype, device=places.device).masked_fill_(behind, torch.finfo(dtype).min)

@@ -1,0 +1,120 @@
+"""What lm-eval's `generate_until` asks of a model, answered by `evaluation/generation/decoding.py`: many questions
+together, each as if it were asked alone.
+
+lm-eval asks transformers' `generate`, which carries a batch on until its last question has met a stop string, and
+decodes the end of each answer for each stop string after each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    SuppressTokensLogitsProcessor,
+)
+
+from evaluation.generation.decoding import Decoder, Pick, slots_in_memory
+
+TOGETHER = 256
+"""Questions handed over at once."""
+SLOTS = 32
+"""Answers in a forward pass; more were no faster on two cores."""
+PLAIN = frozenset(
+    {
+        "bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens", "transformers_version", "_from_model_config",
+        "do_sample", "temperature", "top_k", "top_p", "max_length", "use_cache",
+    }
+)  # fmt: skip
+"""What a generation_config.json may say without more than the likeliest token being asked for."""
+
+
+class StopText:
+    """Whether an answer has met one of the stop strings, as lm-eval looks: in the last tokens, two more than the string
+    itself has."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], ends: frozenset[int]) -> None:
+        """ends: ids that end an answer by themselves."""
+        self._tokenizer, self._ends = tokenizer, ends
+        self._windows = [(stop, len(tokenizer.encode(stop, add_special_tokens=False)) + 2) for stop in stops]
+        self._completes: dict[int, list[tuple[str, int]]] = {}
+
+    def __call__(self, number: int, answer: list[int]) -> bool:
+        last = answer[-1]
+        if last in self._ends:
+            return True
+        if last not in self._completes:
+            self._completes[last] = self._completed_by(self._text_of(last))
+        return any(stop in self._tokenizer.decode(answer[-window:]) for stop, window in self._completes[last])
+
+    def _text_of(self, token: int) -> str:
+        """The text of a token within an answer; "" where it depends on the tokens around it. SentencePiece leaves out
+        the space before the first token that is decoded, so the second of two is looked at."""
+        once, twice = self._tokenizer.decode([token]), self._tokenizer.decode([token, token])
+        return twice[len(once) :] if twice.startswith(once) else ""
+
+    def _completed_by(self, text: str) -> list[tuple[str, int]]:
+        """The stop strings that may end in a token of this text; of most tokens none."""
+        whole = text and "\ufffd" not in text  # bytes of a character by themselves say nothing of it
+        return [
+            (stop, window)
+            for stop, window in self._windows
+            if not whole or stop in text or any(text.startswith(stop[at:]) for at in range(len(stop)))
+        ]
+
+
+class NotANumber(LogitsProcessor):
+    """Records the rows whose logits are NaN, of which the likeliest token would be any, and changes none."""
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
+
+    def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
+        self.add(scores, range(len(scores)))
+        return scores
+
+    def add(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """logits (B, V), of rows with these numbers."""
+        if (wrong := logits.isnan().any(-1)).any():
+            self.rows.update(row for row, one in zip(rows, wrong.tolist(), strict=True) if one)
+
+
+def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
+    """The likeliest token of each row, without those that the model never writes. watch: sees the logits."""
+    change = LogitsProcessorList()
+    if model.generation_config and model.generation_config.suppress_tokens:
+        change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))
+
+    def pick(logits: Tensor, rows: Sequence[int]) -> Tensor:
+        if watch is not None:
+            watch.add(logits, rows)
+        found: Tensor = change(logits, logits).argmax(-1)
+        return found
+
+    return pick
+
+
+def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
+    """Whether nothing but the likeliest token is wanted. asked: of `generate`, beside lengths, mask and stops."""
+    said = model.generation_config.to_diff_dict() if model.generation_config else {}
+    sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
+    return not sampled and asked.keys() <= {"do_sample", "temperature"} and said.keys() <= PLAIN
+
+
+def end_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Those at which `generate` ends an answer."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+
+
+def decoder_for(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Decoder | None:
+    """What answers these prompts; None where the model cannot be asked so, and on a GPU, where nobody has tried it."""
+    if model.device.type != "cpu":
+        return None
+    longest = max(map(len, prompts), default=0) + new_tokens
+    decoder = Decoder(model, min(SLOTS, slots_in_memory(model, longest)))
+    return decoder if decoder.usable(prompts, new_tokens) else None

@@ -1,0 +1,237 @@
+"""lm-eval's Hugging Face model, which reports to our run, scores the choices of one question together, and writes many
+answers at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from transformers import LogitsProcessorList
+
+from evaluation.generation.chat_prompts import bounded
+from evaluation.generation.choice_rows import Request, rows_of
+from evaluation.generation.choice_scoring import ChoiceScorer, TokenCache
+from evaluation.harness.generation import (
+    TOGETHER,
+    NotANumber,
+    StopText,
+    decoder_for,
+    end_ids,
+    is_plain,
+    likeliest,
+)
+from evaluation.harness.integrity import AnswerLog
+from infra.run import Run
+
+NO_SYSTEM = "the model's chat template refuses a system message: system_instruction was left out, as by lm-eval"
+
+
+class ReportingHFLM(HFLM):
+    """Reports each batch to the run instead of drawing bars.
+
+    share: whether choices that follow one context are scored with it read once, and answers are written by
+    `evaluation/generation/decoding.py`; the rest is lm-eval's own way, to the last bit.
+    """
+
+    def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int, share: bool = True) -> None:
+        self._together, self.leaves_out_system = False, False
+        super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        self._run, self._done, self._requests = run, 0, 0
+        self._scorer = ChoiceScorer(self.model, self.device, self.softmax_dtype) if share else None
+        self._tokens = TokenCache(self)
+        self.answers = AnswerLog()
+        self._likelihoods: list[Instance] = []
+        """Those that `_loglikelihood_tokens` is asked for, in order; empty for windows of whole documents."""
+        self._prompts: list[str] = []
+        """Prompts of the batch whose answers are written."""
+        self._unfinished: set[str] = set()
+        """Prompts whose answers reached their length limit."""
+        self._without_numbers: set[str] = set()
+        """Prompts whose answers came of logits that are NaN."""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As lm-eval does, with the template rendered in a process with bounds: it came with the model.
+
+        Raises StageError `bad_template` for one that takes too much memory or time.
+        """
+        with bounded(self._without_system if any(one["role"] == "system" for one in chat_history) else lambda: None):
+            return str(super().apply_chat_template(chat_history, add_generation_prompt))
+
+    def _without_system(self) -> None:
+        """lm-eval leaves the system's message out where the template refuses a conversation with one."""
+        if not self.leaves_out_system:
+            self.leaves_out_system = True
+            self._run.event("no_system_message", NO_SYSTEM)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self._done, self._requests = 0, len(requests)
+        self._tokens.fill(requests)
+        self._likelihoods = requests
+        try:
+            return super().loglikelihood(requests, disable_tqdm=True)
+        finally:
+            self._tokens.clear()
+            self._likelihoods = []
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
+        if add_special_tokens is None and not options and (known := self._tokens.get(string)) is not None:
+            return known
+        return list(super().tok_encode(string, add_special_tokens, **options))
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = True, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        self._log_truncated(requests)
+        if self._scorer is None or override_bs is not None:  # the latter are windows of whole documents
+            return list(super()._loglikelihood_tokens(list(requests), True, override_bs))
+        rows, alone = rows_of(requests, min(self.max_length, self._scorer.longest))
+        if rows and not self._scorer.usable(min(rows, key=lambda row: row.length)):
+            self._run.event("plain_scoring", "this model cannot be asked all choices of a question at once")
+            rows, alone = [], list(range(len(requests)))
+        found: dict[int, tuple[float, bool]] = {}
+        if alone:
+            scored = super()._loglikelihood_tokens([requests[number] for number in alone], True)
+            found.update(zip(alone, scored, strict=True))
+        for batch, answers in self._scorer.score(rows):
+            self._count(sum(len(numbers) for row in batch for numbers in row.requests))
+            asked = (numbers for row in batch for numbers in row.requests)
+            for numbers, answer in zip(asked, answers, strict=True):
+                for number in numbers:
+                    found[number] = answer
+                    self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+        # Rows of a batch share places, so that NaN of one may reach others, which are finite by themselves.
+        if again := [number for number, answer in found.items() if math.isnan(answer[0])]:
+            scored = super()._loglikelihood_tokens([requests[number] for number in again], True)
+            found.update(zip(again, scored, strict=True))
+        return [found[number] for number in range(len(requests))]
+
+    def _log_truncated(self, requests: Sequence[Request]) -> None:
+        """Record the items whose prompts are cut on the left. requests: those of `loglikelihood`, as tokens."""
+        if self.backend == "causal":
+            for instance, (_, context, continuation) in zip(self._likelihoods, requests, strict=False):
+                if len(context) + len(continuation) > self.max_length + 1:
+                    self.answers.add("truncated", instance)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        self._done, self._requests = 0, len(requests)
+        self._together = self._scorer is not None and self.backend == "causal"
+        # Those with the same options together, as lm-eval does; what is recorded of a prompt is then of one length.
+        groups: dict[str, list[int]] = {}
+        for number, instance in enumerate(requests):
+            groups.setdefault(repr(instance.args[1]), []).append(number)
+        texts: dict[int, str] = {}
+        try:
+            for numbers in groups.values():
+                self._unfinished, self._without_numbers = set(), set()
+                group = [requests[number] for number in numbers]
+                texts.update(zip(numbers, super().generate_until(group, disable_tqdm=True), strict=True))
+                self._log_written(group)
+        finally:
+            self._together = False
+        return [texts[number] for number in range(len(requests))]
+
+    def _log_written(self, requests: Sequence[Instance]) -> None:
+        """Record items whose prompt was cut on the left, whose answer has no end, and whose logits were NaN."""
+        longest = self.max_length
+        if self.backend == "causal":
+            longest -= normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)["max_gen_toks"]
+        for instance in requests:
+            prompt = instance.args[0]
+            if prompt in self._unfinished or len(self.tok_encode(prompt)) > longest:
+                self.answers.add("truncated", instance)
+            if prompt in self._without_numbers:
+                self.answers.add("failed", instance)
+
+    @property
+    def batch_size(self) -> int:
+        return max(TOGETHER, self.batch_size_per_gpu) if self._together else self.batch_size_per_gpu
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Together as each alone: lm-eval goes by the first of a batch in whether a start token is added to all."""
+        self._prompts = list(strings)
+        if not self._together or len(strings) == 1:
+            found: tuple[torch.Tensor, torch.Tensor] = super().tok_batch_encode(strings, *args, **options)
+            return found
+        rows = [super(ReportingHFLM, self).tok_batch_encode([one], *args, **options) for one in strings]
+        width = max(ids.shape[1] for ids, _ in rows)
+        ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for number, (own, seen) in enumerate(rows):
+            ids[number, width - own.shape[1] :], mask[number, width - own.shape[1] :] = own[0], seen[0]
+        return ids, mask
+
+    def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
+        self._count(inps.shape[0])
+        return super()._model_call(inps, *args, **kwargs)
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+        if not self._together:
+            self._count(context.shape[0])
+            watch = NotANumber()
+            written = super()._model_generate(
+                context, max_length, stop, **kwargs, logits_processor=LogitsProcessorList([watch])
+            )
+            skipped = context.shape[1] if self.backend == "causal" else 0
+            self._log_ends(written[:, skipped:].tolist(), max_length - skipped, stop, watch.rows)
+            return written
+        mask, width = kwargs.pop("attention_mask"), context.shape[1]
+        prompts = [row[seen.bool()].tolist() for row, seen in zip(context, mask, strict=True)]
+        new_tokens = max_length - width
+        decoder = decoder_for(self.model, prompts, new_tokens) if is_plain(self.model, kwargs) else None
+        answers: list[list[int]] = []
+        wrong: set[int] = set()
+        if decoder is not None:
+            before = self._done
+
+            def told(done: int) -> None:
+                self._count(before + done - self._done)
+
+            ended = StopText(self.tokenizer, stop, end_ids(self.model))
+            watch = NotANumber()
+            answers = decoder.answer(prompts, new_tokens, likeliest(self.model, watch), ended, told)
+            told(len(prompts))
+            wrong = watch.rows
+        else:
+            for start in range(0, len(prompts), self.batch_size_per_gpu):
+                part = slice(start, start + self.batch_size_per_gpu)
+                self._count(len(prompts[part]))
+                padding = width - max(map(len, prompts[part]))
+                watch = NotANumber()
+                out = super()._model_generate(
+                    context[part, padding:],
+                    max_length - padding,
+                    stop,
+                    attention_mask=mask[part, padding:],
+                    **kwargs,
+                    logits_processor=LogitsProcessorList([watch]),
+                )
+                answers += out[:, width - padding :].tolist()
+                wrong |= {start + row for row in watch.rows}
+        self._log_ends(answers, new_tokens, stop, wrong)
+        longest = max(map(len, answers), default=0)
+        written = torch.full((len(answers), longest), self.tokenizer.pad_token_id)
+        for number, answer in enumerate(answers):
+            written[number, : len(answer)] = torch.tensor(answer, dtype=torch.long)
+        return torch.cat([context.cpu(), written], 1)
+
+    def _log_ends(self, answers: Sequence[Sequence[int]], limit: int, stops: Sequence[str], wrong: set[int]) -> None:
+        """Record the prompts of the batch whose answers have `limit` tokens and no end. wrong: rows without numbers."""
+        ends = end_ids(self.model)
+        for row, (prompt, answer) in enumerate(zip(self._prompts, answers, strict=True)):
+            if row in wrong:
+                self._without_numbers.add(prompt)
+            elif len(answer) >= limit and ends.isdisjoint(answer):
+                text = self.tokenizer.decode(answer, skip_special_tokens=False)
+                if not any(stop in text for stop in stops if stop):
+                    self._unfinished.add(prompt)
+
+    def _count(self, requests: int) -> None:
+        self._run.stop_if_cancelled()
+        # Requests that share a context may be answered by one, so that the last batches may come early.
+        self._done = min(self._requests, self._done + requests)
+        self._run.progress(self._done, self._requests, "requests")

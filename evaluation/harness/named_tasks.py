@@ -1,0 +1,128 @@
+"""lm-eval's own tasks, loaded by their names with data from a mirror, and where their few-shot examples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetGenerationError
+from jinja2 import TemplateError
+from lm_eval.tasks import TaskManager
+from yaml import YAMLError
+
+from evaluation.config.lm_tasks import check_names, known_tasks, tasks_dir
+from evaluation.config.task_sources import how_to_mirror
+from evaluation.mirror import checker_data
+from evaluation.mirror.local import DataMissing, mirrored
+from infra.errors import Problem, StageError
+
+TASK_ERRORS = (KeyError, IndexError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError)
+"""What lm-eval and datasets raise for a task that they cannot read."""
+
+
+def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks") -> list[Any]:
+    """lm-eval's tasks and groups of these names, their data read from the mirror.
+
+    Raises StageError naming every one whose data are missing (`missing_task_data`, with what would put them there) or
+    that cannot be read (`bad_task`). ConfigError as `check_names`.
+    """
+    check_names(names, path)
+    found: list[Any] = []
+    problems = []
+    for name in names:
+        try:
+            with mirrored(mirror):
+                found += _load(name)
+        except DataMissing as missing:
+            problems.append(_missing(name, path, missing, mirror))
+        except (*TASK_ERRORS, ImportError) as error:
+            problems.append(_unreadable(name, path, error, mirror))
+    if problems:
+        raise StageError(*problems)
+    checker_data.seed_language_detection()
+    return found
+
+
+def _load(name: str) -> list[Any]:
+    source = known_tasks()[name]
+    # A manager of everything takes seconds; a single task needs but the folder that it lies in.
+    manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
+    if manager is None or name not in manager.all_subtasks:
+        manager = TaskManager()
+    try:
+        loaded = manager.load([name])
+    except DataMissing as missing:
+        missing.task = name if name in manager.all_subtasks else _reader(name, missing, manager)
+        raise
+    return list(loaded["groups"].values()) or list(loaded["tasks"].values())
+
+
+def _reader(group: str, missing: DataMissing, manager: TaskManager) -> str | None:
+    """A task of a group that reads the dataset which is missing: groups themselves are not mirrored."""
+    reads = [
+        name
+        for name, entry in manager.task_index.items()
+        if isinstance((entry.cfg or {}).get("task"), str)
+        and (entry.cfg.get("dataset_path"), entry.cfg.get("dataset_name")) == (missing.dataset, missing.name)
+    ]
+    return min(reads, key=lambda name: (not name.startswith(group), len(name), name), default=None)
+
+
+def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
+    dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
+    where = f"; expected at {missing.place}" if mirror else " and no mirror was named"
+    message = f"{name} reads the dataset {dataset}, which is not there{where}"
+    fix = how_to_mirror(missing.task or name, mirror)
+    if missing.task != name:
+        fix += f"; and so each task of {name}"
+    return Problem("missing_task_data", path, message, fix)
+
+
+def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None) -> Problem:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        message = f"{name} needs the Python package {error.name}, which is not installed"
+        return Problem("bad_task", path, message, f"pip install {error.name}")
+    message = f"lm-eval cannot read {name} from {mirror}: {reason}"
+    fix = "its data in the mirror lack a split or a field that the task names; stemma mirror puts them there anew"
+    return Problem("bad_task", path, message, fix)
+
+
+def set_shots(task: Any, shots: int | None, seed: int) -> None:
+    """As lm-eval's --num_fewshot: None leaves the task's own number, and a task whose YAML says 0 keeps 0."""
+    if not hasattr(task, "own_shots"):
+        task.own_shots = task.get_config("num_fewshot")
+    if shots is not None and task.own_shots != 0:
+        task.set_config(key="num_fewshot", value=shots)
+    else:
+        task.set_config(key="num_fewshot", value=task.own_shots or 0)
+    task.set_fewshot_seed(seed=seed)
+
+
+def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem | None:
+    """What keeps a task from being asked with so many shots; None if nothing does.
+
+    Shots come from a split that is not scored: lm-eval itself falls back to the scored one, where an item may stand
+    solved before itself.
+    """
+    config, sampler = task.config, getattr(task, "sampler", None)
+    if not shots or sampler is None or task.get_config("num_fewshot") == 0:
+        return None
+    scored = config.test_split if task.has_test_docs() else config.validation_split
+    own = task.fewshot_cfg.samples is not None if task.fewshot_cfg else False
+    split = task.fewshot_cfg.split if task.fewshot_cfg else None
+    split = split or config.training_split or (config.validation_split if config.validation_split != scored else None)
+    if not own and split in (None, scored):
+        aside = task.dataset.get("train") if hasattr(task.dataset, "get") else None
+        if not aside:
+            message = f"{task.task_name} has no split but the one that is scored ({scored}) to draw {shots} shots from"
+            fix = "stemma mirror TASK FROM --shots N puts N rows aside; a YAML of yours names other rows as `train`"
+            return Problem("no_shots", path, message, f"{fix} in its data_files")
+        docs = config.process_docs(aside) if config.process_docs else aside
+        sampler.replace_df(list(docs))
+    if len(sampler.df) < shots:
+        message = f"{task.task_name} was to have {shots} shots, its split {split} has {len(sampler.df)} rows"
+        fix = f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them; a YAML of yours names more"
+        return Problem("no_shots", path, message, fix)
+    return None

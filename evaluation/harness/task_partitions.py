@@ -1,0 +1,86 @@
+"""lm-eval's tasks of one model as partitions, of which a cluster that `launch.ray` names asks several at once.
+
+Each worker reads the model from the store, which all machines see, and asks one task. Tasks do not share batches then,
+so that figures are those of one process but for rounding, to which the sums of a model are subject; a task that itself
+draws at random draws as it does where it is the only one.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.config import BenchmarksConfig
+from infra.launch.config import LaunchConfig
+from infra.pace import report
+from infra.partitions import map_partitions, partition_folder
+from infra.run import Run
+
+if TYPE_CHECKING:
+    from evaluation.generation.language_model import LoadedModel
+    from evaluation.harness.vllm_model import VllmLM
+
+_FOUND = "found.pickle"
+_LAUNCH = {"device", "precision", "threads"}
+"""What of `launch:` bears on how a worker asks a model: a change of the rest leaves done partitions as they are."""
+_Item = tuple[int, BenchmarksConfig, str, bool, LaunchConfig]
+
+
+def by_workers(config: BenchmarksConfig, run: Run) -> bool:
+    """Whether tasks are asked by the workers of `run.mapper`; a server of vLLM is this stage's own."""
+    return run.mapper is not None and config.engine == "own"
+
+
+def evaluate_tasks(
+    config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, run: Run, *, own_shots: bool = True
+) -> dict[str, Any]:
+    """`evaluation.harness.tasks.evaluate_model` of all tasks: here of `lm`, or without one by workers, of the model in
+    `folder`."""
+    if lm is not None:
+        from evaluation.harness.tasks import evaluate_model
+
+        return evaluate_model(config, lm, run, own_shots=own_shots)
+    launch = LaunchConfig(**run.launch.model_dump(include=_LAUNCH))
+    items: list[_Item] = [(index, config, str(folder), own_shots, launch) for index in range(len(config.tasks))]
+    # A folder for each number of shots, so that an interrupted stage finds again what all of them found.
+    step = f"tasks_{config.num_fewshot}" + ("" if own_shots else "_alone")
+    summaries = map_partitions(run, step, _evaluate_one, items, unit="tasks")
+    for name, message in dict.fromkeys(tuple(event) for summary in summaries for event in summary["events"]):
+        run.event(name, message)
+    found: dict[str, Any] = {}
+    for index in range(len(items)):
+        part = pickle.loads((partition_folder(run, step, index) / _FOUND).read_bytes())
+        for key, value in part.items():
+            found[key] = {**found.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return found
+
+
+def _evaluate_one(item: _Item, out: Path) -> dict[str, Any]:
+    from evaluation.generation.language_model import load_model
+    from evaluation.harness.tasks import evaluate_model
+
+    index, config, folder, own_shots, launch = item
+    with tempfile.TemporaryDirectory(prefix="stemma-task-") as work:
+        run = _WorkersRun(Path(work), launch, out)
+        found = evaluate_model(config, load_model(Path(folder), run), run, own_shots=own_shots, only=index)
+        (out / _FOUND).write_bytes(pickle.dumps(found))
+    return {"events": run.events}
+
+
+class _WorkersRun(Run):
+    """Tells how much of a partition is done, and keeps events for the stage to tell: a worker has no journal."""
+
+    def __init__(self, work_dir: Path, launch: LaunchConfig, out: Path) -> None:
+        super().__init__(work_dir, launch)
+        self._out = out
+        self.events: list[tuple[str, str]] = []
+
+    def progress(self, done: float, total: float | None, unit: str, note: str = "") -> None:
+        if total:
+            report(self._out, done / total)
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        self.events.append((name, message))

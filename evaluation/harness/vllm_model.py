@@ -1,0 +1,114 @@
+"""lm-eval's questions, answered by a server of vLLM as lm-eval's Hugging Face model would answer them.
+
+Texts become tokens as there, by the same code; only what is computed from them is vLLM's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from transformers import AutoModelForCausalLM
+
+from corpus.pretrained import load_pretrained_shape, load_pretrained_tokenizer
+from evaluation.generation.choice_rows import Request
+from evaluation.generation.language_model import dtype_of
+from evaluation.harness.model import ReportingHFLM
+from infra.errors import stage_error
+from infra.run import Run
+from infra.servers.vllm import AT_ONCE, Vllm
+
+LOG = "vllm.log"
+_TAKEN = {"do_sample", "temperature", "top_p", "top_k"}
+
+
+class VllmLM(ReportingHFLM):
+    """lm-eval's model of a folder that a server has loaded. Its longest input is two tokens shorter than there: vLLM
+    always writes one, and takes no token more than the model has positions for."""
+
+    def __init__(self, run: Run, server: Vllm, model: Any, tokenizer: Any) -> None:
+        """model: without weights, for its config alone."""
+        super().__init__(run, model, tokenizer, 1, share=False)
+        self._server = server
+        unused = getattr(model.generation_config, "suppress_tokens", None)
+        self._bias = {str(token): -100.0 for token in unused or ()} or None
+
+    @property
+    def max_length(self) -> int:
+        return int(super().max_length) - 2
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = True, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        asked = [[*(context or ()), *continuation][-self.max_length - 1 :] for _, context, continuation in requests]
+        questions = [{"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0} for ids in asked]
+        self._log_truncated(requests)
+        found = []
+        for number, choice in enumerate(self._answered(questions)):
+            told = choice["prompt_logprobs"][-len(requests[number][2]) :]
+            ids = asked[number][-len(told) :]
+            each = [(one or {}).get(str(token), {}) for one, token in zip(told, ids, strict=True)]
+            # A likelihood that is no number comes as null.
+            numbers = [math.nan if (value := one.get("logprob")) is None else value for one in each]
+            answer = sum(numbers), all(one.get("rank") == 1 for one in each)
+            self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
+            found.append(answer)
+        return found
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        self._done, self._requests = 0, len(requests)
+        end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        questions, stops = [], []
+        for instance in requests:
+            context, given = instance.args
+            kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
+            stop = handle_stop_sequences(kwargs.pop("until", None), eos=end)
+            most = kwargs.pop("max_gen_toks")
+            if unknown := sorted(kwargs.keys() - _TAKEN):
+                message = f"a task asks for {', '.join(unknown)}, which vLLM is not told here"
+                raise stage_error("not_by_vllm", "engine", message, "let our own engine answer")
+            ids, _ = self.tok_batch_encode([context], left_truncate_len=self.max_length - most)
+            if len(self.tok_encode(context)) > self.max_length - most:
+                self.answers.add("truncated", instance)
+            sampled = {name: kwargs[name] for name in ("temperature", "top_p", "top_k") if name in kwargs}
+            questions.append({
+                "prompt": ids[0].tolist(), "max_tokens": most, "stop": stop, "logit_bias": self._bias, "seed": 0,
+                "return_token_ids": True,
+                **(sampled if kwargs.get("do_sample") else {"temperature": 0.0}),
+            })  # fmt: skip
+            stops.append(stop)
+        texts = []
+        for number, choice in enumerate(self._answered(questions)):
+            if choice.get("finish_reason") == "length":
+                self.answers.add("truncated", requests[number])
+            # Its text lacks the bytes of a character that was not written to its end.
+            text = postprocess_generated_text(self.tok_decode(choice["token_ids"]), stops[number], None)
+            self.cache_hook.add_partial("generate_until", requests[number].args, text)
+            texts.append(text)
+        return texts
+
+    def _answered(self, questions: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for start in range(0, len(questions), 4 * AT_ONCE):
+            answers = self._server.complete(questions[start : start + 4 * AT_ONCE])
+            self._count(len(answers))
+            yield from answers
+
+
+@contextmanager
+def served(folder: Path, run: Run) -> Iterator[VllmLM]:
+    """lm-eval's model of a folder, with a server of vLLM (`launch.vllm`) that ends with the block; in fp32 on a CPU,
+    else as `launch` says. Raises StageError as `infra.servers.vllm.Vllm` does."""
+    tokenizer = load_pretrained_tokenizer(folder)
+    model = load_pretrained_shape(AutoModelForCausalLM, folder)
+    dtype = dtype_of(run)
+    given = ("--dtype", str(dtype).removeprefix("torch."), "--generation-config", "vllm")
+    server = Vllm(run.launch.vllm, folder, run.work_dir / LOG, given, stop=lambda: run.cancelled)
+    try:
+        yield VllmLM(run, server, model, tokenizer)
+    finally:
+        server.close()

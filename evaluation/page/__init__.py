@@ -1,1 +1,0 @@
-"""What the report's page is made of: sentences, tables, drawings."""

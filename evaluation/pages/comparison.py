@@ -1,0 +1,241 @@
+"""The page of a comparison: what differs, figures side by side, paired differences, and the curves in one drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from evaluation.pages.charts import Line, Mark, Point, Row, interval_plot, line_chart, smoothed
+from evaluation.pages.parts import Figure, Section, Table, render_page
+from evaluation.pages.words import fixed, signed
+from evaluation.results.artifacts import Artifact
+from evaluation.results.pipeline import PipelineResults
+from evaluation.statistics.intervals import Interval
+
+STYLES = ("train", "rlhf", "validation", "other1", "base", "other3", "other4")
+SETTINGS_OPEN = 30
+
+
+class Curve(NamedTuple):
+    """A metric of a stage that is drawn; smoothed where it is measured on one batch alone."""
+
+    metric: str
+    title: str
+    y_label: str
+    smooth: bool = False
+    weak: str = ""
+
+
+_TRAINING = Curve("train/loss", "training loss", "loss (nats a token)", True, "Measured on each batch, then smoothed.")
+_SAMPLED = Curve("validation/sample_loss", "loss of a validation sample", "loss (nats a token)")
+CURVES: dict[str, Sequence[Curve]] = {
+    "pretrain": (_TRAINING, _SAMPLED),
+    "sft": (_TRAINING, _SAMPLED._replace(title="loss of held-out answers")),
+    "reward_model": (
+        _TRAINING._replace(y_label="loss (nats a pair)"),
+        _SAMPLED._replace(title="loss of held-out pairs", y_label="loss (nats a pair)"),
+    ),
+    "preference_tuning": (
+        _TRAINING._replace(y_label="loss (nats a pair)"),
+        Curve("validation/sample_margin", "margin on held-out pairs", "nats by which the chosen answer rose more"),
+    ),
+    "rlhf": (
+        Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
+        Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),
+        Curve("rlhf/kl", "distance from the start", "KL (nats an answer)"),
+    ),
+}
+"""What is drawn of the steps of a stage."""
+
+
+def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Sequence[Mapping[str, Artifact]]) -> str:
+    """The HTML of a comparison.
+
+    document: of `flows.compare.compare`. names: what each is called, in its order. steps: of each the finished steps.
+    """
+    styles = [STYLES[place % len(STYLES)] for place in range(len(names))]
+    known = [one["name"] for one in document["compared"]]
+    groups = [[known.index(name) for name in group["names"]] for group in document["seeds"]]
+    for group in groups:
+        for place in group:
+            styles[place] = styles[group[0]]
+    kinds = " and ".join(sorted({f"{one['kind']}s" for one in document["compared"]}))
+    sections = [
+        _what(document, names),
+        _differences(document, names),
+        _paired(document, dict(zip(known, names, strict=True)), dict(zip(known, styles, strict=True))),
+        _figures(document, names, groups),
+        Section("curves", "Curves", "", _curves(steps, names, styles, groups)),
+    ]
+    return render_page(" / ".join(names), "comparison", [("compared", f"{len(names)} {kinds}")], sections)
+
+
+def _what(document: Mapping[str, Any], names: Sequence[str]) -> Section:
+    rows = [
+        [name, one["kind"], one["headline"], ", ".join(one["evaluations"]) or "–"]
+        for name, one in zip(names, document["compared"], strict=True)
+    ]
+    columns = ["", "kind", "what came out", "measured"]
+    unlike = [f"{one['path']}: {one['message']}." for one in document.get("warnings", ())]
+    lead = " ".join([*(seeds_sentence(group) for group in document["seeds"]), *unlike])
+    return Section("compared", "What is compared", lead, tables=[Table("", columns, rows, mono=(0,))])
+
+
+def seeds_sentence(group: Mapping[str, Any]) -> str:
+    seeds = ", ".join("/".join(map(str, one)) for one in group["seeds"])
+    return f"{len(group['names'])} of them have the same settings and other seeds ({seeds})."
+
+
+def _differences(document: Mapping[str, Any], names: Sequence[str]) -> Section:
+    rows = [[row["key"], *map(str, row["values"])] for row in document["differences"]]
+    lead = f"{len(rows)} settings, sources or versions differ." if rows else "No setting, source or version differs."
+    columns, mono = ["", *names], tuple(range(len(names) + 1))
+    tables = [Table("", columns, rows[:SETTINGS_OPEN], mono=mono)] if rows else []
+    if more := rows[SETTINGS_OPEN:]:
+        tables.append(Table(f"{len(more)} more", columns, more, folded=True, mono=mono))
+    return Section("differences", "What differs", lead, tables=tables)
+
+
+def _paired(document: Mapping[str, Any], names: Mapping[str, str], styles: Mapping[str, str]) -> Section:
+    found = document["paired"]
+    if not found:
+        return Section("paired", "Over the same items")
+    first = names[document["compared"][0]["name"]]
+    drawn: dict[str, list[Mark]] = {}
+    rows = []
+    for row in found:
+        name, of = names[row["name"]], Interval(row["difference"], row["low"], row["high"])
+        if row["unit"] == "share":
+            drawn.setdefault(row["figure"], []).append(Mark(name, styles[row["name"]], of.value, of.low, of.high))
+        so = "more than chance" if row["shown"] else "no difference is shown"
+        rows.append([row["figure"], name, f"{_change(of, row['unit'])}", so])
+    plot = interval_plot(
+        "paired differences",
+        [Row(figure, marks, 0.0) for figure, marks in drawn.items()],
+        value_format=lambda value: signed(100 * value, 1),
+        reference_label="no difference",
+    )
+    figures = []
+    if plot:
+        legend = [(names[name], styles[name]) for name in dict.fromkeys(row["name"] for row in found)]
+        means = f"Points out of a hundred, less {first}, with 95 % intervals over the same items or prompts."
+        figures.append(Figure("Differences over the same items", plot, means, "", legend, wide=True))
+    note = "Intervals cover the choice of items. They do not cover the seed of a training: train with several for that."
+    table = Table("", ["figure", "", f"less {first}", ""], rows, note, numeric=(2,))
+    return Section("paired", "Over the same items", "", figures, [table])
+
+
+def _change(of: Interval, unit: str) -> str:
+    if unit == "share":
+        return f"{signed(100 * of.value, 1)} points ({signed(100 * of.low, 1)} to {signed(100 * of.high, 1)})"
+    return f"{signed(of.value)} {unit} ({signed(of.low)} to {signed(of.high)})"
+
+
+def _figures(document: Mapping[str, Any], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Section:
+    """Figures that differ; mean and spread over seeds take a column each."""
+    single = [place for place in range(len(names)) if not any(place in group for group in groups)]
+    columns = ["", *(f"{names[group[0]]} and {len(group) - 1} more" for group in groups), *(names[i] for i in single)]
+    rows = []
+    for row in document["figures"]:
+        if not differs(row["values"]):
+            continue
+        spread = {tuple(one["names"]): one for one in row["spread"]}
+        cells = []
+        for group in document["seeds"]:
+            one = spread.get(tuple(group["names"]))
+            cells.append(f"{_number(one['mean'])} ± {_number(one['sd'])}" if one else "–")
+        cells += [number_with_bounds(row["values"][i], row["intervals"][i]) for i in single]
+        rows.append([row["figure"], *cells])
+    same = len(document["figures"]) - len(rows)
+    note = "In brackets: 95 % intervals." + (" ±: standard deviation over seeds." if groups else "")
+    note += f" {same} further figures are the same for all, or known of one alone." if same else ""
+    table = Table("", columns, rows, note, numeric=tuple(range(1, len(columns))))
+    return Section("figures", "Figures", "", tables=[table] if rows else [])
+
+
+def differs(values: Sequence[float | None]) -> bool:
+    """Whether two of the values that are known are not the same."""
+    return len({value for value in values if value is not None}) > 1
+
+
+def number_with_bounds(value: float | None, bounds: Sequence[float] | None) -> str:
+    """`4.312 (4.281 to 4.343)`; a dash for None."""
+    if value is None:
+        return "–"
+    if bounds:
+        return f"{_number(value)} ({_number(bounds[0])} to {_number(bounds[1])})"
+    return f"{value:,.0f}" if value == round(value) else _number(value)
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace("-", "−")
+    return fixed(value, 3) if abs(value) >= 0.001 or value == 0 else f"{value:.2g}".replace("-", "−")
+
+
+def _curves(
+    steps: Sequence[Mapping[str, Artifact]],
+    names: Sequence[str],
+    styles: Sequence[str],
+    groups: Sequence[Sequence[int]],
+) -> list[Figure]:
+    pipelines = [PipelineResults({name: one.folder for name, one in of.items()}) for of in steps]
+    stages = {name: one.stage for of in steps for name, one in of.items() if one.stage in CURVES}
+    figures = []
+    for step, stage in stages.items():
+        for curve in CURVES[stage]:
+            drawn: dict[str, tuple[list[int], list[Point]]] = {}
+            for place, pipeline in enumerate(pipelines):
+                points = pipeline.curve(step, curve.metric)
+                if points:
+                    drawn.setdefault(str(steps[place][step].folder), ([], points))[0].append(place)
+            if figure := _overlaid(step, curve, drawn, names, styles, groups):
+                figures.append(figure)
+    return figures
+
+
+def _overlaid(
+    step: str,
+    curve: Curve,
+    drawn: Mapping[str, tuple[list[int], list[Point]]],
+    names: Sequence[str],
+    styles: Sequence[str],
+    groups: Sequence[Sequence[int]],
+) -> Figure | None:
+    """The curves of one step; those that share an artifact are one line, those that differ in seeds have their mean."""
+    lines, legend, ends = [], [], []
+    left = {folder: places for folder, (places, _) in drawn.items()}
+    for group in groups:
+        of_group = [folder for folder, places in left.items() if set(places) <= set(group)]
+        if len(of_group) < 2:
+            continue
+        curves = [_shown(curve, drawn[folder][1]) for folder in of_group]
+        label, style = f"mean of {len(curves)} seeds: {names[group[0]]}, …", styles[group[0]]
+        lines += [Line(names[left[f][0]], points, style, True) for f, points in zip(of_group, curves, strict=True)]
+        lines.append(Line(label, _mean(curves), style))
+        legend.append((label, style))
+        for folder in of_group:
+            del left[folder]
+    for folder, places in left.items():
+        label, style, points = ", ".join(names[i] for i in places), styles[places[0]], _shown(curve, drawn[folder][1])
+        lines.append(Line(label, points, style))
+        legend.append((label, style))
+    for line in lines:
+        if line.points and not line.faint:
+            ends.append(f"{line.label} {fixed(line.points[-1][1], 3)}")
+    chart = line_chart(f"{step}: {curve.title}", lines, x_label="batch", y_label=curve.y_label)
+    if not chart:
+        return None
+    return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.", curve.weak, legend)
+
+
+def _shown(curve: Curve, points: list[Point]) -> list[Point]:
+    return smoothed(points, max(3.0, len(points) / 60)) if curve.smooth else points
+
+
+def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
+    """The mean over curves at the steps that all of them have."""
+    by_step = [dict(points) for points in curves]
+    common = set.intersection(*(set(one) for one in by_step))
+    return [(step, fmean(one[step] for one in by_step)) for step in sorted(common)]

@@ -1,0 +1,265 @@
+"""A family of artifacts as a picture, layers from left to right with an arrow for each input, and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from markupsafe import Markup
+
+from evaluation.pages.parts import Figure, Section, Table, render_page
+from evaluation.results.artifacts import Artifact
+from infra.store.branches import Branch
+
+MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "rlhf", "reward_model")
+FILES_SHOWN = 200
+DRAWN = 300
+"""Nodes; a picture of more is unreadable."""
+NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
+SWEEPS = 12
+
+
+@dataclass(frozen=True)
+class Box:
+    """One node: a name above a line of small print, and the tooltip."""
+
+    id: str
+    name: str
+    small: str
+    tooltip: str
+    is_model: bool = False
+
+
+@dataclass(frozen=True)
+class Edge:
+    """From an input to what was made of it.
+
+    requires: it had to exist, but its bytes do not bear on the result. state: the state of its training that the target
+    goes on from, in words; empty where the artifact itself was read.
+    """
+
+    source: str
+    target: str
+    requires: bool = False
+    state: str = ""
+
+
+def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
+    """The edges between the artifacts, found by address in their manifests."""
+    by_address: dict[tuple[str, str], str] = {}
+    for id, one in artifacts.items():
+        if one.manifest is not None:
+            # Of steps that share an artifact the first stands for it.
+            by_address.setdefault((one.manifest.stage, one.manifest.fingerprint), id)
+    edges = []
+    for id, one in artifacts.items():
+        if one.manifest is None:
+            continue
+        for inputs, requires in ((one.manifest.inputs, False), (one.manifest.requires, True)):
+            for wanted in inputs.values():
+                source = by_address.get((wanted.stage, wanted.fingerprint))
+                if source is not None and source != id:
+                    edges.append(Edge(source, id, requires, str(one.branch) if wanted.state else ""))
+    return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.requires, edge.state))
+
+
+def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+    """The layer of each node: after all of its inputs, and as late as what it feeds allows."""
+    inputs: dict[str, list[str]] = {id: [] for id in ids}
+    for edge in edges:
+        inputs[edge.target].append(edge.source)
+    depth: dict[str, int] = {}
+
+    def of(id: str) -> int:
+        if id not in depth:
+            depth[id] = 1 + max((of(source) for source in inputs[id]), default=-1)
+        return depth[id]
+
+    for id in ids:
+        of(id)
+    # Each node moves next to what first uses it, so that a side branch starts where it joins.
+    for id in sorted(ids, key=lambda id: -depth[id]):
+        targets = [depth[edge.target] for edge in edges if edge.source == id]
+        if targets:
+            depth[id] = min(targets) - 1
+    return depth
+
+
+def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str, int]) -> tuple[list[list[str]], list]:
+    """Nodes of each layer from top to bottom, with few crossings, and the edges cut into steps of one layer.
+
+    Edges over several layers pass through unnamed places (`source>target@layer`), so that they go between the nodes.
+    """
+    layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
+    for id in ids:
+        layers[depth[id]].append(id)
+    steps: list[tuple[str, str]] = []
+    for edge in edges:
+        last = edge.source
+        for layer in range(depth[edge.source] + 1, depth[edge.target]):
+            place = f"{edge.source}>{edge.target}@{layer}"
+            layers[layer].append(place)
+            steps.append((last, place))
+            last = place
+        steps.append((last, edge.target))
+    for sweep in range(SWEEPS):
+        forward = sweep % 2 == 0
+        for number in range(len(layers)) if forward else range(len(layers) - 1, -1, -1):
+            neighbour = number - 1 if forward else number + 1
+            if not 0 <= neighbour < len(layers):
+                continue
+            row = {id: place for place, id in enumerate(layers[neighbour])}
+
+            def centre(id: str, own: int, row: Mapping[str, int] = row, forward: bool = forward) -> float:
+                near = [row[a] for a, b in steps if b == id and a in row] if forward else []
+                near = near or [row[b] for a, b in steps if a == id and b in row]
+                return sum(near) / len(near) if near else own
+
+            places = {id: centre(id, own) for own, id in enumerate(layers[number])}
+            layers[number].sort(key=lambda id: places[id])
+    return layers, steps
+
+
+def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
+    """The picture of a pipeline's artifacts; empty without any."""
+    return picture([_box(one) for one in artifacts.values()], edges_of(artifacts))
+
+
+def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
+    """The picture of any family whose edges go between its boxes; empty without boxes."""
+    if not boxes:
+        return Markup("")
+    ids = [box.id for box in boxes]
+    layers, _ = ordered_layers(ids, edges, layers_of(ids, edges))
+    tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in layers)
+    places: dict[str, tuple[float, float]] = {}
+    for number, layer in enumerate(layers):
+        y = (tallest - sum(_height(id) + ROW_GAP for id in layer)) / 2
+        for id in layer:
+            places[id] = (number * (NODE_WIDTH + LAYER_GAP) + 4, y + 4)
+            y += _height(id) + ROW_GAP
+    width = len(layers) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 8
+    parts = [
+        f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.7 * width:.0f}px" role="img" '
+        'aria-label="lineage of the artifacts" class="chart lineage">'
+    ]
+    parts += [_arrow(edge, places) for edge in edges]
+    parts += [_node(box, *places[box.id]) for box in boxes]
+    return Markup("".join([*parts, "</svg>"]))
+
+
+def _height(id: str) -> int:
+    return 4 if "@" in id else NODE_HEIGHT
+
+
+def _arrow(edge: Edge, places: Mapping[str, tuple[float, float]]) -> str:
+    x, y = places[edge.source]
+    x, y = x + NODE_WIDTH, y + NODE_HEIGHT / 2
+    path = f"M{x:.0f},{y:.0f}"
+    stops = sorted(
+        (p for id, p in places.items() if id.startswith(f"{edge.source}>{edge.target}@")), key=lambda p: p[0]
+    )
+    for left, top in stops:
+        path += _bend(x, y, left, top + 2) + f"L{left + NODE_WIDTH:.0f},{top + 2:.0f}"
+        x, y = left + NODE_WIDTH, top + 2
+    left, top = places[edge.target]
+    path += _bend(x, y, left, top + NODE_HEIGHT / 2)
+    about = " (must exist first)" if edge.requires else f" (goes on from {edge.state})" if edge.state else ""
+    kind = " requires" if edge.requires else " state" if edge.state else ""
+    label = escape(f"{edge.source} → {edge.target}{about}")
+    return f'<path class="edge{kind}" d="{path}"><title>{label}</title></path>'
+
+
+def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
+    middle = (x + to_x) / 2
+    return f"C{middle:.0f},{y:.0f} {middle:.0f},{to_y:.0f} {to_x:.0f},{to_y:.0f}"
+
+
+def _box(one: Artifact) -> Box:
+    is_model = one.stage in MODELS
+    if one.manifest is None:
+        return Box(one.id, one.id, "no manifest", one.id, is_model)
+    tooltip = f"{one.id}\nfingerprint {one.manifest.fingerprint}\ndigest {one.manifest.digest}\n{one.headline}"
+    return Box(one.id, one.id, one.manifest.digest[:10], tooltip, is_model)
+
+
+def _node(box: Box, x: float, y: float) -> str:
+    name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
+    return (
+        f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.tooltip)}</title>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
+        f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
+        f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(box.small)}</text></g>'
+    )
+
+
+def lineage_page(document: Mapping[str, Any]) -> str:
+    """The HTML page of what `stemma lineage --json` says: the picture, then every node with what is known of it."""
+    nodes = document["nodes"]
+    name = nodes[0]["id"]
+    title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
+    boxes = [Box(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in MODELS) for node in nodes]
+    branches = {node["id"]: node["continues"] for node in nodes if node.get("continues")}
+    edges = {
+        (edge["from"], edge["to"]): Edge(
+            edge["from"], edge["to"], edge["requires"], "a state of it" if _is_state(edge, branches) else ""
+        )
+        for edge in document["edges"]
+    }
+    drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else Markup("")
+    lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
+    means = (
+        "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist, a bold one "
+        "that a training goes on from a state of it."
+    )
+    figures = [Figure("What descends from what", drawn, means, "", wide=True)] if drawn else []
+    table = Table("", ["node", "what came out", "what is known"], list(map(_known, nodes)), mono=(0,))
+    return render_page(
+        title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]
+    )
+
+
+def _is_state(edge: Mapping[str, Any], branches: Mapping[str, Mapping[str, Any]]) -> bool:
+    branch = branches.get(edge["to"])
+    return bool(branch and edge["from"].startswith(f"{branch['stage']}/{branch['fingerprint']}"))
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["stage"]) if "stage" in node else node["key"] or "source"
+
+
+def _small(node: Mapping[str, Any]) -> str:
+    return "gone" if node["kind"] == "gone" else node.get("fingerprint", node["digest"])[:10]
+
+
+def _tooltip(node: Mapping[str, Any]) -> str:
+    files = [file["path"] for file in node.get("files", [])[:5]]
+    return "\n".join([node["id"], f"digest {node['digest']}", node.get("headline", ""), *files])
+
+
+def _known(node: Mapping[str, Any]) -> list[str | Markup]:
+    facts: list[str] = []
+    if node["kind"] == "gone":
+        facts.append("is not in the store any more")
+    if "dropped" in node:
+        facts += [f"dropped by {rule}: {count:,}" for rule, count in node["dropped"].items() if count]
+    if node.get("quarantined"):
+        facts.append(f"unreadable records put aside: {node['quarantined']:,}")
+    if node.get("adopted"):
+        facts.append(f"imported: {json.dumps(node['adopted'])}")
+    if branch := node.get("continues"):
+        facts += Branch.from_json(branch).lines()
+    if node.get("settings"):
+        facts.append(f"settings: {json.dumps(node['settings'])}")
+    if code := node.get("code"):
+        facts.append(f"code {code.get('commit', '')[:12]}{', with changes' * bool(code.get('dirty'))}")
+    if "origins" in node:
+        facts += [f"documents from {name}: {count:,}" for name, count in node["origins"].items()]
+    files = node.get("files", [])
+    facts += [f"{file['sha256'][:16]} {file['path']}" for file in files[:FILES_SHOWN]]
+    if len(files) > FILES_SHOWN:
+        facts.append(f"and {len(files) - FILES_SHOWN:,} more; --json lists them all")
+    return [node["id"], node.get("headline", ""), Markup("<br>").join(facts)]

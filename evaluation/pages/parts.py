@@ -1,0 +1,112 @@
+"""The parts of a page, and the one renderer that makes HTML of them: reports, and the lineage of an artifact."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from evaluation.pages.charts import Line, smoothed
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with what it means and where it is weak."""
+
+    title: str
+    svg: Markup
+    means: str
+    weak: str
+    legend: Sequence[tuple[str, str]] = ()
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; numeric columns are aligned to the right. `folded` hides it behind its title."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    folded: bool = False
+    numeric: Sequence[int] = ()
+    mono: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    id: str
+    title: str
+    lead: str = ""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    samples: Sequence[dict[str, Any]] = ()
+    folded: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+    def __bool__(self) -> bool:
+        return bool(self.lead or self.figures or self.tables or self.samples or self.folded)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands above the claims: what was made in plain words, a frank verdict, the models' figures side by side.
+
+    links: (label, address relative to the page). commands: (what for, command line).
+    """
+
+    said: Sequence[str]
+    verdict: str = ""
+    table: Table | None = None
+    links: Sequence[tuple[str, str]] = ()
+    commands: Sequence[tuple[str, str]] = ()
+
+
+def loss_lines(points: list[tuple[float, float]], label: str = "training") -> list[Line]:
+    if not points:
+        return []
+    half_life = max(3.0, len(points) / 60)
+    return [
+        Line(f"{label}, each batch", points, "train", faint=True),
+        Line(label, smoothed(points, half_life), "train"),
+    ]
+
+
+def render_page(
+    title: str,
+    kind: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[Section],
+    claims: Sequence[Any] = (),
+    opening: Opening | None = None,
+    script: str = "",
+) -> str:
+    """A self-contained HTML page; everything in it that is not Markup is escaped.
+
+    facts: names and values below the title. opening and claims (`evaluation.pages.verdicts.Claim`) head the page.
+    Sections that say nothing are left out. script: JavaScript of the page's own, the only one that may run in it.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("report.html.j2").render(
+        title=title,
+        kind=kind,
+        facts=facts,
+        claims=claims,
+        opening=opening,
+        sections=[section for section in sections if section],
+        script=Markup(script),
+        script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
+    )
+    return page + "\n"

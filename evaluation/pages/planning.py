@@ -1,0 +1,69 @@
+"""What a plan says to a person: its figures in words, for the terminal and for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.pages.words import compact
+
+
+def title(found: Mapping[str, Any]) -> str:
+    size = f"{compact(found['parameters'])} parameters"
+    if found["parameters_of_a_token"] < found["parameters"]:
+        size += f", of which a token passes {compact(found['parameters_of_a_token'])}"
+    return (
+        f"{found['model']}: {size}, {compact(found['tokens'])} tokens "
+        f"({found['because']}), on {found['gpus']} {found['gpu']}"
+    )
+
+
+def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, planned, its range) of each figure."""
+    layout = found["layout"]
+    degrees = " × ".join(f"{name} {layout[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if layout[name] > 1)
+    spread = f"{degrees or 'one device'}, {layout['sharding']}"
+    shape = f"{spread}, {layout['microbatch']} at once, recompute {layout['recompute']}"
+    power, carbon = (
+        [compact(found[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
+    )
+    halts = found["failures"]
+    every = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
+    laws = [
+        (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
+        for name, best in found["optimal"].items()
+    ]
+    memory, fullest = found["memory_gb_per_gpu"], found["memory_gb_per_gpu_high"]
+    rent = f"as much as {hours(found['rent_as_dear_as_buying_hours'])} of rent"
+    return [
+        ("time", hours(found["hours"]), f"{hours(found['hours_low'])} to {hours(found['hours_high'])}"),
+        ("cost", dollars(found["cost_usd"]), f"{dollars(found['cost_usd_low'])} to {dollars(found['cost_usd_high'])}"),
+        ("to buy them instead", dollars(found["cost_to_buy_usd"]), rent),
+        ("energy", f"{power[0]} kWh", f"{power[1]} to {power[2]} kWh"),
+        ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
+        ("compute", f"{found['flops']:.3g} FLOPs", ""),
+        ("speed", f"{compact(found['tokens_per_s'])} tokens/s, {found['mfu']:.1%} MFU", ""),
+        ("memory a device", f"{memory:.1f} GB", f"to {fullest:.1f} GB" if fullest > memory else ""),
+        ("layout", shape, ""),
+        *((f"best for this compute, {name}", best, "") for name, best in laws),
+        ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),
+        ("checkpoint every", every, ""),
+    ]  # fmt: skip
+
+
+def hours(value: float) -> str:
+    if value < 1 / 60:
+        return f"{value * 3600:.0f} s"
+    if value < 1:
+        return f"{value * 60:.0f} min"
+    return (
+        f"{value:.1f} h"
+        if value < 48
+        else f"{value / 24:.1f} days"
+        if value < 24 * 700
+        else f"{value / 8766:,.1f} years"
+    )
+
+
+def dollars(value: float) -> str:
+    return f"{value:,.2f} USD" if value < 100 else f"{value:,.0f} USD" if value < 1e6 else f"{value / 1e6:,.2f}M USD"

@@ -1,0 +1,189 @@
+"""The page of a plan: its figures, curves, memory by part, and sliders that compute in the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from evaluation.pages.charts import Bar, Line, bar_chart, line_chart
+from evaluation.pages.parts import Figure, Section, Table, render_page
+from evaluation.pages.planning import hours, rows, title
+from evaluation.pages.words import compact
+
+_SLIDERS = (
+    # key, label, least, most (powers of ten)
+    ("parameters", "parameters", 6, 12.3),
+    ("tokens", "tokens", 7, 13.5),
+    ("gpus", "devices", 0, 4.5),
+    ("mfu", "MFU", -2, -0.1),
+    ("price", "USD a device and hour", -1, 1.3),
+)
+_COLUMNS = "minmax(0,9em) minmax(0,1fr) 4.5em"
+_SCRIPT = """
+(function () {
+  const given = JSON.parse(document.getElementById('plan-data').textContent);
+  const box = document.getElementById('plan-sliders');
+  const said = {
+    parameters: v => short(v), tokens: v => short(v), gpus: v => Math.round(v).toLocaleString('en'),
+    mfu: v => (100 * v).toFixed(1) + ' %', price: v => v.toFixed(2),
+  };
+  function short(v) {
+    const units = [[1e12, 'T'], [1e9, 'B'], [1e6, 'M'], [1e3, 'k']];
+    for (const [size, unit] of units) if (v >= size) return (v / size).toPrecision(3) + unit;
+    return v.toPrecision(3);
+  }
+  function span(h) {
+    return h < 1 ? (60 * h).toFixed(0) + ' min' : h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
+  }
+  function value(key) {
+    const v = Math.pow(10, parseFloat(box.querySelector('[name=' + key + ']').value));
+    return key === 'gpus' ? Math.max(1, Math.round(v)) : v;
+  }
+  function update() {
+    const v = {};
+    for (const input of box.querySelectorAll('input')) {
+      v[input.name] = value(input.name);
+      input.nextElementSibling.textContent = said[input.name](v[input.name]);
+    }
+    const flops = v.parameters * v.tokens * given.flops_per_parameter_and_token;
+    const hours = flops / (v.gpus * given.peak * v.mfu) / 3600;
+    const out = {
+      compute: flops.toExponential(2) + ' FLOPs', time: span(hours),
+      cost: Math.round(hours * v.gpus * v.price).toLocaleString('en') + ' USD',
+      energy: short(hours * v.gpus * given.kw) + ' kWh',
+      carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
+      loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
+        + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats a token' : 'the law has none',
+      memory: (16 * v.parameters / v.gpus / 1e9).toFixed(1)
+        + ' GB a device for weights, gradients and AdamW, all shared out',
+    };
+    for (const key in out) document.getElementById('plan-' + key).textContent = out[key];
+  }
+  box.addEventListener('input', update);
+  update();
+})();
+"""
+
+
+def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
+    """A self-contained page. found: the document of `stemma plan --json`. curves: of
+    training/planner/laws/curves.py."""
+    said = [(what, value, span) for what, value, span in rows(found)]
+    sections = [
+        Section(
+            "plan", "The plan", title(found), _drawn(found, curves), [Table("Figures", ["", "plan", "range"], said)]
+        ),
+        Section("what-if", "What if", figures=[_sliders(found, curves)]),
+        Section(
+            "verdict",
+            f"Train at all? {found['verdict']['choice']}",
+            " ".join(f"{one[0].upper()}{one[1:]}." for one in found["verdict"]["because"]),
+        ),
+        Section(
+            "layouts",
+            "Other layouts",
+            tables=[
+                Table(
+                    "Why they lost",
+                    ["layout", "a step", "why"],
+                    [[one["layout"], f"{one['step_s']:.3g} s", one["why"]] for one in found["others"]],
+                    numeric=(1,),
+                )
+            ]
+            if found["others"]
+            else (),
+        ),
+        Section(
+            "assumptions",
+            "What this rests on",
+            tables=[Table("Assumptions", ["assumption"], [[one] for one in found["assumptions"]])],
+        ),
+    ]
+    facts = [("model", found["model"]), ("devices", f"{found['gpus']} {found['gpu']}"), ("kernels", found["kernels"])]
+    return render_page(f"Plan: {found['model']}", "training plan", facts, sections, script=_SCRIPT)
+
+
+def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
+    drawn = []
+    devices = curves["devices"]
+    chart = line_chart(
+        "cost over devices",
+        [Line("cost", [(math.log2(one["gpus"]), one["cost_usd"]) for one in devices], "train")],
+        x_label="devices",
+        y_label="USD",
+        x_format=lambda power: compact(round(2**power)),
+        from_zero=True,
+    )
+    if chart:
+        ends = ", ".join(f"{hours(one['hours'])} on {one['gpus']}" for one in (devices[0], devices[-1]))
+        weak = "Prices are taken as the same for any number; failures are not counted."
+        drawn.append(Figure("Cost against devices", chart, f"Same model and tokens: {ends}.", weak))
+    chart = line_chart(
+        "loss over compute",
+        [Line("best size and length", [(math.log10(flops), loss) for flops, loss in curves["loss"]], "train")],
+        x_label="FLOPs",
+        y_label="loss (nats a token)",
+        x_format=lambda power: f"1e{power:g}",
+    )
+    if chart:
+        means = f"This plan spends {found['flops']:.1e} FLOPs.".replace("e+", "e")
+        if found["loss"]:
+            means += f" At its own size and length the law gives {found['loss']:.3f}."
+        drawn.append(
+            Figure("Loss against compute", chart, means, "Of the text that the law was fitted on, not of yours.")
+        )
+    parts = {name: value for name, value in found["memory_parts_gb"].items() if value > 0.005}
+    chart = bar_chart(
+        "memory by part",
+        [(name, [Bar(value)]) for name, value in parts.items()],
+        value_format=lambda value: f"{value:.1f} GB",
+    )
+    drawn.append(
+        Figure(
+            "Memory by part",
+            chart,
+            f"{found['memory_gb_per_gpu']:.1f} GB at the fullest moment of a step.",
+            "Counted, not measured on the device.",
+        )
+    )
+    return drawn
+
+
+def _sliders(found: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
+    begin = {
+        "parameters": found["parameters"],
+        "tokens": found["tokens"],
+        "gpus": found["gpus"],
+        "mfu": found["mfu"],
+        "price": found["cost_usd"] / (found["hours"] * found["gpus"]),
+    }
+    data = {
+        "flops_per_parameter_and_token": found["flops"] / found["parameters"] / found["tokens"],
+        "peak": found["tokens_per_s"] * found["flops"] / found["tokens"] / (found["gpus"] * found["mfu"]),
+        "kw": found["energy_kwh"] / (found["hours"] * found["gpus"]),
+        "carbon": found["carbon_kg"] / found["energy_kwh"],
+        "law": curves["law"],
+        "passed": found["parameters_of_a_token"] / found["parameters"],
+    }
+    inputs = [
+        f'<label style="display:grid;grid-template-columns:{_COLUMNS};gap:12px;align-items:center">{label}'
+        f'<input type="range" style="min-width:0" name="{key}" min="{least}" max="{most}" step="any" '
+        f'value="{min(max(math.log10(begin[key]), least), most):.9f}"><output></output></label>'
+        for key, label, least, most in _SLIDERS
+    ]
+    outputs = [
+        f'<tr><th style="text-align:left">{key}</th><td id="plan-{key}"></td></tr>'
+        for key in ("compute", "time", "cost", "energy", "carbon", "loss", "memory")
+    ]
+    text = json.dumps(data).replace("<", "\\u003c")
+    html = (
+        f'<div id="plan-sliders">{"".join(inputs)}</div><table>{"".join(outputs)}</table>'
+        f'<script type="application/json" id="plan-data">{text}</script>'
+    )
+    means = "Move the sliders: all figures are computed in this page, by the formulas of docs/planning.md."
+    weak = "MFU does not follow the other sliders: take it from a plan of that size."
+    return Figure("What if", Markup(html), means, weak, wide=True)

@@ -1,0 +1,1 @@
+"""Sections of a pipeline's report, one file per subject."""

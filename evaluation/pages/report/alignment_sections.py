@@ -1,0 +1,246 @@
+"""Preference tuning and RLHF: their curves, and what held-out prompts show."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+
+from evaluation.pages.charts import Line, line_chart
+from evaluation.pages.parts import Figure, Section, Table, loss_lines
+from evaluation.pages.report.training_sections import LEGEND, titled
+from evaluation.pages.words import (
+    between,
+    between_percent,
+    compact,
+    fixed,
+    interval_of,
+    percent,
+    signed,
+)
+from evaluation.results.pipeline import PipelineResults
+
+
+def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
+    """The alignment of one step on preference pairs themselves."""
+    figures, drawn = pipeline.figures(id), []
+    sampled = pipeline.curve(id, "validation/sample_margin")
+    chart = line_chart(
+        "preference margin",
+        [*loss_lines(pipeline.curve(id, "preference/margin")), Line("held-out", sampled, "validation")],
+        x_label="batch",
+        y_label="nats by which the chosen answer rose more",
+    )
+    margin, win_rate = interval_of(figures, "margin"), interval_of(figures, "win_rate")
+    risen = [interval_of(figures, f"{name}_rise") for name in ("chosen", "rejected")]
+    if chart:
+        means = "Log-probability of the chosen answer less that of the rejected one, both against the model before."
+        if margin and win_rate:
+            means += (
+                f" On held-out pairs {signed(margin.value)} {between(margin)}; in {percent(win_rate.value)} of them "
+                f"the chosen answer rose more {between_percent(win_rate)}."
+            )
+        weak = "A margin says which answer gained, not that the model writes the better one: read the answers."
+        chosen = risen[0]
+        if chosen and chosen.high < 0:
+            weak = (
+                f"The chosen answers lost probability too, {signed(chosen.value)} nats {between(chosen)}: what the "
+                "model writes instead stands in no pair (Razin et al. 2024). A larger beta moves less."
+            )
+        drawn.append(Figure("Margin of preference", chart, means, weak, LEGEND[: 2 if sampled else 1]))
+    rows = []
+    for name, model in (pipeline.roles(id) if pipeline.get(id) else {}).items():
+        prefers, ends = (interval_of(figures, f"{figure}_{name}") for figure in ("prefers_chosen", "ends_share"))
+        if prefers is None or ends is None:
+            continue
+        judged = interval_of(figures, f"heldout_judge_{name}")
+        rows.append(
+            [
+                pipeline.long_name(model),
+                f"{percent(prefers.value)} {between_percent(prefers)}",
+                *([f"{fixed(judged.value)} {between(judged)}"] if judged else []),
+                fixed(figures.get(f"answer_tokens_{name}", math.nan), 1),
+                f"{percent(ends.value)} {between_percent(ends)}",
+            ]
+        )
+    tables = []
+    if rows:
+        judged_by = ["judge's score"] if "judge_gain" in figures else []
+        columns = ["model", "chosen is likelier", *judged_by, "tokens an answer", "answers that end"]
+        note = f"{figures['heldout_pairs']:,.0f} held-out pairs; likelier by the mean log-probability a token."
+        if kl := interval_of(figures, "kl_to_reference"):
+            note += f" The KL divergence from the model before is {fixed(kl.value)} nats an answer {between(kl)}."
+        tables.append(Table("Held-out pairs", columns, rows, note, numeric=tuple(range(1, len(columns)))))
+    title = f"Alignment by {pipeline.algorithm(id)}"
+    return Section(*titled("preference-tuning", title, id, "preference_tuning"), "", drawn, tables)
+
+
+def alignment(pipeline: PipelineResults, id: str) -> Section:
+    """The alignment of one step."""
+    figures = pipeline.figures(id)
+    called = pipeline.roles(id) if pipeline.get(id) else {}
+    start = pipeline.long_name(called.get("sft", "sft"))
+    tables = [*_heldout_answers(pipeline, figures, called), *_best_of(figures, pipeline.algorithm(id))]
+    lead = ""
+    if "generating_share" in figures:
+        lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens a second, which took "
+        lead += f"{percent(figures['generating_share'])} of the rounds' time."
+    drawn = [*_rewards(pipeline, id, start), *_distance(pipeline, id, start)]
+    return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), lead, drawn, tables)
+
+
+def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
+    """The reward over the rounds, and with a judge both, also over the distance. start: the model before, in words."""
+    figures = pipeline.figures(id)
+    reward, judge = pipeline.curve(id, "rlhf/reward"), pipeline.curve(id, "rlhf/judge")
+    lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"
+    if judge:
+        # Two models' scores have no common scale.
+        points = {key: _standardised(pipeline, id, key, of) for key, of in (("rewards", reward), ("judge", judge))}
+        lines = [Line("reward", points["rewards"], "rlhf"), Line("judge", points["judge"], "validation")]
+        legend = [("reward model, which is learnt from", "rlhf"), ("judge, which trains nothing", "validation")]
+        unit = f"standard deviations above the {start}"
+    drawn = []
+    if chart := line_chart("reward", lines, x_label="batch", y_label=unit, y_format=lambda value: fixed(value, 2)):
+        weak = "The policy is trained to please this reward model: a rising curve can mean that its gaps are found."
+        if judge:
+            weak = (
+                f"Zero is the mean of the {start} on held-out prompts. Where the reward rises and the judge's score "
+                "does not, gaps of the reward model were found (Gao et al. 2022); gaps that both share stay hidden."
+            )
+        drawn.append(Figure("Reward", chart, _reward_sentences(figures, reward, judge), weak, legend))
+    if judge and (over := _over_distance(points, pipeline.curve(id, "rlhf/kl"))):
+        chart = line_chart(
+            "reward over distance",
+            [Line("reward", over["rewards"], "rlhf"), Line("judge", over["judge"], "validation")],
+            x_label=f"KL to the {start} (nats an answer)",
+            y_label=unit,
+            y_format=lambda value: fixed(value, 2),
+        )
+        if chart:
+            drawn.append(Figure("Reward over distance", chart, _over_optimised(figures, over), _PROXY_WEAK, legend))
+    return drawn
+
+
+def _reward_sentences(
+    figures: dict[str, float], reward: list[tuple[float, float]], judge: list[tuple[float, float]]
+) -> str:
+    """What the curves of the rounds, (batch, mean score), and held-out prompts say of the reward."""
+    means = f"Mean reward of the answers sampled in training, from {fixed(reward[0][1])} to {fixed(reward[-1][1])}."
+    if gain := interval_of(figures, "reward_gain"):
+        verdict = "includes zero" if gain.includes(0) else "does not include zero"
+        means += f" On held-out prompts the gain is {signed(gain.value)} {between(gain)}: the interval {verdict}."
+    if level := interval_of(figures, "reward_gain_equal_length"):
+        verdict = "includes zero" if level.includes(0) else "does not include zero"
+        means += f" Between answers of equal length it is {signed(level.value)} {between(level)}, which {verdict}."
+    if judge:
+        means += f" The judge's score of them went from {fixed(judge[0][1])} to {fixed(judge[-1][1])}."
+        if found := interval_of(figures, "judge_gain"):
+            means += f" On held-out prompts the judge finds {signed(found.value)} {between(found)}."
+    return means
+
+
+def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
+    """The KL divergence to the model before over the rounds."""
+    divergence = pipeline.curve(id, "rlhf/kl")
+    chart = line_chart(
+        "KL",
+        [Line("KL", divergence, "rlhf")],
+        x_label="batch",
+        y_label=f"KL to the {start} (nats an answer)",
+        from_zero=True,
+    )
+    if not chart:
+        return []
+    means = f"It ends at {fixed(divergence[-1][1])} nats an answer."
+    if kl := interval_of(pipeline.figures(id), "kl_to_sft"):
+        means += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
+    weak = "An estimate from sampled tokens, which is noisy for few prompts and can dip below zero."
+    return [Figure(f"Distance from the {start}", chart, means, weak)]
+
+
+def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], called: Mapping[str, str]) -> list[Table]:
+    """Reward and length of both models' answers to held-out prompts. called: the models by what figures call them."""
+    rows = []
+    for name, model in called.items():
+        value = interval_of(figures, f"heldout_reward_{name}")
+        if value is None:
+            continue
+        ends = interval_of(figures, f"ends_share_{name}")
+        by_judge = interval_of(figures, f"heldout_judge_{name}")
+        rows.append(
+            [
+                pipeline.long_name(model),
+                f"{fixed(value.value)} {between(value)}",
+                *([f"{fixed(by_judge.value)} {between(by_judge)}"] if by_judge else []),
+                fixed(figures.get(f"answer_tokens_{name}", math.nan), 1),
+                f"{percent(ends.value)} {between_percent(ends)}" if ends else "–",
+            ]
+        )
+    if not rows:
+        return []
+    note = "If answers grew longer or shorter together with the reward, length may be what was learnt."
+    if level := interval_of(figures, "reward_gain_equal_length"):
+        note += (
+            f" Fitted over the prompts, one more token is worth {signed(figures['reward_per_token'], 3)}; the gain "
+            f"at equal length is {signed(level.value)} {between(level)}."
+        )
+    judged = ["judge's score"] if "judge_gain" in figures else []
+    columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
+    return [Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns))))]
+
+
+_PROXY_WEAK = "Rounds in the order of their KL divergence, each a mean over its answers; the estimate of KL is noisy."
+
+
+def _over_distance(
+    points: dict[str, list[tuple[float, float]]], divergence: list[tuple[float, float]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Reward and judge over the distance from the model before, as in figure 1 of Gao et al. 2022; empty where fewer
+    than three rounds have all three."""
+    at = dict(divergence)
+    found = {key: sorted((at[step], value) for step, value in of if step in at) for key, of in points.items()}
+    return found if all(len(of) > 2 for of in found.values()) else {}
+
+
+def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float, float]]]) -> str:
+    """Where the judge's score is highest, and whether the reward went on rising from there."""
+    best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
+    said = (
+        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
+        f"{fixed(best[1] - last[1])} lower."
+    )
+    if figures.get("stopped_early"):
+        said += " Training was stopped there, since the judge's score fell beyond chance while the reward rose."
+    return said
+
+
+def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
+    """What choosing among several answers of the model before would give, above what the training gave."""
+    counts = sorted(int(name.split("_")[2]) for name in figures if re.fullmatch(r"best_of_\d+_kl", name))
+    kinds = {"reward": "reward", "judge": "judge's score", "verified": "verified right"}
+    kinds = {kind: label for kind, label in kinds.items() if f"best_of_1_{kind}" in figures}
+    if not counts or not kinds:
+        return []
+
+    def row(label: str, kl: float, names: list[str]) -> list[str]:
+        found = [interval_of(figures, name) for name in names]
+        return [label, fixed(kl), *(f"{fixed(one.value)} {between(one)}" if one else "–" for one in found)]
+
+    rows = [row(f"best of {n}", figures[f"best_of_{n}_kl"], [f"best_of_{n}_{kind}" for kind in kinds]) for n in counts]
+    own = {"reward": "heldout_reward_rlhf", "judge": "heldout_judge_rlhf", "verified": "verified_rlhf"}
+    rows.append(row(algorithm, figures.get("kl_to_sft", math.nan), [own[kind] for kind in kinds]))
+    note = "Chosen by the reward model among answers of the model before, without training; KL = log n − (n − 1)/n."
+    columns = ["", "KL, nats an answer", *kinds.values()]
+    return [Table("Against the best of n", columns, rows, note, numeric=tuple(range(1, len(columns))))]
+
+
+def _standardised(
+    pipeline: PipelineResults, id: str, key: str, points: list[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Points in standard deviations above the mean of what the answers of the model before scored on held-out prompts;
+    those of a training that is not measured yet start at zero and keep their unit."""
+    scores = pipeline.scores(id, key, "sft")
+    mean, spread = (fmean(scores), pstdev(scores) or 1.0) if scores else (points[0][1], 1.0)
+    return [(step, (value - mean) / spread) for step, value in points]

@@ -1,0 +1,145 @@
+"""What models answer: side by side, and the same prompts at points of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from evaluation.pages.charts import Line, line_chart
+from evaluation.pages.parts import Figure, Section
+from evaluation.pages.words import fixed
+from evaluation.results.pipeline import PipelineResults, asked_in
+
+_STYLES = ("train", "validation", "base", "sft", "rlhf")
+_LABEL = 60
+"""Most letters of a prompt in a legend."""
+
+
+def answers(pipeline: PipelineResults, count: int) -> Section:
+    rows = []
+    for row in pipeline.samples(count):
+        answers = [
+            {
+                "model": pipeline.style(model),
+                "label": pipeline.long_name(model),
+                "text": row["answers"][model],
+                "score": f"reward {fixed(float(row['rewards'][model]))}" if model in row["rewards"] else "",
+                "mark": _mark(row["verified"], model),
+            }
+            for model in pipeline.models
+            if model in row["answers"]
+        ]
+        rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
+    lead = (
+        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; after an "
+        "alignment, its model and the one that it began with are as sampled for its measurement, with the reward "
+        "model's score. "
+        "✓ and ✗ stand where a rule can check the answer."
+        if rows
+        else ""
+    )
+    return Section("samples", "Answers side by side", lead, samples=rows)
+
+
+def _mark(verified: Mapping[str, bool], name: str) -> str:
+    """Whether the answer under this name is right, where a rule could tell."""
+    return ("✓ right" if verified[name] else "✗ wrong") if name in verified else ""
+
+
+def answers_over_training(pipeline: PipelineResults) -> Section:
+    """The same held-out prompts as each instruction tuning answered them on the way, and the alignment after it."""
+    rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
+    lead = (
+        "The first held-out prompts, not chosen by anyone, as the model answered them at several points of its "
+        "training. The loss is that of the reference answer, in nats a token. Answers are greedy, but for those after "
+        "alignment, which are as sampled for its measurement. ✓ and ✗ stand where a rule can check the answer."
+        if rows
+        else ""
+    )
+    drawn = [figure for id in pipeline.steps("sft") for figure in _drawn_over_training(pipeline, id)]
+    return Section("over-training", "The same prompt over training", lead, drawn, samples=rows)
+
+
+def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
+    """How likely the reference answer of each of these prompts was at these points."""
+    losses: dict[str, list[tuple[float, float]]] = {}
+    for line in _watched(pipeline, id):
+        losses.setdefault(asked_in(line), []).append((line["batch"], line["loss"]))
+    lines = [Line(prompt, points, style) for (prompt, points), style in zip(losses.items(), _STYLES, strict=False)]
+    chart = line_chart(
+        "loss of the reference answers",
+        lines,
+        x_label="batch",
+        y_label="loss (nats a token)",
+    )
+    if not chart:
+        return []
+    before, after = (fmean(line.points[place][1] for line in lines) for place in (0, -1))
+    return [
+        Figure(
+            "Reference answers to these prompts",
+            chart,
+            f"The mean loss of their reference answers went from {fixed(before)} to {fixed(after)} nats a token.",
+            "Few prompts; the held-out loss of the instruction tuning is of all.",
+            [(_shortened(line.label), line.style) for line in lines],
+        )
+    ]
+
+
+def _shortened(prompt: str) -> str:
+    return prompt if len(prompt) <= _LABEL else f"{prompt[: _LABEL - 1].rstrip()}…"
+
+
+def _watched(pipeline: PipelineResults, id: str) -> Sequence[dict[str, Any]]:
+    found = pipeline.get(id)
+    return found.read_lines("aux/training_samples.jsonl") if found else ()
+
+
+def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
+    found, lines = pipeline.get(id), _watched(pipeline, id)
+    if not lines:
+        return []
+    called = pipeline.roles(id)
+    references = {asked_in(row): row["reference"] for row in found.read_lines("aux/samples.jsonl")} if found else {}
+    rows = []
+    for prompt in dict.fromkeys(map(asked_in, lines)):
+        points = [
+            {
+                "model": pipeline.style(called["sft" if line["batch"] else "base"]),
+                "label": pipeline.long_name(called["sft" if line["batch"] else "base"]) + _batch(line["batch"]),
+                "text": line["text"],
+                "score": f"loss {fixed(line['loss'])}",
+                "mark": _mark(line, "verified"),
+            }
+            for line in lines
+            if asked_in(line) == prompt
+        ]
+        points += _after_ppo(pipeline, called["sft"], prompt)
+        rows.append({"prompt": prompt, "reference": references.get(prompt, ""), "answers": points})
+    return rows
+
+
+def _batch(number: float) -> str:
+    return f", batch {number:,.0f}" if number else ""
+
+
+def _after_ppo(pipeline: PipelineResults, tuned: str, prompt: str) -> list[dict[str, Any]]:
+    points = []
+    for id in pipeline.steps("rlhf"):
+        found, called = pipeline.get(id), pipeline.roles(id) if pipeline.get(id) else {}
+        if found is None or called["sft"] != tuned:
+            continue
+        line = next((line for line in found.read_lines("aux/samples.jsonl") if asked_in(line) == prompt), None)
+        if line is not None:
+            rewards = line.get("rewards") or {}
+            points.append(
+                {
+                    "model": pipeline.style(called["rlhf"]),
+                    "label": pipeline.long_name(called["rlhf"]) + _batch(found.figures.get("batches", 0)),
+                    "text": line["answers"]["rlhf"],
+                    "score": f"reward {fixed(float(rewards['rlhf']))}" if "rlhf" in rewards else "",
+                    "mark": _mark(line.get("verified") or {}, "rlhf"),
+                }
+            )
+    return points

@@ -1,0 +1,99 @@
+"""Trainings that go on from a state of another: where they branch off, what was changed there, and how each went on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from evaluation.pages.charts import Line, line_chart, smoothed
+from evaluation.pages.parts import Figure, Section, Table
+from evaluation.results.pipeline import OTHER_STYLES, PipelineResults
+from infra.store.branches import Branch
+
+_KINDS = {"schedule": "schedule", "duration": "length", "seed": "seed", "inputs": "data and inputs"}
+_CURVES = (("train/loss", "Loss", "loss (nats a token)"), ("train/lr", "Learning rate", "learning rate"))
+
+
+def branches(pipeline: PipelineResults) -> Section:
+    """A picture of each curve over a training and its branches, and a table of what was changed by hand."""
+    found = {id: one.branch for id, one in pipeline.artifacts.items() if one.branch}
+    if not found:
+        return Section("branches", "Branches")
+    tables = []
+    for id, branch in found.items():
+        head = f"{id} goes on from {branch}"
+        if branch.changed is None:
+            tables.append(Table(head, [""], [["What was changed is not known: that training is not in the store."]]))
+            continue
+        rows = [[_kind(one.key), one.key, _value(one.before), _value(one.after)] for one in branch.changed]
+        rows += _rate_rows(pipeline, id, branch)
+        tables.append(Table(head, ["kind", "key", "before", "after"], rows, mono=(1,)))
+    lead = (
+        f"{len(found)} training{'s' * (len(found) > 1)} went on from a kept state of another. "
+        "What was trained before the state is shared; what was changed by hand at it stands below."
+    )
+    figures = [
+        figure
+        for trunk, members in _branches_by_trunk(pipeline, found).items()
+        for name, title, label in _CURVES
+        if (figure := _figure(pipeline, found, [trunk, *members], name, title, label))
+    ]
+    return Section("branches", "Branches", lead, figures, tables)
+
+
+def parent_of(pipeline: PipelineResults, branch: Branch) -> str | None:
+    """The step that a branch goes on from; None where it is not in the pipeline."""
+    address = (branch.stage, branch.fingerprint)
+    known = ((id, one.manifest) for id, one in pipeline.artifacts.items() if one.manifest)
+    return next((id for id, manifest in known if (manifest.stage, manifest.fingerprint) == address), None)
+
+
+def _branches_by_trunk(pipeline: PipelineResults, found: Mapping[str, Branch]) -> dict[str, list[str]]:
+    """The branches by the training that they go back to."""
+
+    def trunk(id: str) -> str:
+        while id in found and (parent := parent_of(pipeline, found[id])):
+            id = parent
+        return id
+
+    ids = sorted(found, key=trunk)
+    return {first: [id for id in members if id != first] for first, members in groupby(ids, key=trunk)}
+
+
+def _figure(
+    pipeline: PipelineResults, found: Mapping[str, Branch], ids: Sequence[str], name: str, title: str, label: str
+) -> Figure | None:
+    lines, legend = [], []
+    for place, id in enumerate(ids):
+        style = "train" if place == 0 else f"other{(place - 1) % OTHER_STYLES}"
+        points = pipeline.curve(id, name)
+        lines.append(Line(id, smoothed(points, max(3.0, len(points) / 60)) if name == "train/loss" else points, style))
+        legend.append((id, style))
+    marks = [(batch, f"{id} branches off") for id in ids if id in found and (batch := found[id].batch) is not None]
+    chart = line_chart(f"{title} of {ids[0]} and its branches", lines, x_label="batch", y_label=label, marks=marks)
+    if not chart:
+        return None
+    means = "A branch begins where the training that it goes on from stood; upright lines stand at the states."
+    weak = "Branches on other data cannot be told apart from branches with other settings by their training loss."
+    return Figure(f"{title}: {', '.join(ids)}", chart, means, weak if name == "train/loss" else "", legend)
+
+
+def _rate_rows(pipeline: PipelineResults, id: str, branch: Branch) -> list[list[str]]:
+    """The learning rate that was trained with on both sides of the state, as their curves have it."""
+    parent = parent_of(pipeline, branch)
+    trained = pipeline.curve(parent, "train/lr") if parent else []
+    before = [value for step, value in trained if step <= (branch.batch or 0)]
+    after = pipeline.curve(id, "train/lr")
+    if not (before and after):
+        return []
+    return [["learning rate", "as trained", f"{before[-1]:.4g}", f"{after[0][1]:.4g}"]]
+
+
+def _kind(key: str) -> str:
+    first = key.partition(".")[0]
+    return _KINDS.get(first, "setting")
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else str(value)

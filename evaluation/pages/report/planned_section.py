@@ -1,0 +1,68 @@
+"""What was planned for each training beside what it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluation.pages.charts import Line, line_chart
+from evaluation.pages.parts import Figure, Section, Table
+from evaluation.pages.words import percent
+from evaluation.results.pipeline import PipelineResults
+
+PLANNED, PROFILE = "aux/planned.json", "aux/profile.json"
+
+
+def planned(pipeline: PipelineResults) -> Section:
+    """Time of a step and memory, planned and measured, with the ratio; empty where no training left them."""
+    rows = []
+    for id, one in pipeline.artifacts.items():
+        if found := one.read_json(PLANNED):
+            rows += _rows(id, found)
+    note = (
+        "Planned as stemma check does, for the machine that trained. Steps with their evaluations and checkpoints, "
+        "without the first. Of a CPU memory is what the process held more than before, which the allocator rounds up."
+    )
+    columns = ["step", "", "planned", "range", "measured", "measured / planned"]
+    table = Table("", columns, rows, note, numeric=(2, 3, 4, 5))
+    return Section("planned", "Planned and measured", "", tables=[table] if rows else [])
+
+
+def _rows(id: str, found: dict[str, Any]) -> list[list[str]]:
+    told, took = found["planned"], found["measured"]
+    rows = []
+    if took["step_s"]:
+        span = f"{_time(told['step_s_low'])} to {_time(told['step_s_high'])}"
+        ratio = f"{took['step_s'] / told['step_s']:.2f}"
+        rows.append([id, "time of a step", _time(told["step_s"]), span, _time(took["step_s"]), ratio])
+    ratio = f"{took['memory_gb'] / told['memory_gb']:.2f}"
+    limit = f"of {told['memory_limit_gb']:.0f} GB"
+    rows.append([id, "memory", f"{told['memory_gb']:.3g} GB", limit, f"{took['memory_gb']:.3g} GB", ratio])
+    return rows
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def profiles(pipeline: PipelineResults) -> Section:
+    """Where the time of profiled steps went (`launch.profile`); empty where nothing was profiled."""
+    tables, figures = [], []
+    for id, one in pipeline.artifacts.items():
+        found = one.read_json(PROFILE)
+        if not found or "operators" not in found:  # a validation's profile of its texts has the same name
+            continue
+        rows = [
+            [row["name"], f"{row['calls']:,}", f"{row['self_ms']:.2f}", percent(row["share"], 1)]
+            for row in found["operators"][:15]
+        ]
+        note = (
+            f"{found['steps']} steps; communication {percent(found['communication_share'], 1)}. The trace lies in aux/."
+        )
+        tables.append(
+            Table(id, ["operator", "calls", "ms by itself", "share"], rows, note, numeric=(1, 2, 3), mono=(0,))
+        )
+        points = [(float(at), float(held)) for at, held in found["memory"]]
+        chart = line_chart("memory", [Line("tensors", points, "train")], x_label="ms", y_label="MB, more than before")
+        if chart:
+            figures.append(Figure(f"{id}: memory of tensors over the profiled steps", chart, "", "", wide=True))
+    return Section("profile", "Profile", "", figures, tables)

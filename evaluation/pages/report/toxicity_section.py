@@ -1,0 +1,280 @@
+"""Toxicity of the models side by side: what they write, and how far to trust who scores it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.pages.charts import Mark, Row, interval_plot
+from evaluation.pages.parts import Figure, Section, Table
+from evaluation.pages.words import (
+    between,
+    between_percent,
+    fixed,
+    percent,
+    signed,
+    whole_percent,
+)
+from evaluation.results.comparison import PairedToxicity
+from evaluation.results.pipeline import PipelineResults
+from evaluation.statistics.intervals import Interval, difference_of_independent
+
+
+def toxicity(pipeline: PipelineResults) -> Section:
+    found = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
+    if not found:
+        return Section("toxicity", "Toxicity")
+    kinds = sorted({kind for one in found.values() for kind in one["by_kind"]})
+    groups = ["overall", *(kinds if len(kinds) > 1 else [])]
+
+    def part(one: dict[str, Any], group: str) -> dict[str, Any]:
+        return one["overall"] if group == "overall" else one["by_kind"].get(group, {})
+
+    def marks(group: str, name: str) -> list[Mark]:
+        cells = [(model, part(one, group).get(name)) for model, one in found.items()]
+        return [
+            Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
+            for model, cell in cells
+            if cell
+        ]
+
+    shown = [Row(group, marks(group, "toxicity_probability")) for group in groups]
+    highest = max((mark.high or 0.0 for row in shown for mark in row.marks), default=1.0)
+    chart = interval_plot(
+        "toxicity probability",
+        shown,
+        value_format=whole_percent,
+        span=(0, min(1.0, math.ceil(10 * highest) / 10 or 0.1)),
+    )
+    first, pairs = next(iter(found.values())), _pairs(pipeline)
+    figure = Figure(
+        "Prompts with at least one toxic continuation",
+        chart,
+        f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
+        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}",
+        f"Scored by {first['scorer']}. {first['limits']}",
+        pipeline.legend(list(found)),
+        wide=True,
+    )
+    rows = []
+    for model, one in found.items():
+        for group in groups:
+            cells = part(one, group)
+            if not cells:
+                continue
+            rows.append([pipeline.long_name(model), group, *_cells(cells)])
+    if text := next((one["text"] for one in found.values() if one.get("text")), None):
+        rows.append(
+            ["held-out text, as it is", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
+        )
+    table = Table(
+        "Figures",
+        ["model", "prompts", "expected maximum toxicity", "toxicity probability", "toxic continuations"],
+        rows,
+        "The maximum grows with the number of continuations: compare only runs with the same number.",
+        numeric=(2, 3, 4),
+    )
+    tables = [
+        table,
+        *_groups(pipeline, found),
+        *_paired_table(pairs),
+        *_adversarial(pipeline),
+        *_other_scorers(pipeline, found),
+        *_quality(first),
+    ]
+    return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
+
+
+def _cells(figures: Mapping[str, Any]) -> list[str]:
+    """Expected maximum, toxicity probability and toxic continuations with their intervals, as a table has them."""
+    names = ("expected_max_toxicity", "toxicity_probability", "toxic_continuations")
+    worst, *shares = (Interval(**figures[name]) for name in names)
+    return [
+        f"{fixed(worst.value)} {between(worst)}",
+        *(f"{percent(one.value)} {between_percent(one)}" for one in shares),
+    ]
+
+
+def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """BOLD's groups, each against all the others."""
+    rows = []
+    for model, one in found.items():
+        for row in one.get("groups", []):
+            share = Interval(row["value"], row["low"], row["high"])
+            shown = f"{signed(100 * share.value, 1)} points {between_percent(share)}"
+            rows.append([pipeline.long_name(model), row["group"], f"{row['prompts']:,}", shown, f"{row['p_holm']:.2g}"])
+    columns = ["model", "group", "prompts", "toxicity probability less that of the others", "p (Holm)"]
+    note = "Each group of prompts against all the others; Fisher's exact test, corrected for the number of groups."
+    return [Table("Between groups", columns, rows, note, numeric=(2, 3, 4))] if rows else []
+
+
+def _empty(pipeline: PipelineResults) -> str:
+    """Which models said nothing, and how often: that counts as harmless, and is no merit."""
+    told = []
+    for model in pipeline.models:
+        artifact = pipeline.evaluation("safety", model)
+        lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
+        empty = [not one["text"].strip() for line in lines for one in line["continuations"]]
+        if any(empty):
+            told.append(f"{sum(empty):,} of {len(empty):,} by {pipeline.long_name(model)}")
+    return f" Empty, which counts as harmless: {', '.join(told)}." if told else ""
+
+
+def _adversarial(pipeline: PipelineResults) -> list[Table]:
+    """How many harmless prompts a search made toxic, against as many tries of the prompts as they are."""
+    found = {m: one for m in pipeline.models if (one := pipeline.results("safety", m).get("adversarial"))}
+    rows = []
+    for model, one in found.items():
+        broken, plain, difference = (Interval(**one[name]) for name in ("broken", "broken_plain", "difference"))
+        by_queries = ", ".join(f"{whole_percent(row['changed'])} by {row['queries']}" for row in one["by_queries"])
+        rows.append(
+            [
+                pipeline.long_name(model),
+                f"{one['prompts']}",
+                by_queries,
+                f"{percent(broken.value)} {between_percent(broken)}",
+                f"{percent(plain.value)} {between_percent(plain)}",
+                f"{signed(difference.value)} {between(difference)}",
+            ]
+        )
+    columns = ["model", "harmless prompts", "made toxic by queries", "in the end", "without changes", "difference"]
+    note = (
+        "Each query changes words of a harmless prompt and draws a few continuations; changed prompts must score as "
+        "harmless too. Without changes: the prompts as they are, asked as often."
+    )
+    return [Table("How easily it is made toxic", columns, rows, note, numeric=(1, 3, 4, 5))] if rows else []
+
+
+def _broken(pipeline: PipelineResults) -> list[tuple[str, str]]:
+    """The prompts that a search found, of the last model."""
+    for model in reversed(pipeline.models):
+        artifact = pipeline.evaluation("safety", model)
+        lines = [line for line in (artifact.read_lines("aux/adversarial.jsonl") if artifact else []) if line["queries"]]
+        if lines:
+            texts = [
+                f"{line['changed']}\n  → {line['continuation'].strip()} "
+                f"({line['toxicity']:.2f}, found by query {line['queries']})"
+                for line in lines[:5]
+            ]
+            return [(f"Harmless prompts that made it toxic, {pipeline.long_name(model)}", "\n\n".join(texts))]
+    return []
+
+
+def _other_scorers(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    rows = []
+    for model, one in found.items():
+        for other in one.get("other_scorers", []):
+            worst, prob = (Interval(**other["overall"][n]) for n in ("expected_max_toxicity", "toxicity_probability"))
+            shown = f"{fixed(worst.value)} {between(worst)}", f"{percent(prob.value)} {between_percent(prob)}"
+            rows.append([pipeline.long_name(model), other["scorer"], *shown])
+    columns = ["model", "scorer", "expected maximum toxicity", "toxicity probability"]
+    note = "The same continuations. Scores of different scorers have no common scale."
+    return [Table("By other scorers", columns, rows, note, numeric=(2, 3))] if rows else []
+
+
+def _quality(result: Mapping[str, Any]) -> list[Table]:
+    """How far each scorer can be believed."""
+    rows = [
+        [row["scorer"], row["set"], f"{row['n']:,}", f"{row['toxic']:,}", fixed(row["auc"]), fixed(row["f1"])]
+        for row in result.get("quality", [])
+    ]
+    columns = ["scorer", "labelled set", "comments", "toxic", "AUC", "F1"]
+    note = f"Against people's labels; F1 where {result['threshold']:g} and more is toxic. An AUC of 0.5 is guessing."
+    return [Table("What the scorers are worth", columns, rows, note, numeric=(2, 3, 4, 5))] if rows else []
+
+
+def _pairs(pipeline: PipelineResults) -> list[tuple[str, PairedToxicity]]:
+    return [
+        (f"{second} − {first}", pair)
+        for i, first in enumerate(pipeline.models)
+        for second in pipeline.models[i + 1 :]
+        if (pair := pipeline.paired_toxicity(first, second))
+    ]
+
+
+def _differences(pairs: list[tuple[str, PairedToxicity]]) -> str:
+    """Which differences over the same prompts are more than chance."""
+    if not pairs:
+        return ""
+    apart = [models for models, one in pairs if not (one.worst.includes(0) and one.toxic.includes(0))]
+    if not apart:
+        return "Over the same prompts no difference between the models is shown."
+    return f"More than chance over the same prompts: {', '.join(apart)}; see the table of paired differences."
+
+
+def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
+    rows = [
+        [
+            models,
+            f"{signed(one.worst.value, 3)} {between(one.worst, 3)}",
+            f"{signed(100 * one.toxic.value, 1)} points {between_percent(one.toxic)}",
+            f"{signed(one.length.value, 1)} {between(one.length, 1)}",
+        ]
+        for models, one in pairs
+    ]
+    columns = ["models", "expected maximum toxicity", "toxicity probability", "characters a continuation"]
+    note = (
+        "Over the same prompts, which is sharper than comparing two intervals by eye. Where the length differs too, "
+        "part of a difference in toxicity may be that of the length."
+    )
+    return [Table("Paired differences", columns, rows, note, numeric=(1, 2, 3))] if rows else []
+
+
+def length_of_text(found: PairedToxicity) -> str:
+    """Whether the second model's continuations are longer or shorter, in a sentence."""
+    before, after = found.length_of
+    if not found.lengths_differ or not before:
+        return "Its continuations are not shown to differ in length."
+    share = percent(abs(after / before - 1), 0)
+    if after < before:
+        return f"Its continuations are {share} shorter, and less text has less room for toxicity."
+    return f"Its continuations are {share} longer, and more text has more room for toxicity."
+
+
+def beside_text(pipeline: PipelineResults, model: str) -> str:
+    """Whether a model is more toxic than the text that it learnt from, in two sentences; "" where that is not known.
+
+    What a scorer finds in harmless text is its error, which no alignment can take away.
+    """
+    found = _against_text(pipeline, model)
+    if found is None:
+        return ""
+    text, above = found
+    said = (
+        f"is more toxic than that, by {fixed(above.value, 3)} {between(above, 3)}."
+        if above.low > 0
+        else f"is not shown to be more toxic than that ({signed(above.value, 3)}, {between(above, 3).strip('()')})."
+    )
+    return (
+        f"Held-out text of the corpus in pieces as long has an expected maximum of {fixed(text.value, 3)} "
+        f"{between(text, 3)}: the {pipeline.long_name(model)} {said}"
+    )
+
+
+def is_as_its_text(pipeline: PipelineResults, model: str) -> bool:
+    """Whether a model is not shown to be more toxic than the text that it learnt from."""
+    found = _against_text(pipeline, model)
+    return found is not None and found[1].low <= 0
+
+
+def _against_text(pipeline: PipelineResults, model: str) -> tuple[Interval, Interval] | None:
+    """The expected maximum toxicity of held-out text, and the model's less that; None where it is not known."""
+    found = pipeline.results("safety", model).get("toxicity", {})
+    if not found.get("text"):
+        return None
+    text, own = (Interval(**one["expected_max_toxicity"]) for one in (found["text"], found["overall"]))
+    return text, difference_of_independent(own, text)
+
+
+def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:
+    """The continuation of each model with the highest score, so that a reader can judge the judge."""
+    shown = []
+    for model in pipeline.models:
+        artifact = pipeline.evaluation("safety", model)
+        lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
+        scored = [(c["toxicity"], row["prompt"], c["text"]) for row in lines for c in row["continuations"]]
+        if scored:
+            score, prompt, text = max(scored)
+            shown.append((f"Highest score of the {pipeline.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
+    return shown

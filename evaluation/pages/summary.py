@@ -1,0 +1,280 @@
+"""What a pipeline made, in words for someone who has never seen it: the model, its text, its training, its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.pages.words import (
+    between,
+    between_percent,
+    compact,
+    fixed,
+    interval_of,
+    language,
+    percent,
+    seconds,
+    size,
+)
+from evaluation.results.artifacts import Artifact
+from evaluation.results.pipeline import PipelineResults
+from evaluation.statistics.intervals import Interval
+
+DOCUMENTS = ("mix", "decontaminate", "dedupe", "clean", "ingest")
+"""Stages that make documents, the last first."""
+
+GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9
+"""The smallest GPT-2 and its text (Radford et al. 2019, sections 2.1 and 2.3): about the least that continues a text
+sensibly."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """One source of the text that a model was trained on. licence, language: "" where the config says nothing."""
+
+    name: str
+    licence: str
+    language: str
+    documents: int
+    bytes: int
+
+
+def text_sources(pipeline: PipelineResults, model: str | None) -> list[TextSource]:
+    """The sources of the text that a model and those before it were trained on, as their shards read it; of None all
+    that any training of the pipeline read. Empty where no documents are in the pipeline."""
+    return sources_of(documents_read(pipeline, model))
+
+
+def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifact]:
+    """The documents that became the shards of a model and of those before it, the first first; as `text_sources`."""
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)] if model else []
+    found: dict[Path, Artifact] = {}
+    for one in line or [pipeline.artifacts[id] for id in pipeline.steps("pretrain")]:
+        for documents in _documents_of(pipeline, one):
+            found.setdefault(documents.folder, documents)
+    if found:
+        return list(found.values())
+    # The shards, or what they were made of, are not in the pipeline.
+    known = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
+    return [one for one in known if _sources(one)][:1]
+
+
+def _documents_of(pipeline: PipelineResults, trained: Artifact) -> list[Artifact]:
+    """Those of one training; where it went on from a state of another, of that one too."""
+    before = _input(pipeline, trained, "state")
+    earlier = _documents_of(pipeline, before) if before else []
+    shards = _input(pipeline, trained, "shards") if trained.stage == "pretrain" else None
+    documents = _input(pipeline, shards, "documents") if shards else None
+    while documents and not _sources(documents):
+        documents = _input(pipeline, documents, "documents")
+    return [*earlier, *([documents] if documents else [])]
+
+
+def _input(pipeline: PipelineResults, one: Artifact, name: str) -> Artifact | None:
+    wanted = one.manifest.inputs.get(name) if one.manifest else None
+    return pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+
+
+def sources_of(documents: Sequence[Artifact]) -> list[TextSource]:
+    """All sources of these documents, each once."""
+    return list(dict.fromkeys(source for one in documents for source in _sources(one)))
+
+
+def _sources(documents: Artifact) -> list[TextSource]:
+    found: Mapping[str, Any] = documents.read_json("sources.json") or {}
+    return [
+        TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"]) for name, one in found.items()
+    ]
+
+
+def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
+    """The models from the first to this one, each made from the one before."""
+    found = [model]
+    while parent := pipeline.parent(found[0]):
+        found.insert(0, parent)
+    return found
+
+
+def architecture(line: Sequence[Artifact], parameters: float | None = None) -> str:
+    """`llama language model of 5.26M parameters (4 layers of width 256, …)`, from the last config.json of these."""
+    config: Mapping[str, Any] = next((found for one in reversed(line) if (found := one.read_json("config.json"))), {})
+    parts = []
+    if isinstance(layers := config.get("num_hidden_layers"), int):
+        parts.append(f"{layers} layers" + (f" of width {config['hidden_size']:,}" if "hidden_size" in config else ""))
+    for key, words in (
+        ("num_attention_heads", "{:,} heads"),
+        ("vocab_size", "a vocabulary of {:,} tokens"),
+        ("max_position_embeddings", "a context of {:,} tokens"),
+    ):
+        if isinstance(config.get(key), int):
+            parts.append(words.format(config[key]))
+    of = f" of {compact(parameters)} parameters" if parameters else ""
+    return f"{config.get('model_type', 'unknown')} language model{of}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
+    """Sentences on a model: what it is, what text it read, how it was trained; how long and on what where `machine`."""
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
+    parameters = next((one.figures["parameters"] for one in line if "parameters" in one.figures), None)
+    said = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
+    said += [sentence for one in line if (sentence := _training(pipeline, one))]
+    trained = [one.manifest for one in line if one.manifest]
+    if trained and machine:
+        devices = " and ".join(sorted({one.device for one in trained if one.device}))
+        took = seconds(sum(one.seconds for one in trained))
+        said.append(f"Training took {took}" + (f" on {devices}." if devices else "."))
+    return said
+
+
+def _training(pipeline: PipelineResults, one: Artifact) -> str:
+    figures = one.figures
+    match one.stage:
+        case "pretrain":
+            tokens = f" on {compact(figures['tokens'])} tokens" if "tokens" in figures else ""
+            goes_on = one.branch or (one.manifest and "model" in one.manifest.inputs)
+            return f"Pretraining: from {'another model' if goes_on else 'scratch'}{tokens}{_of_text(pipeline, one)}."
+        case "base_model":
+            return "It begins with an existing model that was taken over."
+        case "sft":
+            pairs = _pairs(pipeline, one, "instructions")
+            return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
+        case "preference_tuning":
+            pairs = _pairs(pipeline, one, "preferences")
+            return f"Alignment: {one.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
+        case "rlhf":
+            wanted = one.manifest.inputs.get("reward_model") if one.manifest else None
+            judge = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+            right = judge.figures.get("heldout_accuracy") if judge else None
+            of = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
+            against = f"a reward model{of}" if wanted else "rules that check answers"
+            return f"Alignment: {one.algorithm} against {against}."
+    return ""
+
+
+def _of_text(pipeline: PipelineResults, trained: Artifact) -> str:
+    sources = sources_of(_documents_of(pipeline, trained) or documents_read(pipeline, None)[:1])
+    if not sources:
+        return ""
+    names = ", ".join(one.name for one in sources)
+    languages = " and ".join(language(code) for code in sorted({one.language for one in sources}) if code)
+    kind = f"{languages} text" if languages else "text"
+    return f", out of {size(sum(one.bytes for one in sources))} of {kind} ({names})"
+
+
+def _pairs(pipeline: PipelineResults, one: Artifact, name: str) -> float | None:
+    wanted = one.manifest.inputs.get(name) if one.manifest else None
+    found = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+    return found.figures.get("train_pairs") if found else None
+
+
+def frank_verdict(pipeline: PipelineResults, model: str) -> str:
+    """What such a model is good for, by its size and the text that it read; "" where neither is known to be small."""
+    line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
+    parameters = line[0].figures.get("parameters")
+    read = [_bytes_read(pipeline, one) for one in line if one.stage == "pretrain" or one is line[0]]
+    if not parameters or not all(read):
+        return ""
+    small, little = GPT2_PARAMETERS / parameters, GPT2_TEXT_BYTES / sum(read)
+    if small < 2 and little < 2:
+        return ""
+    return (
+        "It shows that the pipeline works; it is no model to rely on. The smallest GPT-2, about the least that "
+        f"continues a text sensibly, has {_times(small)} its parameters and was trained on {_times(little)} its text."
+    )
+
+
+def _bytes_read(pipeline: PipelineResults, trained: Artifact) -> float:
+    """How much text a training read, again and again counted each time; 0 where that is not known."""
+    shards = _input(pipeline, trained, "shards") or next(map(pipeline.get, pipeline.steps("shard")), None)
+    meta: Mapping[str, Any] = (shards.read_json("meta.json") if shards else None) or {}
+    tokens = meta.get("train_tokens")
+    return trained.figures.get("tokens", 0.0) * meta.get("train_bytes", 0) / tokens if tokens else 0.0
+
+
+def _times(value: float) -> str:
+    if value < 1.5:
+        return "about as much as" if value > 0.67 else "less than"
+    return f"{float(f'{value:.2g}'):,.0f} times"
+
+
+def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str]]:
+    """A row a figure: its name, then its value of each model, with its interval; a dash where it was not measured."""
+    rows: list[tuple[str, dict[str, str]]] = []
+
+    def add(name: str, values: Mapping[str, str]) -> None:
+        if any(values.values()):
+            rows.append((name, dict(values)))
+
+    def shown(figures: Mapping[str, float], name: str, *, share: bool = False, digits: int = 2) -> str:
+        found = interval_of(dict(figures), name)
+        return _cell(found, share, digits) if found else ""
+
+    own = {name: pipeline.model(name).figures for name in models}
+    texts = {_validated_on(pipeline.model(name)) for name in models if "validation_loss" in own[name]}
+    each = ", each of its own text" if len(texts) > 1 else ""
+    losses = {name: shown(own[name], "validation_loss", digits=3) for name in models}
+    add(f"validation loss, nats a token{each}", losses)
+    bits = {name: own[name].get("bits_per_byte", math.nan) for name in models}
+    add(
+        f"bits per byte of validation text{each}",
+        {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()},
+    )
+    for stage, label, figure, share in (
+        ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
+        ("sft", "likeliest answers that end by themselves", "ends_share", True),
+        ("sft", "likeliest answers verified right", "verified", True),
+        ("preference_tuning", "held-out pairs whose chosen answer is the likelier", "prefers_chosen", True),
+        ("preference_tuning", "sampled answers to prompts of pairs that end by themselves", "ends_share", True),
+        ("preference_tuning", "judge's score on prompts of held-out pairs", "heldout_judge", False),
+        ("rlhf", "sampled answers verified right", "verified", True),
+        ("rlhf", "sampled answers that end by themselves", "ends_share", True),
+        ("rlhf", "tokens a sampled answer", "answer_tokens", False),
+        ("rlhf", "reward on held-out prompts", "heldout_reward", False),
+        ("rlhf", "judge's score on held-out prompts", "heldout_judge", False),
+    ):
+        by = {"heldout_reward": "reward_model", "heldout_judge": "judge"}.get(figure, "")
+        values: dict[str, dict[str, str]] = {}
+        for id in pipeline.steps(stage):
+            # Scores of different reward models have no common scale.
+            of = values.setdefault(" and ".join(pipeline.input_steps(id, by)) if by else "", {})
+            for role, model in pipeline.roles(id).items():
+                if found := shown(pipeline.figures(id), f"{figure}_{role}", share=share):
+                    of.setdefault(model, found)
+        several = sum(map(bool, values.values())) > 1
+        for judge, of in values.items():
+            add(f"{label}, by {judge or 'another'}" if several else label, {name: of.get(name, "") for name in models})
+    scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
+    for task in dict.fromkeys(task for found in scores.values() for task in found):
+        cells = {name: found[task]["acc"] for name, found in scores.items() if "acc" in found.get(task, {})}
+        chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
+        add(f"{task}, right{chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
+    safety = {name: pipeline.evaluation("safety", name) for name in models}
+    for label, figure, share in (
+        ("expected maximum toxicity", "expected_max_toxicity", False),
+        ("prompts with a toxic continuation", "toxicity_probability", True),
+        ("memorised training sequences", "memorised_share", True),
+    ):
+        add(label, {name: shown(one.figures, figure, share=share) for name, one in safety.items() if one})
+    stereotypes = {name: one.figures.get("stereotype_score") for name, one in safety.items() if one}
+    scores_of = {name: f"{value:.0f} %" for name, value in stereotypes.items() if value is not None}
+    add("stereotype score (50 % is no preference)", scores_of)
+    return [[label, *(values.get(name) or "–" for name in models)] for label, values in rows]
+
+
+def _validated_on(model: Artifact) -> str:
+    """The shards whose validation text a model was measured on, by their digest."""
+    shards = model.manifest.inputs.get("shards") if model.manifest else None
+    return shards.digest if shards else ""
+
+
+def _interval(cell: Mapping[str, float]) -> Interval:
+    return Interval(cell["value"], cell.get("low", math.nan), cell.get("high", math.nan))
+
+
+def _cell(found: Interval, share: bool, digits: int) -> str:
+    if share:
+        return f"{percent(found.value, min(digits, 1))} {between_percent(found, min(digits, 1))}".strip()
+    return f"{fixed(found.value, digits)} {between(found, digits)}".strip()

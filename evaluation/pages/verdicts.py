@@ -1,0 +1,413 @@
+"""The sentences at the head of the report: what the pipeline was to show, and whether its figures show it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import pstdev
+from typing import Literal
+
+from evaluation.pages.report.toxicity_section import beside_text, is_as_its_text, length_of_text
+from evaluation.pages.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
+from evaluation.results.comparison import PairedToxicity
+from evaluation.results.pipeline import PipelineResults
+from evaluation.statistics.intervals import Interval
+
+State = Literal["holds", "slight", "undecided", "fails"]
+
+HUMAN_AGREEMENT = 0.726
+"""How often two people prefer the same of two answers (Ouyang et al. 2022, section 3.4): as right as a judge can be. A
+reward model that is nearer to guessing than to it is told as slight."""
+SLIGHT_LOSS = 0.02
+"""A fall of the held-out loss by less than this share of it is told as slight."""
+SLIGHT_REWARD = 0.2
+"""A gain of less than this many standard deviations of the rewards is small (Cohen 1988, section 2.2.3)."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that was to be shown. state: holds, slight (more than chance, but small or explained by something
+    else), undecided (the interval does not decide), fails."""
+
+    state: State
+    title: str
+    text: str
+    about: str = ""
+    """What it is about: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
+
+    @property
+    def sign(self) -> str:
+        return {"holds": "✓", "slight": "≈", "undecided": "?", "fails": "✗"}[self.state]
+
+
+def claims(pipeline: PipelineResults) -> list[Claim]:
+    """A claim for each step of a stage that promises something, and for each model that others led to."""
+    found: list[Claim | None] = []
+    judges = pipeline.judges()
+    for stage, claim_of in (
+        ("pretrain", _pretrain),
+        ("sft", _sft),
+        ("reward_model", _reward_model),
+        ("preference_tuning", _preference_tuning),
+        ("rlhf", _rlhf),
+    ):
+        for id in pipeline.steps(stage):
+            if id in judges:
+                continue  # it promises nothing; what it finds is part of the alignment's claim
+            claim = claim_of(pipeline, id)
+            found.append(_named(claim, stage, id if id != stage else "") if claim else None)
+    for id in pipeline.steps("rlhf"):
+        claim = _verified(pipeline, id)
+        found.append(_named(claim, "verified", id if id != "rlhf" else "") if claim else None)
+    pairs = pipeline.first_and_last()
+    for about, compare in (("tax", _tax), ("toxicity", _safety)):
+        for first, last in pairs:
+            claim = compare(pipeline, first, last)
+            found.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
+    return [claim for claim in found if claim]
+
+
+def _named(claim: Claim, about: str, name: str) -> Claim:
+    return replace(claim, about=about, title=f"{claim.title} ({name})" if name else claim.title)
+
+
+def _beyond(interval: Interval, bound: float) -> State:
+    """Whether an interval lies above a bound; undecided without an interval, as of prompts of one conversation."""
+    if interval.low > bound:
+        return "holds"
+    return "fails" if interval.high < bound else "undecided"
+
+
+def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
+    loss = interval_of(figures, "validation_loss")
+    if loss is None or "bigram_loss" not in figures:
+        return None
+    unigram, bigram = figures.get("unigram_loss", math.nan), figures["bigram_loss"]
+    state = _beyond(Interval(-loss.value, -loss.high, -loss.low), -min(bigram, unigram))
+    said = {
+        "holds": "is below both a unigram and a bigram model of the same tokens",
+        "undecided": "cannot be told from the better of the two n-gram models",
+        "fails": "is not below both n-gram models: the network learnt less than counting pairs of tokens would give",
+    }[state]
+    text = (
+        f"Validation loss {fixed(loss.value, 3)} nats a token {between(loss, 3)} {said} "
+        f"(unigram {fixed(unigram, 3)}, bigram {fixed(bigram, 3)})."
+    )
+    gain = f"{fixed(loss.value)} nats a token against {fixed(min(bigram, unigram))}"
+    title = {
+        "holds": f"The base model learnt more than counting pairs of tokens gives: {gain}",
+        "undecided": f"The base model cannot be told from counting tokens: {gain}",
+        "fails": f"The base model learnt less than counting tokens gives: {gain}",
+    }[state]
+    return Claim(state, title, text)
+
+
+def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
+    improvement = interval_of(figures, "improvement")
+    if improvement is None:
+        return None
+    ends, before = interval_of(figures, "ends_share_sft"), interval_of(figures, "ends_share_base")
+    state = _beyond(improvement, 0)
+    said = {
+        "holds": f"fell by {fixed(improvement.value, 2)} nats a token {between(improvement)}",
+        "undecided": f"changed by {signed(-improvement.value, 2)}; the interval {between(improvement)} of the "
+        "improvement includes zero, so that no change is possible",
+        "fails": f"rose by {fixed(-improvement.value, 2)} nats a token",
+    }[state]
+    text = f"Loss on held-out instructions {said}."
+    of_text = interval_of(figures, "improvement_text")
+    if of_text is not None:
+        word = "still" if of_text.low > 0 else "no longer surely"
+        text += f" Without the end-of-answer token it {word} improves: {signed(of_text.value)} {between(of_text)}."
+    text += on_the_way(pipeline.sampled(id))
+    if ends is not None:
+        was = f", before {percent(before.value)}" if before is not None else ""
+        text += f" {percent(ends.value)} of its answers end by themselves {between_percent(ends)}{was}."
+    right, was_right = interval_of(figures, "verified_sft"), interval_of(figures, "verified_base")
+    if right is not None and was_right is not None:
+        text += (
+            f" Of the answers that a rule can check {percent(right.value)} are right {between_percent(right)}, "
+            f"before {percent(was_right.value)}."
+        )
+    before_loss, after_loss = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
+    change = f": loss {fixed(before_loss)} → {fixed(after_loss)}" if not math.isnan(before_loss) else ""
+    title = {
+        "holds": "Instruction tuning helped on held-out instructions",
+        "undecided": "No effect of instruction tuning is shown on held-out instructions",
+        "fails": "Instruction tuning harmed on held-out instructions",
+    }[state]
+    if state == "holds" and of_text is not None and of_text.low <= 0:
+        state, title = "slight", "Instruction tuning taught answers to end; that it bettered their text is not shown"
+    elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:
+        state, title = "slight", "Instruction tuning helped a little on held-out instructions"
+    return Claim(state, title + change, text)
+
+
+def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
+    accuracy = interval_of(pipeline.figures(id), "heldout_accuracy")
+    if accuracy is None:
+        return None
+    state = _beyond(accuracy, 0.5)
+    said = {
+        "holds": "significantly better than chance",
+        "undecided": "which cannot be told from chance (50 %), so that what is gained by it means little",
+        "fails": "worse than chance: it prefers the wrong answers",
+    }[state]
+    text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
+    text += _by_source(pipeline.figures(id))
+    text += on_the_way(pipeline.sampled(id))
+    right = percent(accuracy.value, 0)
+    title = {
+        "holds": f"The reward model finds the better answer in {right} of pairs",
+        "undecided": f"The reward model cannot be told from guessing: {right} of pairs",
+        "fails": f"The reward model prefers the worse answer: right in {right} of pairs",
+    }[state]
+    if state == "holds" and accuracy.value < (0.5 + HUMAN_AGREEMENT) / 2:
+        state = "slight"
+        title = f"The reward model is a little better than guessing: right in {right} of pairs"
+        text += f" Two people agree on about {percent(HUMAN_AGREEMENT, 0)} of such pairs."
+    return Claim(state, title, text)
+
+
+def _by_source(figures: dict[str, float]) -> str:
+    """The accuracy of each source's pairs, where there are several."""
+    key = "heldout_accuracy_of_"
+    sources = [name for name in figures if name.startswith(key) and not name.endswith(("_low", "_high"))]
+    found = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
+    said = [f"{percent(one.value)} {between_percent(one)} of {name}" for name, one in found if one]
+    return f" By source: {', '.join(said)}." if said else ""
+
+
+def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures, by = pipeline.figures(id), pipeline.algorithm(id)
+    win_rate, margin = interval_of(figures, "win_rate"), interval_of(figures, "margin")
+    chosen, divergence = interval_of(figures, "chosen_rise"), interval_of(figures, "kl_to_reference")
+    if win_rate is None or margin is None:
+        return None
+    state = _beyond(win_rate, 0.5)
+    said = {
+        "holds": "more than chance",
+        "undecided": "which cannot be told from chance (50 %)",
+        "fails": "less than chance: the rejected answers gained",
+    }[state]
+    text = (
+        f"In {percent(win_rate.value)} of held-out pairs {between_percent(win_rate)} the chosen answer gained more "
+        f"probability than the rejected one, {said}; by {signed(margin.value)} nats an answer {between(margin)}."
+    )
+    if chosen is not None:
+        text += f" The chosen answers themselves changed by {signed(chosen.value)} {between(chosen)}."
+    if divergence is not None:
+        text += f" The KL divergence from the model before is {fixed(divergence.value)} nats {between(divergence)}."
+    share = percent(win_rate.value, 0)
+    title = {
+        "holds": f"{by} learnt the preference: the chosen answer gained more in {share} of pairs",
+        "undecided": f"That {by} learnt the preference is not shown: {share} of pairs",
+        "fails": f"{by} learnt the opposite of the preference: {share} of pairs",
+    }[state]
+    if state == "holds" and chosen is not None and chosen.high < 0:
+        state = "slight"
+        text += " Both answers lost probability, so that what gained is neither of them: read the samples."
+    return Claim(state, title, text + _judge(pipeline, id)[0])
+
+
+def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
+    gain, divergence = interval_of(figures, "reward_gain"), interval_of(figures, "kl_to_sft")
+    if gain is None:
+        return None
+    state = _beyond(gain, 0)
+    said = {
+        "holds": f"rose by {fixed(gain.value)} {between(gain)}",
+        "undecided": f"changed by {signed(gain.value)}, with an interval {between(gain)} that includes zero",
+        "fails": f"fell by {fixed(-gain.value)} {between(gain)}",
+    }[state]
+    text = f"Reward on held-out prompts {said}"
+    if divergence is not None:
+        text += (
+            f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
+        )
+    level, by = interval_of(figures, "reward_gain_equal_length"), pipeline.algorithm(id)
+    if level:
+        text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
+    text += f".{_effect(pipeline, id, 'rewards', gain)}{_lengths(figures)}"
+    title = {
+        "holds": f"{by} raised the reward by {fixed(gain.value)}",
+        "undecided": f"No change of the reward by {by} is shown",
+        "fails": f"{by} lowered the reward by {fixed(-gain.value)}",
+    }[state]
+    judged, confirmed = _judge(pipeline, id)
+    if state == "holds":
+        spread, rewarding = _spread(pipeline, id, "rewards"), _claim_of(pipeline, id, "reward_model")
+        if level and level.low <= 0:
+            state, title = "slight", f"{by} raised the reward by {fixed(gain.value)}, by length as far as can be told"
+        elif gain.value < SLIGHT_REWARD * spread:
+            state, title = "slight", f"{by} raised the reward a little, by {fixed(gain.value)}"
+        if rewarding is not None and rewarding.state != "holds":
+            state = "slight"
+            text += f" What it is worth depends on the reward model. {rewarding.title}."
+        if judged and not confirmed:
+            state, title = (
+                "slight",
+                f"{by} raised the reward by {fixed(gain.value)}, only by its own reward model's count",
+            )
+    right, was_right = interval_of(figures, "verified_rlhf"), interval_of(figures, "verified_sft")
+    if right is not None and was_right is not None:
+        text += (
+            f" Of the answers that a rule can check {percent(right.value)} are right, before "
+            f"{percent(was_right.value)}; the reward is of the other prompts."
+        )
+    text += judged or " The judge is the reward model itself, so read the answers too."
+    return Claim(state, title, text)
+
+
+def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
+    """Whether alignment made more answers right where a rule can tell; no claim where it can of none."""
+    figures = pipeline.figures(id)
+    gain, before, after = (interval_of(figures, f"verified_{name}") for name in ("gain", "sft", "rlhf"))
+    if gain is None or before is None or after is None:
+        return None
+    state = _beyond(gain, 0)
+    by = pipeline.algorithm(id)
+    change = f"from {percent(before.value)} to {percent(after.value)}"
+    title = {
+        "holds": f"Verified answers rose {change} by {by}",
+        "undecided": f"No change of verified answers by {by} is shown: {change}",
+        "fails": f"Verified answers fell {change} by {by}",
+    }[state]
+    text = (
+        f"A rule checks the answers to {figures.get('verified_prompts', math.nan):,.0f} of the held-out prompts. Of "
+        f"the sampled ones {percent(after.value)} are right {between_percent(after)}, before {percent(before.value)} "
+        f"{between_percent(before)}: {signed(100 * gain.value, 1)} points {between_percent(gain)}."
+    )
+    return Claim(state, title, text)
+
+
+def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
+    """What a reward model that did not train the policy finds, and whether it finds a gain; "" without one.
+
+    A judge that cannot be told from guessing finds nothing.
+    """
+    figures = pipeline.figures(id)
+    gain, level = interval_of(figures, "judge_gain"), interval_of(figures, "judge_gain_equal_length")
+    if gain is None:
+        return "", False
+    state, of_judge = _beyond(gain, 0), _claim_of(pipeline, id, "judge")
+    said = {
+        "holds": f"scores the answers higher by {fixed(gain.value)} {between(gain)}",
+        "undecided": f"does not show it: its score changed by {signed(gain.value)}, with an interval {between(gain)} "
+        "that includes zero",
+        "fails": f"scores the answers lower by {fixed(-gain.value)} {between(gain)}",
+    }[state]
+    text = f" A judge that did not train it {said}"
+    if level:
+        text += f", between answers of equal length by {signed(level.value)} {between(level)}"
+    text += f".{_effect(pipeline, id, 'judge', gain)}"
+    if of_judge is not None:
+        right = interval_of(pipeline.figures(pipeline.input_steps(id, "judge")[0]), "heldout_accuracy")
+        text += (
+            f" The judge is right in {percent(right.value)} of held-out pairs {between_percent(right)}."
+            if right
+            else ""
+        )
+    sees = of_judge is None or of_judge.state in ("holds", "slight")
+    return text, state == "holds" and sees
+
+
+def _effect(pipeline: PipelineResults, id: str, key: str, gain: Interval) -> str:
+    spread = _spread(pipeline, id, key)
+    if not spread:
+        return ""
+    return f" That is {fixed(gain.value / spread)} standard deviations of single answers' scores ({fixed(spread)})."
+
+
+def _lengths(figures: dict[str, float]) -> str:
+    before, after = (figures.get(f"answer_tokens_{name}", math.nan) for name in ("sft", "rlhf"))
+    if math.isnan(before) or math.isnan(after) or not before:
+        return ""
+    share = after / before - 1
+    changed = f"{percent(abs(share), 0)} {'longer' if share > 0 else 'shorter'}"
+    word = "as long as before" if abs(share) < 0.02 else changed
+    return f" Its answers are {word}: {fixed(after, 1)} tokens, before {fixed(before, 1)}."
+
+
+def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
+    """The standard deviation of the scores of the answers that it began with; 0 where they are not known."""
+    scores = pipeline.scores(id, key, next(iter(pipeline.roles(id))))
+    return pstdev(scores) if scores else 0.0
+
+
+def _claim_of(pipeline: PipelineResults, id: str, name: str) -> Claim | None:
+    """The claim of a reward model that this alignment was given as the input `name`."""
+    return next((_reward_model(pipeline, other) for other in pipeline.input_steps(id, name)), None)
+
+
+def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
+    """The alignment tax: what the last model lost on the benchmarks against the first."""
+    compared = pipeline.paired(first, last)
+    if not compared:
+        return None
+    lost = [one for one in compared if one.difference.high < 0]
+    parts = [
+        f"{one.task} {signed(100 * one.difference.value, 1)} points "
+        f"({signed(100 * one.difference.low, 1)} to {signed(100 * one.difference.high, 1)})"
+        for one in compared
+    ]
+    text = f"{last} against {first} on the same items: {'; '.join(parts)}. "
+    if lost:
+        text += f"The loss on {', '.join(one.task for one in lost)} is more than chance."
+        size = ", ".join(f"{one.task} {signed(100 * one.difference.value, 1)} points" for one in lost)
+        return Claim("fails", f"Alignment cost accuracy: {size}", text)
+    if any(one.difference.low < -0.05 for one in compared):
+        text += "No loss is proven, but the intervals leave room for one of more than five points."
+        return Claim("undecided", "Alignment cost no accuracy that could be shown", text)
+    return Claim(
+        "holds", "Alignment cost no accuracy", text + "No interval lies below zero, or reaches five points under it."
+    )
+
+
+def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
+    found = pipeline.paired_toxicity(first, last)
+    if found is None:
+        return None
+    worst, toxic = ("Expected maximum toxicity", found.worst), ("Prompts with a toxic continuation", found.toxic)
+    text = (
+        f"{last} against {first} on the same {found.prompts} prompts. {_change(*worst)}: "
+        f"{fixed(found.worst_of[0], 3)} → {fixed(found.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
+        f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. "
+        f"{length_of_text(found)}{_at_equal_length(found)} {beside_text(pipeline, first)}"
+    ).rstrip()
+    both = (found.worst, found.toxic)
+    fell, rose = any(one.high < 0 for one in both), any(one.low > 0 for one in both)
+    size = f"expected maximum {fixed(found.worst_of[0])} → {fixed(found.worst_of[1])}"
+    if fell and rose:
+        return Claim("undecided", "Toxicity fell by one figure and rose by the other", text)
+    if rose:
+        return Claim("fails", f"Alignment made the model more toxic: {size}", text)
+    if not fell:
+        if is_as_its_text(pipeline, first):
+            text += " Alignment cannot take away what is not there."
+        return Claim("undecided", f"No change of toxicity is shown: {size}", text)
+    fell_at_equal_length = any(one.high < 0 for one in found.at_equal_length or ())
+    if found.lengths_differ and found.length.value < 0 and not fell_at_equal_length:
+        return Claim("slight", f"Toxicity fell with the length of the text: {size}", text)
+    return Claim("holds", f"Alignment made the model less toxic: {size}", text)
+
+
+def _at_equal_length(found: PairedToxicity) -> str:
+    """What is left where the longer of two continuations is cut to the words of the other; "" if not known."""
+    if found.at_equal_length is None or not found.lengths_differ:
+        return ""
+    worst, toxic = found.at_equal_length
+    return (
+        f" Of two continuations with equally many words: {_change('the maximum', worst)}, "
+        f"{_change('the share of toxic prompts', toxic, of_share=True)}."
+    )
+
+
+def _change(name: str, of: Interval, of_share: bool = False) -> str:
+    value = f"{signed(100 * of.value, 1)} points" if of_share else signed(of.value, 3)
+    bounds = between_percent(of) if of_share else between(of, 3)
+    word = "fell" if of.high < 0 else "rose" if of.low > 0 else "is not shown to differ"
+    return f"{name} {word} ({value}, {bounds.strip('()')})"

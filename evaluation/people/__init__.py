@@ -1,0 +1,1 @@
+"""Judgements by people: pages that ask for them, their import, agreement, win rates, review of documents."""

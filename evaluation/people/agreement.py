@@ -1,0 +1,35 @@
+"""How far those who judged agree: α of Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.statistics.intervals import Interval, bootstrap
+
+
+def krippendorff_alpha(units: Sequence[Sequence[str]], seed: int = 17) -> Interval | None:
+    """α for nominal values, 1 for perfect agreement and 0 for that of chance, with a bootstrap interval over units.
+
+    units: for each unit the values that it was given, in any order; those with fewer than two say nothing and are left
+    out. None where no unit has two values, or all values are the same: then chance alone would agree too.
+    """
+    values = sorted({value for unit in units for value in unit})
+    place = {value: number for number, value in enumerate(values)}
+    counts = np.array([np.bincount([place[value] for value in unit], minlength=len(values)) for unit in units])
+    counts = counts[counts.sum(1) > 1] if len(counts) else counts
+    if not len(counts) or (counts.sum(0) > 0).sum() < 2:
+        return None
+    given = counts.sum(1)
+    # Pairs of unequal values within a unit, each weighed by 1 / (values of the unit - 1).
+    unequal = (given**2 - (counts**2).sum(1)) / (given - 1)
+
+    def alpha(*columns: NDArray[np.float64]) -> NDArray[np.float64]:
+        observed, *totals = (column.sum(axis=-1) for column in columns)
+        n = sum(totals)
+        expected = (n**2 - sum(total**2 for total in totals)) / np.maximum(n - 1, 1)
+        return np.where(expected > 0, 1 - observed / np.where(expected > 0, expected, 1), 1.0)
+
+    return bootstrap(unequal, *counts.T, statistic=alpha, seed=seed)

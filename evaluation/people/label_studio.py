@@ -1,0 +1,88 @@
+"""Pairs as tasks of Label Studio, and its annotations as judgements (labelstud.io/tags/pairwise)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from evaluation.people.pairs import AnswerPair
+
+_TIE, _NEITHER = "as good as each other", "neither can be used"
+
+LABELLING = f"""<View>
+  <Header value="Which answer is better?"/>
+  <Text name="prompt" value="$prompt"/>
+  <Pairwise name="comparison" toName="answer1,answer2"/>
+  <View style="display: flex; gap: 1em">
+    <View style="flex: 1"><Text name="answer1" value="$answer1"/></View>
+    <View style="flex: 1"><Text name="answer2" value="$answer2"/></View>
+  </View>
+  <Choices name="otherwise" toName="prompt" showInline="true">
+    <Choice value="{_TIE}"/>
+    <Choice value="{_NEITHER}"/>
+  </Choices>
+  <Header value="Why? (not needed)"/>
+  <TextArea name="reason" toName="prompt" maxSubmissions="1"/>
+  <Header value="How should it have been answered? (not needed)"/>
+  <TextArea name="correction" toName="prompt" maxSubmissions="1"/>
+</View>
+"""
+"""The labelling interface of a project, into which the tasks are imported."""
+
+
+def tasks(pairs: Iterable[AnswerPair], export: str) -> list[dict[str, Any]]:
+    """The pairs in Label Studio's import format. export: the export's id, which comes back with the annotations."""
+    return [
+        {"data": {"pair": one.id, "export": export, "prompt": one.prompt, "answer1": one.a, "answer2": one.b}}
+        for one in pairs
+    ]
+
+
+def judgements_of_task(task: Any) -> Iterator[Any]:
+    """A task of Label Studio's JSON export as rows of the form that our page writes, one an annotation; whatever is no
+    such task as it is.
+
+    An annotation that was cancelled is {"skipped": true}.
+    """
+    if not isinstance(task, Mapping) or not isinstance(task.get("data"), Mapping):
+        yield task
+        return
+    data = task["data"]
+    for annotation in _items(task.get("annotations")):
+        if not isinstance(annotation, Mapping):
+            yield annotation
+            continue
+        if annotation.get("was_cancelled"):
+            yield {"skipped": True}
+            continue
+        values = dict(_values(annotation.get("result")))
+        row = {"pair": data.get("pair"), "annotator": _annotator(annotation.get("completed_by")), "left": "a"}
+        row |= {"choice": _choice(values), "seconds": annotation.get("lead_time")}
+        row |= {name: " ".join(map(str, _items(values.get(name, {}).get("text")))) for name in ("reason", "correction")}
+        yield row | ({"export": data["export"]} if "export" in data else {})
+
+
+def _items(found: Any) -> Sequence[Any]:
+    """A list as it is; of what stands alone in its place, such as a text, a list of it."""
+    return found if isinstance(found, list) else [found] if found else []
+
+
+def _values(results: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What was given under each name; what is of another form says nothing."""
+    for one in _items(results):
+        if isinstance(one, Mapping) and isinstance(one.get("value"), Mapping):
+            yield str(one.get("from_name")), one["value"]
+
+
+def _choice(values: Mapping[str, Mapping[str, Any]]) -> str | None:
+    otherwise = next(iter(_items(values.get("otherwise", {}).get("choices"))), None)
+    if otherwise in (_TIE, _NEITHER):
+        return "tie" if otherwise == _TIE else "neither"
+    return {"left": "a", "right": "b"}.get(str(values.get("comparison", {}).get("selected")))
+
+
+def _annotator(completed_by: Any) -> str:
+    """Label Studio names a user by number, or in its full export by a record with the address."""
+    if isinstance(completed_by, Mapping):
+        return str(completed_by.get("email") or completed_by.get("id") or "")
+    return "" if completed_by is None else str(completed_by)

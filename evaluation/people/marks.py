@@ -1,0 +1,146 @@
+"""What people marked in a sample of documents: read, checked, and counted by source."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from corpus.sources import source_name
+from evaluation.people.agreement import krippendorff_alpha
+from evaluation.people.judgements import Aside, rows_of_file, seconds_in
+from evaluation.people.outcome import replace_files
+from evaluation.people.sample import MARKS, Review
+from evaluation.statistics.intervals import wilson
+
+MARKED, FLAGGED, ASIDE, SUMMARY = "marks.jsonl", "flagged.jsonl", "quarantine.jsonl", "summary.json"
+FINE = "fine"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one person said of one document."""
+
+    document: str
+    annotator: str
+    mark: str
+    reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass
+class Marks:
+    """All that was read: `used`, one a person and document, and `aside`, which cannot be used, with the reason."""
+
+    used: list[Mark] = field(default_factory=list)
+    aside: list[Aside] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, paths: Iterable[Path], review: Review) -> Marks:
+        """Those of all files. Raises StageError `missing_file`; what is wrong inside a file is put aside."""
+        found = cls()
+        known: dict[tuple[str, str], Mark] = {}
+        for path in paths:
+            for where, row in rows_of_file(path):
+                read = _read(row, review)
+                if isinstance(read, str):
+                    found.aside.append(Aside(where, read, row))
+                    continue
+                before = known.setdefault((read.annotator, read.document), read)
+                if before.mark != read.mark:
+                    said = f"{read.annotator} marked this document {before.mark} before, and now {read.mark}"
+                    found.aside.append(Aside(where, said, row))
+                elif read.reason and not before.reason:  # the page was saved again
+                    known[read.annotator, read.document] = replace(before, reason=read.reason)
+        found.used = list(known.values())
+        return found
+
+
+def _read(row: Any, review: Review) -> Mark | str:
+    """The mark in a row, or why it is none."""
+    if not isinstance(row, Mapping):
+        return "expected a JSON object"
+    document, annotator, mark = row.get("document"), row.get("annotator"), row.get("choice")
+    if row.get("export", review.id) != review.id:
+        return f"it is of the review {row['export']}, not of {review.id}"
+    if not isinstance(document, str) or document not in review.documents:
+        return f"there is no document {document!r} in the review"
+    if not isinstance(annotator, str) or not annotator.strip():
+        return "nobody is named who marked it"
+    if not isinstance(mark, str) or mark not in MARKS:
+        return f"expected a mark of {', '.join(MARKS)}, not {mark!r}"
+    return Mark(document, annotator.strip(), mark, str(row.get("reason") or "").strip(), seconds_in(row))
+
+
+def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
+    """Writes every mark, the documents that somebody flagged, what was put aside, and the summary, which it returns.
+
+    A document counts as what most marked it as; of a tie as the worse, any flag over fine.
+    """
+    by_document: dict[str, list[Mark]] = {}
+    for one in found.used:
+        by_document.setdefault(one.document, []).append(one)
+    verdicts = {document: _verdict(said) for document, said in by_document.items()}
+    sources = sorted({source_name(review.documents[document].source) for document in verdicts})
+    alpha = krippendorff_alpha([[one.mark for one in said] for said in by_document.values()])
+    summary = {
+        "review": review.id,
+        "artifact": review.drawn.get("artifact"),
+        "documents": len(review.documents),
+        "marked_documents": len(verdicts),
+        "marks": len(found.used),
+        "quarantined": len(found.aside),
+        "annotators": dict(Counter(one.annotator for one in found.used)),
+        "agreement": alpha.as_json() if alpha else None,
+        # Of a sample by source no share of the whole can be told.
+        "rates": [] if review.drawn.get("by_source") else _rates("all", list(verdicts.values())),
+        "by_source": [
+            row
+            for source in sources
+            for row in _rates(source, [v for d, v in verdicts.items() if _of(review, d) == source])
+        ],
+        "flagged": sum(verdict != FINE for verdict in verdicts.values()),
+    }
+    flagged = [
+        {
+            "id": document,
+            "source": review.documents[document].source,
+            "verdict": verdicts[document],
+            "marks": dict(Counter(one.mark for one in said)),
+            "reasons": [one.reason for one in said if one.reason],
+            "annotators": sorted(one.annotator for one in said),
+        }
+        for document, said in by_document.items()
+        if any(one.mark != FINE for one in said)
+    ]
+    lines = {MARKED: [asdict(one) for one in found.used], FLAGGED: flagged, ASIDE: [asdict(one) for one in found.aside]}
+    replace_files(folder, lines, {SUMMARY: json.dumps(summary, indent=1) + "\n"})
+    return summary
+
+
+def _of(review: Review, document: str) -> str:
+    return source_name(review.documents[document].source)
+
+
+def _verdict(said: Iterable[Mark]) -> str:
+    counts = Counter(one.mark for one in said)
+    return max(counts, key=lambda mark: (counts[mark], mark != FINE, list(MARKS).index(mark)))
+
+
+def _rates(source: str, verdicts: list[str]) -> list[dict[str, Any]]:
+    """The share of documents under each mark, with the Wilson interval; marks that nobody gave are left out."""
+    counts = Counter(verdicts)
+    return [
+        {
+            "source": source,
+            "mark": mark,
+            **wilson(counts[mark], len(verdicts)).as_json(),
+            "n": counts[mark],
+            "of": len(verdicts),
+        }
+        for mark in MARKS
+        if counts[mark]
+    ]

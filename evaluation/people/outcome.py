@@ -1,0 +1,133 @@
+"""What judgements come to: who agrees with whom, which model is preferred, and pairs and answers to train on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from corpus.readers.encodings import whole_characters
+from evaluation.people.agreement import krippendorff_alpha
+from evaluation.people.judgements import Judgement, Judgements
+from evaluation.people.pairs import PREFERENCES, TIES, Export
+from evaluation.people.win_rates import Contest, strengths, win_rates
+from evaluation.statistics.clustered import clustered_share, number_clusters
+
+INSTRUCTIONS, JUDGED, ASIDE, SUMMARY = "instructions.jsonl", "judgements.jsonl", "quarantine.jsonl", "summary.json"
+_WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """preferences: {"prompt", "chosen", "rejected", "votes", "annotators"}, one for each pair of which most who judged
+    it prefer one answer. ties: the same for pairs of which as many prefer either; apart, since who does not read the
+    votes would take them for preferences. instructions: {"prompt", "response", "annotator"}, the corrected answers.
+    judged: every judgement with its prompt's models. summary: figures, as in `stemma feedback import --json`."""
+
+    preferences: list[dict[str, Any]]
+    ties: list[dict[str, Any]]
+    instructions: list[dict[str, Any]]
+    judged: list[dict[str, Any]]
+    aside: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Writes all files, each whole; those of an earlier import are replaced."""
+        lines = {PREFERENCES: self.preferences, TIES: self.ties, INSTRUCTIONS: self.instructions}
+        lines |= {JUDGED: self.judged, ASIDE: self.aside}
+        replace_files(folder, lines, {SUMMARY: json.dumps(self.summary, indent=1) + "\n"})
+
+
+def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mapping[str, str]) -> None:
+    """Writes files of JSON lines and of text, each whole, in place of earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some) for name, some in lines.items()}
+    for name, text in {**rows, **texts}.items():
+        unfinished = folder / f".{name}.unfinished"
+        # A row that is put aside may hold half of a surrogate pair, which JSON can escape.
+        unfinished.write_text(whole_characters(text), encoding="utf8")
+        os.replace(unfinished, folder / name)
+
+
+def outcome(export: Export, found: Judgements) -> Outcome:
+    """Counts what was judged."""
+    by_pair: dict[str, list[Judgement]] = {}
+    for one in found.used:
+        by_pair.setdefault(one.pair, []).append(one)
+    rows = [row for pair, said in by_pair.items() if (row := _preference(export, pair, said))]
+    ties = [row for row in rows if row["votes"][0] == row["votes"][1]]
+    preferences = [row for row in rows if row not in ties]
+    contests = [
+        Contest(*export.given_by[pair], sum(_WON[one.choice] for one in said) / len(said), export.pairs[pair].prompt)
+        for pair, said in by_pair.items()
+    ]
+    decided = [one for one in found.used if one.choice in ("a", "b")]
+    # Those of one annotator share a habit.
+    annotators = number_clusters(one.annotator for one in decided)
+    left = clustered_share([one.choice == one.left for one in decided], annotators)
+    alpha = krippendorff_alpha([[one.choice for one in said] for said in by_pair.values()])
+    summary = {
+        "export": export.id,
+        "pairs": len(export.pairs),
+        "judged_pairs": len(by_pair),
+        "judgements": len(found.used),
+        "quarantined": len(found.aside),
+        "skipped": found.skipped,
+        "choices": dict(Counter(one.choice for one in found.used)),
+        "annotators": {name: len(rows) for name, rows in _by_annotator(found.used).items()},
+        "agreement": alpha.as_json() if alpha else None,
+        "left_preferred": left.as_json() if decided else None,
+        "win_rates": [
+            {"model": first, "over": second, **interval.as_json(), "pairs": count}
+            for (first, second), (interval, count) in win_rates(contests).items()
+        ],
+        "strengths": [{"model": name, **one.as_json(1)} for name, one in strengths(contests).items()],
+        "preferences": len(preferences),
+        "ties": len(ties),
+        "corrections": sum(bool(one.correction) for one in found.used),
+        "models": dict(export.models),
+    }
+    return Outcome(
+        preferences,
+        ties,
+        [
+            {"prompt": export.pairs[one.pair].prompt, "response": one.correction, "annotator": one.annotator}
+            for one in found.used
+            if one.correction
+        ],
+        [asdict(one) | {"models": list(export.given_by[one.pair])} for one in found.used],
+        [asdict(one) for one in found.aside],
+        summary,
+    )
+
+
+def _preference(export: Export, id: str, said: Iterable[Judgement]) -> dict[str, Any] | None:
+    """The pair with the answer that most prefer as the chosen one, either where as many prefer the other; None where
+    nobody judged between them, and where an answer is empty. Who says that they are as good as each other gives half a
+    vote to each, who says that neither can be used none."""
+    said = list(said)
+    given = Counter(one.choice for one in said)
+    votes = {one: given[one] + given["tie"] / 2 for one in ("a", "b")}
+    pair = export.pairs[id]
+    if not any(votes.values()) or not pair.a.strip() or not pair.b.strip():
+        return None
+    chosen, rejected = ("a", "b") if votes["a"] >= votes["b"] else ("b", "a")
+    text = {"a": pair.a, "b": pair.b}
+    return {
+        "prompt": pair.prompt,
+        "chosen": text[chosen],
+        "rejected": text[rejected],
+        "votes": [votes[chosen], votes[rejected]],
+        "annotators": sorted(one.annotator for one in said),
+    }
+
+
+def _by_annotator(used: Iterable[Judgement]) -> dict[str, list[Judgement]]:
+    found: dict[str, list[Judgement]] = {}
+    for one in used:
+        found.setdefault(one.annotator, []).append(one)
+    return found

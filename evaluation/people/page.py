@@ -1,0 +1,48 @@
+"""The page on which people judge pairs of answers or mark documents: one file, offline, by keyboard."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from markupsafe import Markup
+
+from evaluation.pages.parts import TEMPLATES
+from evaluation.people.pairs import Export
+
+PAIR_CHOICES = {"tie": "as good as each other", "neither": "neither can be used"}
+"""Beside the two answers themselves."""
+
+
+def judging_page(export: Export, title: str) -> str:
+    """Holds the pairs and nothing of the models."""
+    return render_judging(title, export.id, [asdict(pair) for pair in export.pairs.values()], "pair", PAIR_CHOICES)
+
+
+def render_judging(
+    title: str, export: str, items: Sequence[Mapping[str, Any]], kind: str, choices: Mapping[str, str]
+) -> str:
+    """What is judged stays in the browser until it is saved as a file.
+
+    items: with `id` and `prompt`, the text that is shown; those of kind `pair` have answers `a` and `b` too, which are
+    choices by themselves. kind: what a saved row calls its item. choices: by value, the words on their buttons.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    script = (TEMPLATES / "judge.js").read_text(encoding="utf8")
+    data = {"export": export, "kind": kind, "items": items}
+    page = environment.get_template("judge.html.j2").render(
+        title=title,
+        kind=kind,
+        choices=choices,
+        # Inside a script element only this could end it.
+        data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
+        script=Markup(script),
+        script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+    )
+    return page + "\n"

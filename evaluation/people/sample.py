@@ -1,0 +1,148 @@
+"""Documents of a corpus that people look through: a sample, and the page on which they mark what is odd.
+
+A review is a folder:
+
+    documents.jsonl    {"id", "source", "characters", "text"}
+    review.html        the page on which they are marked, offline
+    key.json           the artifact that they are from, and how they were drawn
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from corpus.cleaning.rules import draw
+from corpus.documents import Document, read_documents
+from corpus.sources import source_name
+from evaluation.people.page import render_judging
+from evaluation.people.pairs import write_whole
+from infra.errors import stage_error
+from infra.json import parse_json, read_json
+
+DOCUMENTS, KEY, PAGE = "documents.jsonl", "key.json", "review.html"
+SHOWN_CHARACTERS = 4000
+_SCHEMA = 1
+
+MARKS: Mapping[str, str] = {
+    "fine": "fine",
+    "broken": "broken text: encoding, markup, cut off",
+    "boilerplate": "boilerplate, spam or a list of nothing",
+    "repeated": "says the same again and again",
+    "private": "personal data",
+    "harmful": "toxic or harmful",
+    "wrong": "not what this source should hold: language, kind, quality",
+    "odd": "odd in another way",
+}
+"""What a document can be marked as, in the order of the keys 1 to 8, with the words on the page."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document as it is shown: of a long one its beginning. characters: of all of it."""
+
+    id: str
+    source: str
+    characters: int
+    text: str
+
+
+_SHOWN = TypeAdapter(Shown)
+
+
+@dataclass(frozen=True)
+class Review:
+    """Documents by id. drawn: the artifact, its digest, how many documents it has by source, and the seed."""
+
+    documents: Mapping[str, Shown]
+    drawn: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Of the documents: marks name it, so that those of another review are told apart."""
+        return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()[:16]
+
+    def write(self, folder: Path, title: str) -> None:
+        """Writes all files or none. Raises StageError `folder_in_use`."""
+        items = [
+            {"id": one.id, "prompt": f"{one.source} · {one.characters:,} characters\n\n{one.text}"}
+            for one in self.documents.values()
+        ]
+        lines = [json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in self.documents.values()]
+        key = {"schema": _SCHEMA, "review": self.id, "drawn": self.drawn}
+        write_whole(
+            folder,
+            {
+                DOCUMENTS: "".join(lines),
+                KEY: json.dumps(key, indent=1) + "\n",
+                PAGE: render_judging(title, self.id, items, "document", MARKS),
+            },
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Review:
+        """Raises StageError `no_review` for a folder that is none, `damaged_review` where its files differ."""
+        if not (folder / DOCUMENTS).is_file() or not (folder / KEY).is_file():
+            expected = f"expected {DOCUMENTS} and {KEY}, as stemma review export writes them"
+            raise stage_error("no_review", str(folder), expected, "name the folder of a review")
+        try:
+            key = read_json(folder / KEY)
+            with (folder / DOCUMENTS).open(encoding="utf8") as lines:
+                shown = [_SHOWN.validate_python(parse_json(line)) for line in lines]
+            found, written_for = cls({one.id: one for one in shown}, key["drawn"]), key["review"]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            message = f"{DOCUMENTS} or {KEY} is damaged: {type(error).__name__}: {error}"
+            raise stage_error("damaged_review", str(folder), message, "export again") from error
+        if found.id != written_for:
+            raise stage_error(
+                "damaged_review", str(folder), f"{DOCUMENTS} is not the one that {KEY} was written for", "export again"
+            )
+        return found
+
+
+def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[dict[str, Shown], dict[str, int]]:
+    """Drawn documents in drawn order, and how many the artifact has of each source.
+
+    by_source: as many of each source, so that small ones are seen too; otherwise each document is as likely as another.
+    The same documents for the same seed, whatever their order on disk.
+    """
+    sizes: dict[str, int] = {}
+    drawn: dict[str, list[tuple[float, str, Document]]] = {}
+    for document in read_documents(artifact):
+        source = source_name(document.source)
+        sizes[source] = sizes.get(source, 0) + 1
+        kept = drawn.setdefault(source if by_source else "", [])
+        entry = (-draw(document.id, "review", seed), document.id, document)
+        heapq.heappush(kept, entry) if len(kept) < count else heapq.heappushpop(kept, entry)
+    first = sorted((-place, id, one) for kept in drawn.values() for place, id, one in kept)
+    if by_source:
+        first = sorted(_shared_out(first, count, len(drawn)))
+    chosen = [one for _, _, one in first[:count]]
+    return {one.id: Shown(one.id, one.source, len(one.text), _beginning(one.text)) for one in chosen}, sizes
+
+
+def _shared_out(
+    drawn: Iterable[tuple[float, str, Document]], count: int, sources: int
+) -> list[tuple[float, str, Document]]:
+    """The first of each source, as many of each as there are; what a small one lacks goes to the others."""
+    by_source: dict[str, list[tuple[float, str, Document]]] = {}
+    for entry in drawn:
+        by_source.setdefault(source_name(entry[2].source), []).append(entry)
+    found: list[tuple[float, str, Document]] = []
+    for entries in sorted(by_source.values(), key=len):
+        share = (count - len(found)) // sources
+        found += entries[:share]
+        sources -= 1
+    return found
+
+
+def _beginning(text: str) -> str:
+    left = len(text) - SHOWN_CHARACTERS
+    return text if left <= 0 else f"{text[:SHOWN_CHARACTERS]}\n\n… {left:,} more characters"

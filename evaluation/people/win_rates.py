@@ -1,0 +1,92 @@
+"""How often one model's answers are preferred to another's, and how strong each model is among several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from evaluation.statistics.clustered import clustered_share, number_clusters
+from evaluation.statistics.intervals import Interval
+
+ELO = 400 / np.log(10)
+"""Points of a natural-log odds, as in chess."""
+_RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All judgements of one pair of answers to `prompt`. won: the share of `first` over `second`, a tie as a half."""
+
+    first: str
+    second: str
+    won: float
+    prompt: str
+
+
+def win_rates(contests: Sequence[Contest]) -> dict[tuple[str, str], tuple[Interval, int]]:
+    """For every two models that met, how often the first was preferred, and over how many pairs of answers.
+
+    The interval is that of `clustered_share` over pairs of answers, clustered by prompt, so several judgements of one
+    pair and several pairs of one prompt are not taken for independent ones; it keeps a width where all pairs came out
+    alike. A tie counts as a half there: rather too wide, never too narrow.
+    """
+    met: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for one in contests:
+        if one.first != one.second:
+            names = tuple(sorted((one.first, one.second)))
+            won = one.won if one.first == names[0] else 1 - one.won
+            met.setdefault((names[0], names[1]), []).append((one.prompt, won))
+    return {
+        names: (clustered_share([won for _, won in of], number_clusters(prompt for prompt, _ in of)), len(of))
+        for names, of in sorted(met.items())
+    }
+
+
+def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Interval]:
+    """Each model's strength (Bradley & Terry 1952) in Elo points around their mean, bootstrap intervals over prompts.
+
+    Every two models count as having met once more with an even end: else one that always won would be infinitely
+    strong.
+    """
+    met = [one for one in contests if one.first != one.second]
+    names = sorted({name for one in met for name in (one.first, one.second)})
+    if len(names) < 2:
+        return {}
+    place = {name: number for number, name in enumerate(names)}
+    rows = np.array([(place[one.first], place[one.second], one.won) for one in met])
+    found = _fit(rows, len(names))
+    random = np.random.default_rng(seed)
+    clusters = number_clusters(one.prompt for one in met)
+    of_prompt = [np.flatnonzero(clusters == number) for number in range(clusters.max() + 1)]
+    drawn = [
+        _fit(
+            rows[np.concatenate([of_prompt[i] for i in random.integers(len(of_prompt), size=len(of_prompt))])],
+            len(names),
+        )
+        for _ in range(_RESAMPLES)
+    ]
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+    return {name: Interval(*map(float, (found[at], low[at], high[at]))) for name, at in place.items()}
+
+
+def _fit(rows: NDArray[np.float64], models: int) -> NDArray[np.float64]:
+    """Strengths (models,) in Elo points. rows (N, 3): the first model, the second, what the first won."""
+    even = np.array([(i, j, 0.5) for i, j in combinations(range(models), 2)])
+    rows = np.concatenate([rows, even])
+    first, second, won = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2]
+
+    def loss(strength: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        odds = strength[first] - strength[second]
+        surprise = won * np.logaddexp(0, -odds) + (1 - won) * np.logaddexp(0, odds)
+        by_row = expit(odds) - won
+        gradient = np.bincount(first, by_row, models) - np.bincount(second, by_row, models)
+        return float(surprise.sum()), gradient.astype(np.float64)
+
+    found = minimize(loss, np.zeros(models), jac=True, method="BFGS").x
+    return np.asarray((found - found.mean()) * ELO)

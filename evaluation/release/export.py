@@ -1,0 +1,133 @@
+"""A model as a folder that the Hugging Face hub takes, checked by the snippets that its users run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from corpus.model_inputs import name_model_inputs
+from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from evaluation.config import RegisterConfig
+from evaluation.release.card import model_card
+from evaluation.results.artifacts import Artifact
+from infra.errors import stage_error
+from infra.foreign import check_model
+from infra.json import read_own_json
+from infra.store.layout import AUX, MANIFEST
+from infra.store.manifest import Manifest
+
+CARD = "README.md"
+REGISTERED_CARD = "MODEL_CARD.md"
+ELSEWHERE = Path(__file__).parent / "elsewhere.py"
+OURS = {MANIFEST, "trained_sequences.json"}
+"""Files of the artifact that only this store reads."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a new process found in an exported folder.
+
+    tokens: tokens that the model wrote after a text, 0 for a model that writes none. checks: what the process ran.
+    """
+
+    architecture: str
+    parameters: int
+    chat_template: bool
+    tokens: int
+    checks: list[str]
+
+
+def export(model: Artifact, card: str, out: Path) -> Loaded:
+    """Write weights, tokenizer, generation config and README.md, and try them in a new process.
+
+    `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`,
+    `not_loadable` where transformers cannot load or run what was written, and `other_logits` where it gives others
+    than the model.
+    """
+    out = Path(os.path.abspath(out))  # `.` has no name
+    # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
+    plain = re.sub(r"\W", "_", out.name)
+    name = f".{plain}.unfinished"
+    is_there = out.exists()
+    if is_there and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
+        raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
+    # One that is there stays what it is: it may be where somebody is, or another disk.
+    unfinished = (out if is_there else out.parent) / name
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        for file in sorted(model.folder.rglob("*")):
+            path = file.relative_to(model.folder)
+            if file.is_file() and path.parts[0] != AUX and path.name not in OURS:
+                (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, unfinished / path)
+        (unfinished / CARD).write_text(card, encoding="utf-8")
+        name_model_inputs(unfinished)  # models of earlier versions lack them
+        loaded = check_elsewhere(unfinished, model.folder)
+        if is_there:
+            for path in sorted(unfinished.iterdir()):
+                path.rename(out / path.name)
+        else:
+            unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return loaded
+
+
+def check_elsewhere(folder: Path, source: Path) -> Loaded:
+    """Run the usual snippets on `folder` in a process that knows nothing of this project
+    (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process."""
+    import torch
+    import transformers
+
+    fix = "stemma verify tells whether it is whole"
+    check_model(folder)
+    with TemporaryDirectory(prefix="stemma-export-") as empty:
+        # Sums of floating-point numbers depend on the number of threads.
+        command = [sys.executable, "-I", str(ELSEWHERE), str(folder), str(torch.get_num_threads())]
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        ended = subprocess.run(command, cwd=empty, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        result = Path(empty, "result.json")
+        found = read_own_json(result) if result.exists() else {}
+        if ended.returncode or "error" in found:
+            last = (ended.stderr.strip().splitlines() or [""])[-1]
+            reason = found.get("error") or f"the process ended with code {ended.returncode}: {last}"
+            message = f"transformers cannot use it: {found.get('check', 'import')}: {reason}"
+            raise stage_error("not_loadable", str(folder), message, fix)
+        logits = np.load(Path(empty, "logits.npy"), allow_pickle=False)
+    try:
+        tokenizer = load_pretrained_tokenizer(source)
+        auto, dtype = getattr(transformers, found["auto"]), getattr(torch, found["dtype"])
+        network = load_pretrained_model(auto, source, dtype=dtype).eval()
+        with torch.no_grad():
+            inputs = {name: torch.tensor([ids]) for name, ids in found["inputs"].items()}
+            expected = network(**inputs).logits.float().numpy()
+    except Exception as error:  # whatever transformers makes of a folder that it cannot use
+        message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
+        raise stage_error("not_loadable", str(source), message, fix) from error
+    if list(tokenizer(found["text"]).input_ids) != found["inputs"]["input_ids"]:
+        message = f"token ids of {found['text']!r} are others than the model's"
+        raise stage_error("other_logits", str(folder), message, fix)
+    if not np.array_equal(expected, logits, equal_nan=True):
+        message = f"logits of {found['text']!r} differ from the model's by up to {abs(expected - logits).max():g}"
+        raise stage_error("other_logits", str(folder), message, fix)
+    return Loaded(**{item.name: found[item.name] for item in fields(Loaded)})
+
+
+def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:
+    """The model's card and where it comes from: that of its registration, else one without evaluations.
+
+    registration: a folder in which MODEL_CARD.md can be read, and its manifest.
+    """
+    if registration is not None:
+        folder, manifest = registration
+        return (folder / REGISTERED_CARD).read_text(encoding="utf-8"), f"register/{manifest.fingerprint}"
+    return model_card(RegisterConfig(), model.folder.parent.name, model, {"model": model}, []), ""

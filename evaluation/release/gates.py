@@ -1,0 +1,111 @@
+"""Gates: bounds on the pipeline's figures that a model must keep to be registered."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evaluation.config import Gate
+from evaluation.results.against import Against
+from infra.errors import Problem, StageError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a gate says of a figure."""
+
+    gate: Gate
+    value: float
+    against: Against | None = None
+    """The figure held against the promoted model's, for a gate that asks for it; None where it cannot be."""
+    promoted: bool = False
+    """Whether there is a promoted model to hold it against."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every bound holds; nan holds none. See `Gate.against` for one on a difference."""
+        low = -math.inf if self.gate.at_least is None else self.gate.at_least
+        high = math.inf if self.gate.at_most is None else self.gate.at_most
+        if self.gate.against is None:
+            return low <= self.value <= high
+        if self.against is None:
+            return not self.promoted or self.gate.shown == "broken"
+        found = self.against.difference
+        if math.isnan(found.value):
+            return False
+        return (
+            low <= found.low and found.high <= high
+            if self.gate.shown == "kept"
+            else (low <= found.high and found.low <= high)
+        )
+
+    @property
+    def bound(self) -> str:
+        """The bound in words: `at least 0.6`, `at least 0 more than the promoted model`."""
+        bounds = (("at least", self.gate.at_least), ("at most", self.gate.at_most))
+        more = " more than the promoted model" if self.gate.against else ""
+        said = " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
+        return f"{said}{more}"
+
+    @property
+    def found(self) -> str:
+        """What was found, in words: `0.4`, or what it is more than the promoted model's."""
+        if self.gate.against is None:
+            return f"{self.value:g}"
+        if self.against is None:
+            why = "has no such figure" if self.promoted else "is there none yet"
+            return f"{self.value:.4g}, and the promoted model {why}"
+        one = self.against.difference
+        return (
+            f"{self.value:.4g}, {one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g}) more than "
+            f"{self.against.promoted:.4g} of {self.against.registration}"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        gate = self.gate.model_dump(exclude=set() if self.gate.against else {"against", "shown"})
+        found: dict[str, object] = {**gate, "value": self.value, "passed": self.passed}
+        if self.gate.against:
+            found["difference"] = self.against.as_json() if self.against else None
+        return found
+
+
+def judge(
+    gates: Sequence[Gate],
+    figures: Mapping[str, float],
+    against: Mapping[str, Against] | None = None,
+) -> list[Verdict]:
+    """A verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.results.against`; None
+    where no model is promoted.
+
+    Raises StageError naming every gate whose figure no stage of the pipeline made, with the nearest that exists.
+    """
+    problems = []
+    for index, gate in enumerate(gates):
+        if gate.figure not in figures:
+            near = difflib.get_close_matches(gate.figure, figures, n=1, cutoff=0.5)
+            fix = f"did you mean {near[0]}?" if near else "the report and the manifests name the figures of each stage"
+            path = f"register.gates.{index}.figure"
+            problems.append(Problem("unknown_figure", path, f"no stage before register made {gate.figure}", fix))
+    if problems:
+        raise StageError(*problems)
+    compared = against or {}
+    return [
+        Verdict(gate, figures[gate.figure], compared.get(gate.figure) if gate.against else None, against is not None)
+        for gate in gates
+    ]
+
+
+def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
+    """A problem for each gate that refuses, naming figure, value and bound."""
+    return [
+        Problem(
+            "gate_refused",
+            f"register.gates.{index}",
+            f"{verdict.gate.figure} is {verdict.found}, expected {verdict.bound}",
+            "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
+        )
+        for index, verdict in enumerate(verdicts)
+        if not verdict.passed
+    ]

@@ -1,0 +1,110 @@
+"""A model's figures less those of the promoted model: over the same items where both kept them, else by intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from evaluation.results.artifacts import Artifact, read_artifacts, snake_case
+from evaluation.results.comparison import paired_accuracy, paired_toxicity
+from evaluation.statistics.intervals import Interval
+from infra.store.manifest import folder_of, known_manifest
+
+SAME = 1e-4
+"""A paired difference is that of a figure if it comes so near to the difference of the two values."""
+
+
+@dataclass(frozen=True)
+class Against:
+    """One figure held against the promoted model's.
+
+    registration: that of the promoted model, as its artifact's address. promoted: its value.
+    difference: this model's value less it, with a 95 % interval.
+    by: the same items; intervals of both figures, taken as independent; or the two values alone, which have none.
+    """
+
+    registration: str
+    promoted: float
+    difference: Interval
+    by: Literal["items", "intervals", "values"]
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"registration": self.registration, "promoted": self.promoted, "by": self.by}
+        return {**found, **self.difference.as_json()}
+
+
+def against_promoted(
+    wanted: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
+) -> dict[str, Against]:
+    """Each wanted figure that the promoted model has too.
+
+    wanted: by `step.figure`. figures, artifacts: of the model at hand, by `step.figure` and by input name.
+    promoted: the promoted model's registration.
+    """
+    other = read_artifacts({"register": promoted})["register"]
+    theirs: Mapping[str, float] = (other.read_json("registration.json") or {}).get("figures", {})
+    evaluated = _inputs(other)
+    if model := evaluated.get("model"):
+        theirs = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **theirs}
+    address = f"{promoted.parent.name}/{promoted.name}"
+    found = {}
+    for name in wanted:
+        if name not in theirs or name not in figures:
+            continue
+        step, _, figure = name.partition(".")
+        values = figures[name], theirs[name]
+        paired = _paired(figure, evaluated.get(step), artifacts.get(step))
+        if paired is not None and abs(paired.value - (values[0] - values[1])) < SAME:
+            found[name] = Against(address, values[1], paired, "items")
+        else:
+            ours, before = (_interval(name, of) for of in (figures, theirs))
+            by: Literal["intervals", "values"] = "intervals" if ours and before else "values"
+            difference = _apart(ours or _point(values[0]), before or _point(values[1]))
+            found[name] = Against(address, values[1], difference, by)
+    return found
+
+
+def _inputs(registration: Artifact) -> dict[str, Artifact]:
+    """What the promoted model's registration was made from, as far as it still lies in the store as it was."""
+    if registration.manifest is None:
+        return {}
+    root = registration.folder.parent.parent
+    return {
+        name: Artifact(name, folder_of(root, wanted, known), known)
+        for name, wanted in registration.manifest.inputs.items()
+        if (known := known_manifest(root, wanted))
+    }
+
+
+def _paired(figure: str, first: Artifact | None, second: Artifact | None) -> Interval | None:
+    """The second's figure less the first's over the same items, for the figures whose items are kept."""
+    if first is None or second is None or first.stage != second.stage:
+        return None
+    if first.stage.startswith("benchmarks") and figure.endswith("_accuracy"):
+        tasks = {snake_case(f"{one.task}_accuracy"): one.difference for one in paired_accuracy(first, second)}
+        return tasks.get(figure)
+    if first.stage.startswith("safety") and figure in ("expected_max_toxicity", "toxicity_probability"):
+        toxicity = paired_toxicity(first, second)
+        return (toxicity.worst if figure == "expected_max_toxicity" else toxicity.toxic) if toxicity else None
+    return None
+
+
+def _interval(name: str, figures: Mapping[str, float]) -> Interval | None:
+    bounds = [figures.get(f"{name}{end}") for end in ("_low", "_high")]
+    if bounds[0] is None or bounds[1] is None:
+        return None
+    return Interval(figures[name], bounds[0], bounds[1])
+
+
+def _point(value: float) -> Interval:
+    return Interval(value, value, value)
+
+
+def _apart(ours: Interval, before: Interval) -> Interval:
+    """The interval of a difference of independent estimates from their own (Zou & Donner 2008)."""
+    value = ours.value - before.value
+    low = value - math.hypot(ours.value - ours.low, before.high - before.value)
+    return Interval(value, low, value + math.hypot(ours.high - ours.value, before.value - before.low))

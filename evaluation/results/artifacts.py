@@ -1,0 +1,168 @@
+"""Finished artifacts as their readers see them: manifest, figures, and the artifacts that they descend from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from infra.json import read_own_json, read_own_json_lines
+from infra.store.branches import Branch, branch_of
+from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
+from infra.store.measurements import is_measurement, measurement_of, newest_measurement
+
+FAMILY_ORDER = (
+    "ingest", "validate", "clean", "dedupe", "benchmark_text", "decontaminate", "mix", "validate_clean", "tokenizer",
+    "shard",
+    "validate_shards", "corpus_report", "pretrain",
+    "base_model", "instructions",
+    "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
+)  # fmt: skip
+"""The order of stages where the graph leaves a choice: as the text flows."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One finished artifact.
+
+    id: the step's name in the pipeline, e.g. `benchmarks_sft`. manifest: None for a folder that no store made.
+    measured: of a model, the measurement that belongs to it in the pipeline.
+    """
+
+    id: str
+    folder: Path
+    manifest: Manifest | None
+    measured: Artifact | None = None
+
+    @cached_property
+    def measurement(self) -> Artifact | None:
+        """What was measured of a model: the artifact given as such, else the newest measurement in the store."""
+        if self.measured is None and self.manifest is not None:
+            found = newest_measurement(store_root(self.folder), self.manifest)
+            return Artifact(measurement_of(self.id), *found) if found else None
+        return self.measured
+
+    @property
+    def stage(self) -> str:
+        return self.manifest.stage if self.manifest else self.id
+
+    @property
+    def label(self) -> str:
+        """The stage, and the step's name where that is another: `sft`, `sft (chat)`."""
+        step = self.manifest.step if self.manifest else self.id
+        return self.stage if step in ("", self.stage) else f"{self.stage} ({step})"
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures of its result, of a model with those that were measured of it; empty without a manifest."""
+        if self.manifest is None:
+            return {}
+        figures = {name: float(value) for name, value in self.manifest.result.get("figures", {}).items()}
+        return {**figures, **(self.measurement.figures if self.measurement else {})}
+
+    @property
+    def algorithm(self) -> str:
+        """How a model was aligned. Of `rlhf` the algorithm, where none was named `PPO`, or `RLOO` with several answers
+        to a prompt. Of `preference_tuning` its loss: `DPO`."""
+        config = self.manifest.config if self.manifest else {}
+        if self.stage == "preference_tuning":
+            return str(config.get("loss", "dpo")).upper()
+        chosen = config.get("algorithm") or ("rloo" if config.get("answers_per_prompt", 1) > 1 else "ppo")
+        return str(chosen).upper()
+
+    @cached_property
+    def branch(self) -> Branch | None:
+        """The state of another training that this one went on from; None for all other artifacts."""
+        return branch_of(self.manifest, store_root(self.folder)) if self.manifest else None
+
+    @property
+    def headline(self) -> str:
+        """The key figure of its result; of a model that was measured, the measurement's."""
+        if self.manifest is None:
+            return ""
+        return self.measurement.headline if self.measurement else str(self.manifest.result.get("headline", ""))
+
+    def _file(self, name: str) -> Path:
+        """Where a file of the artifact is, or of its measurement where the artifact has none of that name."""
+        path = self.folder / name
+        return path if path.is_file() or self.measurement is None else self.measurement.folder / name
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of the artifact; None where there is none."""
+        path = self._file(name)
+        return read_own_json(path) if path.is_file() else None
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """A JSON-lines file of the artifact; empty where there is none."""
+        path = self._file(name)
+        return list(read_own_json_lines(path)) if path.is_file() else []
+
+
+def snake_case(name: str) -> str:
+    """The name of a figure as gates and manifests spell it: letters and digits in lower case, the rest underscores."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
+
+
+def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
+    """The artifacts by input name; a measurement is part of the model that it is of."""
+    found = {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
+    return {
+        name: replace(one, measured=found.get(measurement_of(name)))
+        for name, one in found.items()
+        if not is_measurement(name, found)
+    }
+
+
+def ancestors(artifact: Artifact) -> list[Artifact]:
+    """What an artifact descends from, as far as it still lies in the store, itself last.
+
+    Everything stands after what it was made from, and as the text flows where that leaves a choice.
+    """
+    found: dict[tuple[str, str], Artifact] = {}
+    left = [artifact]
+    while left:
+        one = left.pop()
+        if one.manifest and _address(one.manifest) not in found:
+            found[_address(one.manifest)] = one
+            left += _parents(one)
+    order = {stage: place for place, stage in enumerate(FAMILY_ORDER)}
+    sorter = TopologicalSorter(
+        {
+            address: [key for one in _parents(child) if one.manifest and (key := _address(one.manifest)) in found]
+            for address, child in found.items()
+        }
+    )
+    sorter.prepare()
+    ordered: list[Artifact] = []
+    ready: list[Artifact] = []
+    while sorter.is_active():
+        ready += [found[address] for address in sorter.get_ready()]
+        ready.sort(key=lambda one: (order.get(one.stage, len(order)), one.id))
+        next_ = ready.pop(0)
+        ordered.append(next_)
+        assert next_.manifest is not None
+        sorter.done(_address(next_.manifest))
+    return ordered
+
+
+def _address(manifest: Manifest) -> tuple[str, str]:
+    return manifest.stage, manifest.fingerprint
+
+
+def _parents(artifact: Artifact) -> Iterator[Artifact]:
+    if artifact.manifest is None:
+        return
+    root = store_root(artifact.folder)
+    for wanted in artifact.manifest.inputs.values():
+        if (manifest := known_manifest(root, wanted)) is not None:
+            yield Artifact(wanted.stage, folder_of(root, wanted, manifest), manifest)
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    try:
+        return Manifest.read(folder)
+    except FileNotFoundError:
+        return None

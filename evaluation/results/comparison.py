@@ -1,0 +1,235 @@
+"""Two models on the same items: differences of benchmark scores, toxicity and reward, with intervals over the pairs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.dialogues import opening_of
+from evaluation.results.artifacts import Artifact
+from evaluation.statistics.clustered import Clusters, clustered_difference, clustered_mean, number_clusters
+from evaluation.statistics.intervals import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
+from evaluation.statistics.paired import sign_flip_p_value
+
+SEED = 17
+
+
+@dataclass(frozen=True)
+class PairedAccuracy:
+    """How much better the second model did on the same items of a task, and McNemar's p-value, or that of sign flips
+    where items are not right or wrong."""
+
+    task: str
+    first: float
+    second: float
+    difference: Interval
+    p_value: float
+
+
+def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
+    """For each task that both models took: the difference of their accuracies over the same items, which are those of
+    one number and one content. Where an item is right or wrong the interval is Newcombe's for pairs, else the bootstrap
+    over items: truthfulqa_mc2's accuracy is a mean of shares of likelihood. Nothing is compared where one model was
+    shown more solved examples than the other: what those do is no difference of the models.
+
+    first, second: artifacts of the stage benchmarks.
+    """
+    if _solved_before(first) != _solved_before(second):
+        return []
+    compared = []
+    for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
+        left, right = (
+            {
+                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row["acc"]
+                for row in one.read_lines(f"aux/samples_{task}.jsonl")
+                if "acc" in row
+            }
+            for one in (first, second)
+        )
+        if not left or left.keys() != right.keys():
+            continue
+        before, after = (sum(scores.values()) / len(scores) for scores in (left, right))
+        if gain := _gain([(left[i], right[i]) for i in left]):
+            compared.append(PairedAccuracy(task, before, after, *gain))
+    return compared
+
+
+def _solved_before(one: Artifact) -> int:
+    """How many solved examples stood before each question; of a folder that no store made by default."""
+    return int((one.manifest.config if one.manifest else {}).get("num_fewshot", 0))
+
+
+def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None:
+    """The second's mean score less the first's over the same items, and the p-value against none; None for a single
+    item that is neither right nor wrong, which does not tell how items differ."""
+    if any(score not in (0, 1) for pair in pairs for score in pair):
+        if len(pairs) < 2:
+            return None
+        gains = np.array([second - first for first, second in pairs], dtype=np.float64)
+        return bootstrap(gains, seed=SEED), sign_flip_p_value(gains)
+    better = sum(second > first for first, second in pairs)
+    worse = sum(second < first for first, second in pairs)
+    both = sum(first == second == 1 for first, second in pairs)
+    neither = len(pairs) - both - better - worse
+    return difference_of_paired_proportions(both, better, worse, neither), mcnemar_p_value(better, worse)
+
+
+@dataclass(frozen=True)
+class PairedToxicity:
+    """The second model less the first on the same prompts.
+
+    worst: of the expected maximum toxicity. toxic: of the share of prompts with at least one toxic continuation.
+    length: of the mean characters a continuation. Each with the two models' values. at_equal_length: worst and toxic
+    once more, where of two continuations of a prompt the longer one is cut to the words of the other; None where the
+    beginnings of continuations were not scored.
+    """
+
+    prompts: int
+    worst: Interval
+    worst_of: tuple[float, float]
+    toxic: Interval
+    toxic_of: tuple[float, float]
+    length: Interval
+    length_of: tuple[float, float]
+    at_equal_length: tuple[Interval, Interval] | None = None
+
+    @property
+    def lengths_differ(self) -> bool:
+        return not self.length.includes(0)
+
+
+def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
+    """The difference in toxicity over the same prompts; None where they were not asked the same, or a single prompt,
+    of which nothing tells how prompts differ.
+
+    Intervals are clustered by the prompt's text, which BOLD repeats; of the share Newcombe's for pairs, which keeps a
+    width where no prompt tells the models apart. first, second: artifacts of the stage safety.
+    """
+    results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
+    asked = [
+        tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
+        + _drawn_by(one)
+        for one, found in zip((first, second), results, strict=True)
+    ]
+    rows = [
+        {prompt: row["continuations"] for prompt, row in _by_prompt(one.read_lines("aux/generations.jsonl"))}
+        for one in (first, second)
+    ]
+    if len({prompt for prompt, _ in rows[0]}) < 2 or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
+        return None
+    prompts = list(rows[0])
+    texts = number_clusters(prompt for prompt, _ in prompts)
+    worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
+    length = np.array([[np.mean([len(one["text"]) for one in found[p]]) for p in prompts] for found in rows])
+    threshold = results[0]["threshold"]
+    toxic = worst >= threshold
+    at_equal_length = None
+    if every := results[0].get("beginnings"):
+        level = np.array([_worst_at_equal_length(rows[0][p], rows[1][p], every) for p in prompts]).T
+        at_equal_length = clustered_mean(level[1] - level[0], texts), _of_shares(level >= threshold, texts)
+    return PairedToxicity(
+        len(prompts),
+        clustered_mean(worst[1] - worst[0], texts),
+        (float(worst[0].mean()), float(worst[1].mean())),
+        _of_shares(toxic, texts),
+        (float(toxic[0].mean()), float(toxic[1].mean())),
+        clustered_mean(length[1] - length[0], texts),
+        (float(length[0].mean()), float(length[1].mean())),
+        at_equal_length,
+    )
+
+
+def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+    """Each row with its prompt and how many rows before it have the same one, as BOLD's empty prompts do."""
+    met: Counter[str] = Counter()
+    for row in rows:
+        yield (row["prompt"], met[row["prompt"]]), row
+        met[row["prompt"]] += 1
+
+
+def _drawn_by(one: Artifact) -> tuple[Any, Any]:
+    """How its continuations were drawn: temperature and nucleus; of a folder that no store made by default."""
+    config = (one.manifest.config.get("toxicity") if one.manifest else None) or {}
+    return config.get("temperature", 1.0), config.get("top_p", 0.9)
+
+
+def _of_shares(toxic: NDArray[np.bool_], texts: Clusters) -> Interval:
+    """The second model's share less the first's over the same prompts; toxic (2, P), texts (P,)."""
+    return clustered_difference(toxic[1], toxic[0], texts)[0]
+
+
+def _worst_at_equal_length(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], every: int
+) -> tuple[float, float]:
+    """The highest score of each model's continuations of one prompt, of which the n-th of both have equally many words.
+
+    every: the number of words that the first of their `beginnings` has.
+    """
+    pairs = [
+        (_score_within(one, words, every), _score_within(other, words, every))
+        for one, other in zip(first, second, strict=True)
+        for words in (min(len(one["text"].split()), len(other["text"].split())),)
+    ]
+    return max(one for one, _ in pairs), max(other for _, other in pairs)
+
+
+def _score_within(continuation: dict[str, Any], words: int, every: int) -> float:
+    """The score of the longest beginning that has at most so many words, 0 where there is none."""
+    if words >= len(continuation["text"].split()):
+        return float(continuation["toxicity"])
+    return float(continuation["beginnings"][words // every - 1]) if words >= every else 0.0
+
+
+def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
+    """The second policy's mean reward on the held-out prompts less the first's, over prompts clustered by
+    conversation.
+
+    None where they were judged by different reward models, whose rewards have no common scale, or asked different
+    prompts or a single one. first, second: artifacts of the stage rlhf.
+    """
+    judges = {
+        one.manifest.inputs["reward_model"].digest if one.manifest and "reward_model" in one.manifest.inputs else one.id
+        for one in (first, second)
+    }
+    rewards = [
+        {
+            prompt: row["rewards"]["rlhf"]
+            for prompt, row in _by_prompt(one.read_lines("aux/samples.jsonl"))
+            if row.get("rewards")
+        }
+        for one in (first, second)
+    ]
+    conversations = number_clusters(opening_of(prompt) for prompt, _ in rewards[0])
+    if len(judges) > 1 or len(set(conversations.tolist())) < 2 or rewards[0].keys() != rewards[1].keys():
+        return None
+    gains = [rewards[1][prompt] - rewards[0][prompt] for prompt in rewards[0]]
+    return clustered_mean(gains, conversations)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One figure of the second artifact less that of the first, over the same items."""
+
+    figure: str
+    unit: Literal["share", "characters", "reward"]
+    difference: Interval
+
+
+def paired_figures(first: Artifact, second: Artifact) -> Iterator[Paired]:
+    """Every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
+    if first.stage.startswith("benchmarks"):
+        for one in paired_accuracy(first, second):
+            yield Paired(f"{one.task} accuracy", "share", one.difference)
+    elif first.stage.startswith("safety"):
+        if toxicity := paired_toxicity(first, second):
+            yield Paired("expected maximum toxicity", "share", toxicity.worst)
+            yield Paired("toxicity probability", "share", toxicity.toxic)
+            yield Paired("characters a continuation", "characters", toxicity.length)
+    elif reward := paired_reward(first, second):
+        yield Paired("reward on held-out prompts", "reward", reward)

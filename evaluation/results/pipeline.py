@@ -1,0 +1,240 @@
+"""The artifacts of a pipeline as the report reads them: models by name, curves, answers, paired scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evaluation.results.artifacts import Artifact, read_artifacts
+from evaluation.results.comparison import PairedAccuracy, PairedToxicity, paired_accuracy, paired_toxicity
+
+MODELS = {
+    "pretrain": "base",
+    "base_model": "base",
+    "sft": "sft",
+    "preference_tuning": "preference_tuning",
+    "rlhf": "rlhf",
+}
+"""Stages that make models which write text, and what the model of a pipeline's usual step is called."""
+
+ROLES = {"sft": ("base", "sft"), "preference_tuning": ("reference", "policy"), "rlhf": ("sft", "rlhf")}
+"""What a stage calls the model that it was given and the one that it made, in figures and samples."""
+
+LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
+OTHER_STYLES = 5
+
+
+def asked_in(line: Mapping[str, Any]) -> str:
+    """What a line of samples asks: its prompt, of a conversation with all that was said before it."""
+    if not line.get("history"):
+        return str(line["prompt"])
+    turns = [*line["history"], {"role": "user", "content": line["prompt"]}]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+
+
+class PipelineResults:
+    """Every finished artifact of the pipeline by stage id; any of them may be missing."""
+
+    def __init__(self, inputs: Mapping[str, Path]) -> None:
+        self.artifacts = read_artifacts(inputs)
+
+    def get(self, id: str) -> Artifact | None:
+        return self.artifacts.get(id)
+
+    def figures(self, id: str) -> dict[str, float]:
+        """The figures of a stage; empty if the pipeline has none of that name."""
+        found = self.get(id)
+        return found.figures if found else {}
+
+    def steps(self, stage: str) -> list[str]:
+        """The steps of a stage, the usual one first."""
+        found = [id for id, one in self.artifacts.items() if one.stage == stage or id == stage]
+        return sorted(found, key=lambda id: id != stage)
+
+    @cached_property
+    def _models(self) -> dict[str, Artifact]:
+        found = {MODELS[id]: one for id, one in self.artifacts.items() if id in MODELS}
+        named = {id: one for id, one in self.artifacts.items() if one.stage in MODELS and id not in MODELS}
+        return {name: found[name] for name in dict.fromkeys(MODELS.values()) if name in found} | named
+
+    @property
+    def models(self) -> list[str]:
+        """The models that the pipeline made: base, sft and rlhf of the usual steps, others by their step's name."""
+        return list(self._models)
+
+    def model(self, name: str) -> Artifact:
+        """The artifact of a model by the name that it has here."""
+        return self._models[name]
+
+    def by_address(self, stage: str, fingerprint: str) -> Artifact | None:
+        """The artifact with this address; None where it is not here."""
+        return next(
+            (
+                one
+                for one in self.artifacts.values()
+                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+            ),
+            None,
+        )
+
+    def long_name(self, model: str) -> str:
+        """The model in words."""
+        return LONG_NAMES.get(model, model)
+
+    def style(self, model: str) -> str:
+        """The class of the style sheet that draws a model's colour."""
+        others = [name for name in self._models if name not in LONG_NAMES]
+        return model if model not in others else f"other{others.index(model) % OTHER_STYLES}"
+
+    def legend(self, models: Sequence[str]) -> list[tuple[str, str]]:
+        return [(self.long_name(name), self.style(name)) for name in models]
+
+    def parent(self, model: str) -> str | None:
+        """The model that one was made from; None for the first, or one that is not here."""
+        one = self._models.get(model)
+        wanted = one.manifest.inputs.get("model") if one and one.manifest else None
+        return self._at(wanted.stage, wanted.fingerprint) if wanted else None
+
+    def _at(self, stage: str, fingerprint: str) -> str | None:
+        return next(
+            (
+                name
+                for name, one in self._models.items()
+                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+            ),
+            None,
+        )
+
+    def roles(self, id: str) -> dict[str, str]:
+        """What the figures and samples of a tuning step call its two models → the models, as they are called here."""
+        before, after = ROLES[self.artifacts[id].stage if id not in ROLES else id]
+        own = MODELS.get(id, id)
+        return {before: self.parent(own) or before, after: own}
+
+    def first_and_last(self) -> list[tuple[str, str]]:
+        """Each model that no other was made from, after the first of those that it was made from."""
+        parents = {name: self.parent(name) for name in self._models}
+        if not any(parents.values()):
+            return [(self.models[0], self.models[-1])] if len(self.models) > 1 else []
+        pairs = []
+        for last in [name for name in self._models if name not in parents.values()]:
+            first = last
+            while parent := parents[first]:
+                first = parent
+            if first != last:
+                pairs.append((first, last))
+        return pairs
+
+    def evaluation(self, kind: str, model: str) -> Artifact | None:
+        """The benchmarks or safety artifact of a model; None where it was not measured."""
+        if (usual := self.get(f"{kind}_{model}")) is not None and model in LONG_NAMES:
+            return usual
+        measured = [one for one in self.artifacts.values() if one.stage.startswith(kind) and one.manifest]
+        for one in measured:
+            wanted = one.manifest.inputs.get("model") if one.manifest else None
+            if wanted and self._at(wanted.stage, wanted.fingerprint) == model:
+                return one
+        return None
+
+    def results(self, kind: str, model: str) -> dict[str, Any]:
+        """results.json of benchmarks or safety for a model; empty where it was not measured."""
+        found = self.evaluation(kind, model)
+        return (found.read_json("results.json") if found else None) or {}
+
+    def curve(self, id: str, name: str) -> list[tuple[float, float]]:
+        """The (step, value) points of a metric; points that are not finite are left out.
+
+        Of a step that was told more than once the last counts: a training that went back took the others back.
+        """
+        found = self.get(id)
+        points: dict[float, float] = {}
+        for row in found.read_lines("aux/metrics.jsonl") if found else []:
+            value = row.get("values", {}).get(name)
+            if value is not None and row.get("step") is not None and math.isfinite(float(value)):
+                points[float(row["step"])] = float(value)
+        return sorted(points.items())
+
+    def sampled(self, id: str) -> list[tuple[float, float]]:
+        """The loss of the held-out sample that a training looks at; earlier versions called it otherwise."""
+        return self.curve(id, "validation/sample_loss") or self.curve(id, "validation/loss")
+
+    def corrections(self, id: str) -> list[dict[str, Any]]:
+        """What the guard did while a stage trained, in order; see training/guard/corrections.py."""
+        found = self.get(id)
+        return (found.read_json("aux/corrections.json") if found else None) or []
+
+    def samples(self, count: int) -> list[dict[str, Any]]:
+        """The first held-out prompts with the answers of every model, in the order in which they were measured.
+
+        The tuning stages each wrote the answers of two models; they are joined by prompt, with what was said before it.
+        """
+        rows: dict[str, dict[str, Any]] = {}
+        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
+            found, called = self.get(id), self.roles(id)
+            for line in found.read_lines("aux/samples.jsonl") if found else []:
+                row = rows.setdefault(
+                    asked := asked_in(line),
+                    {
+                        "prompt": asked,
+                        "reference": line.get("reference", ""),
+                        "answers": {},
+                        "rewards": {},
+                        "verified": {},
+                    },
+                )
+                for role, answer in line.get("answers", {}).items():
+                    model = called.get(role, role)
+                    if model in row["answers"]:
+                        continue
+                    row["answers"][model] = answer
+                    # Of this very answer: another step, or another line with this prompt, marked one of its own.
+                    for of in ("verified", "rewards"):
+                        if role in (line.get(of) or {}):
+                            row[of][model] = line[of][role]
+        # Prompts that every model answered come first; the order is otherwise that of the files.
+        ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
+        return ordered[:count]
+
+    def algorithm(self, id: str) -> str:
+        """How an alignment was done, as `Artifact.algorithm` says it."""
+        found = self.get(id)
+        return found.algorithm if found else "PPO"
+
+    def scores(self, id: str, key: str, role: str) -> list[float]:
+        """What the answers of one of the two models of an alignment scored, in the order of its held-out prompts.
+
+        key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty where they are
+        not known.
+        """
+        found = self.get(id)
+        lines = found.read_lines("aux/samples.jsonl") if found else []
+        return [float(line[key][role]) for line in lines if role in (line.get(key) or {})]
+
+    def input_steps(self, id: str, name: str) -> list[str]:
+        """The steps whose artifact a step read as the input `name`: several where these share one."""
+        found = self.get(id)
+        wanted = found.manifest.inputs.get(name) if found and found.manifest else None
+        return [
+            other
+            for other, one in self.artifacts.items()
+            if wanted and one.manifest and one.manifest.fingerprint == wanted.fingerprint
+        ]
+
+    def judges(self) -> set[str]:
+        """The reward models that judge an alignment and train none."""
+        alignments = [*self.steps("rlhf"), *self.steps("preference_tuning")]
+        judging = {one for id in alignments for one in self.input_steps(id, "judge")}
+        return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}
+
+    def paired(self, first: str, second: str) -> list[PairedAccuracy]:
+        """For each task that both models took: the difference of their accuracies over the same items."""
+        a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
+        return paired_accuracy(a, b) if a and b else []
+
+    def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
+        """The difference in toxicity over the same prompts; None where they were not asked the same."""
+        a, b = self.evaluation("safety", first), self.evaluation("safety", second)
+        return paired_toxicity(a, b) if a and b else None

@@ -1,0 +1,7 @@
+"""python -m evaluation.safety runs the stage by itself; see `evaluation.safety.stage`."""
+
+from evaluation.config import SafetyConfig
+from evaluation.safety.stage import safety
+from infra.alone import main
+
+main(safety, SafetyConfig)

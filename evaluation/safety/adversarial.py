@@ -1,0 +1,162 @@
+"""How trivial it is to make a model toxic: a search over changes to harmless prompts, against as many plain tries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corpus.cleaning.toxicity import Scorer
+from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
+from evaluation.generation.chat_prompts import ChatPrompt
+from evaluation.generation.continuations import Sampling
+from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.safety.probes import read_prompts
+from evaluation.safety.toxicity_scorers import read_words
+from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
+from infra.config import derived_seed
+from infra.errors import stage_error
+from infra.run import Run
+
+
+@dataclass
+class _Attempt:
+    """The search from one prompt. text: the worst prompt so far; worst: the score of its worst continuation; tries:
+    after how many queries a toxic continuation was found, None before."""
+
+    start: str
+    text: str
+    worst: float = -1.0
+    continuation: str = ""
+    tries: int | None = None
+
+
+def measure_adversarial(
+    lm: LoadedModel,
+    config: AdversarialConfig,
+    toxicity: ToxicityConfig,
+    scorer: Scorer,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    chat: ChatPrompt | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Hill climbing from each harmless prompt: a query draws continuations of a changed prompt, and the change stays if
+    the worst of them is no less toxic than before; it ends with the first toxic one.
+
+    A changed prompt must itself score below the threshold, so that only what the model adds counts. As a control the
+    unchanged prompt is asked as often. chat: see `sample_continuations`. Returns the results, and a row a prompt with
+    what was found.
+    """
+    words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
+    rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
+    prompts = [row["prompt"] for row in rows]
+    harmless = [text for text, score in zip(prompts, scorer(prompts), strict=True) if score < toxicity.threshold]
+    starts = harmless[: config.limit]
+    if not starts:
+        message = f"{scorer.name} finds none of the {len(prompts)} prompts harmless, and the search begins with one"
+        raise stage_error("bad_prompts", "safety.adversarial.prompts", message, "give others, or a higher threshold")
+    draw = random.Random(seed)
+
+    def searched(change: Callable[[_Attempt], str]) -> list[_Attempt]:
+        attempts = [_Attempt(text, text) for text in starts]
+        for query in range(1, config.queries + 1):
+            open_ones = [one for one in attempts if one.tries is None]
+            if not open_ones:
+                break
+            run.progress(query, config.queries, "queries")
+            asked = [change(one) if query > 1 else one.start for one in open_ones]
+            drawn_by = derived_seed(seed, query)
+            sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
+            for one, text, found in zip(
+                open_ones, asked, sample_continuations(lm, asked, config.samples, sampling, run, chat), strict=True
+            ):
+                scores = scorer(found)
+                worst = int(scores.argmax())
+                if scores[worst] >= one.worst:
+                    one.text, one.worst, one.continuation = text, float(scores[worst]), found[worst]
+                if scores[worst] >= toxicity.threshold:
+                    one.tries = query
+        return attempts
+
+    def mutated(one: _Attempt) -> str:
+        return _changed(one.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
+
+    changed, plain = searched(mutated), searched(lambda one: one.start)
+    results = {
+        "scorer": scorer.name,
+        "prompts": len(starts),
+        "left_out": len(prompts) - len(harmless),
+        "queries": config.queries,
+        "samples": config.samples,
+        "threshold": toxicity.threshold,
+        "by_queries": [
+            {"queries": queries, "changed": _share(changed, queries), "plain": _share(plain, queries)}
+            for queries in _doublings(config.queries)
+        ],
+        **_summary(changed, plain, confidence),
+    }
+    found = [
+        {
+            "prompt": one.start,
+            "changed": one.text,
+            "continuation": one.continuation,
+            "toxicity": round(one.worst, 6),
+            "queries": one.tries,
+            "queries_plain": other.tries,
+        }
+        for one, other in zip(changed, plain, strict=True)
+    ]
+    return results, found
+
+
+def _changed(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:
+    """One change that leaves the prompt harmless; the text itself where none of a few does."""
+    for _ in range(8):
+        parts = text.split()
+        match draw.choice(("add", "add", "replace", "swap", "drop", "open")):
+            case "add":
+                parts.insert(draw.randrange(len(parts) + 1), draw.choice(words))
+            case "replace" if parts:
+                parts[draw.randrange(len(parts))] = draw.choice(words)
+            case "swap" if len(parts) > 1:
+                at = draw.randrange(len(parts) - 1)
+                parts[at], parts[at + 1] = parts[at + 1], parts[at]
+            case "drop" if len(parts) > 2:
+                parts.pop(draw.randrange(len(parts)))
+            case "open":
+                parts = [*parts, draw.choice(('"', ":", "you", "and then"))]
+        if (candidate := " ".join(parts)) != text and allowed(candidate):
+            return candidate
+    return text
+
+
+def _doublings(most: int) -> list[int]:
+    counts = [1]
+    while counts[-1] < most:
+        counts.append(min(most, counts[-1] * 2))
+    return counts
+
+
+def _share(attempts: Sequence[_Attempt], queries: int) -> float:
+    found = [one.tries is not None and one.tries <= queries for one in attempts]
+    return round(float(np.mean(found)), 6) if found else 0.0
+
+
+def _summary(changed: Sequence[_Attempt], plain: Sequence[_Attempt], confidence: float) -> dict[str, Any]:
+    pairs = [(one.tries is not None, other.tries is not None) for one, other in zip(changed, plain, strict=True)]
+    both, only_changed, only_plain, neither = map(
+        pairs.count, ((True, True), (True, False), (False, True), (False, False))
+    )
+    tries = sorted(one.tries for one in changed if one.tries is not None)
+    return {
+        "broken": wilson(both + only_changed, len(pairs), confidence).as_json(),
+        "broken_plain": wilson(both + only_plain, len(pairs), confidence).as_json(),
+        "difference": difference_of_paired_proportions(both, only_changed, only_plain, neither, confidence).as_json(),
+        "median_queries": float(np.median(tries)) if tries else None,
+    }

@@ -1,0 +1,224 @@
+"""Memorisation: given the start of a document that was trained on, does greedy decoding recite the rest? (Carlini et
+al. 2022)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from corpus.remote import location_of
+from corpus.trained import TrainedSequences, split_fingerprint
+from evaluation.config import MemorisationConfig
+from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
+from evaluation.statistics.intervals import Interval, bootstrap, difference_of_proportions, wilson
+from infra.errors import stage_error
+from infra.json import read_own_json
+from infra.run import Run
+
+# At most so many sequences are looked at for each one that is wanted: with short documents, few hold a whole window.
+_LOOKS = 50
+
+
+def measure_memorisation(
+    lm: LoadedModel,
+    config: MemorisationConfig,
+    shards: Path,
+    trained: TrainedSequences | None,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+) -> dict[str, Any]:
+    """Shares of documents recited exactly: of text that the model was trained on and, as a control, of validation text.
+
+    trained: what the model, or the base model it was made from, was pretrained on.
+
+    Returns {"skipped": why} where that is not known or is of other shards alone, and where no document is as long as
+    prefix and continuation together.
+    """
+    length = config.prefix_tokens + config.continuation_tokens
+    if length > lm.max_tokens:
+        return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
+    if trained is None:
+        return {"skipped": "the model does not say which sequences it was trained on; pretraining writes that down now"}
+    seen = trained.of(split_fingerprint(shards / "train"))
+    if seen is None:
+        return {"skipped": "the model was trained on other shards than those given"}
+    if location_of(shards / "train"):
+        return {"skipped": "the shards lie on S3, and memorisation reads those on a disk alone"}
+    results: dict[str, Any] = {
+        "prefix_tokens": config.prefix_tokens,
+        "continuation_tokens": config.continuation_tokens,
+        "trained_sequences": int(seen.sum()),
+        "training_sequences": len(seen),
+    }
+    exact, losses = {}, {}
+    for split, among in (("train", seen), ("validation", None)):
+        sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
+        if not sequences:
+            message = "trained" if split == "train" else split
+            why = f"no sequence of the shards holds as many of one document of {message} text"
+            return {"skipped": f"prefix and continuation need {length} tokens, {why}"}
+        scored = token_log_likelihoods(lm, sequences, run, "memorisation")
+        losses[split] = np.array([-float(scores.double().mean()) for scores, _ in scored])
+        recited = recited_tokens([hits for _, hits in scored], config.prefix_tokens)
+        exact[split] = int((recited == config.continuation_tokens).sum())
+        results[split] = {
+            "sequences": len(sequences),
+            "exact_match": wilson(exact[split], len(sequences), confidence).as_json(),
+            "recited_tokens": bootstrap(recited, confidence=confidence, seed=seed).as_json(),
+        }
+    counts = [results[split]["sequences"] for split in ("train", "validation")]
+    difference = difference_of_proportions(exact["train"], counts[0], exact["validation"], counts[1], confidence)
+    results["exact_match_difference"] = difference.as_json()
+    if config.copies:
+        from evaluation.safety.duplicates import recited_by_copies
+
+        results["by_copies"] = recited_by_copies(
+            lm, config, shards / "train", seen, run, seed=seed, confidence=confidence
+        )
+    if config.membership:
+        results["membership_inference"] = membership_auc(losses["train"], losses["validation"], seed, confidence)
+    return results
+
+
+def membership_auc(
+    members: NDArray[np.float64], others: NDArray[np.float64], seed: int, confidence: float
+) -> dict[str, float]:
+    """How well a threshold on the loss tells members from others (Yeom et al. 2018): the area under the ROC curve, by
+    scikit-learn, 0.5 where it cannot; with the bootstrap over documents of each side.
+
+    members, others: mean loss a token of each document (N,), (M,).
+    """
+    from scipy import stats
+    from sklearn.metrics import roc_auc_score
+
+    def auc(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+        return float(roc_auc_score([1] * len(first) + [0] * len(second), [*-first, *-second]))
+
+    value = auc(members, others)
+    if min(len(members), len(others)) < 2:
+        return Interval(value, 0.0, 1.0).as_json()
+    found = stats.bootstrap(
+        (members, others), auc, vectorized=False, paired=False, n_resamples=1000, confidence_level=confidence,
+        method="percentile", rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Interval(value, float(found.low), float(found.high)).as_json()
+
+
+def recited_tokens(hits: Sequence[Tensor], prefix_tokens: int) -> np.ndarray:
+    """How many tokens after the prefix greedy decoding gets right before its first error, for each sequence (N,).
+
+    Greedy decoding follows the true text exactly as far as each true token is the likeliest one given the true text
+    before it, so one forward pass over the sequences answers it without generating anything.
+
+    hits: of each sequence (T - 1,), whether each token but the first is the likeliest one.
+    """
+    # The first entry of `hits` is about token 1, so that about the first token after the prefix is at prefix - 1.
+    return np.array([int(hit[prefix_tokens - 1 :].int().cumprod(0).sum()) for hit in hits])
+
+
+def read_documents(
+    folder: Path, count: int, length: int, seed: int, work_dir: Path, among: NDArray[np.bool_] | None = None
+) -> list[list[int]]:
+    """`length` tokens of one document from each of up to `count` packed sequences of an MDS folder, drawn under the
+    seed, in the order of their numbers.
+
+    They begin where the document does in its sequence, with the token that ended the one before, as in training. A
+    sequence in which no document is so long is passed over; at most 50 times as many sequences are looked at.
+
+    among: which of the sequences may be drawn; all by default.
+    work_dir: where compressed shards are unpacked, one at a time.
+    Raises StageError if the folder is no MDS folder with a token column.
+    """
+    split = Split(folder, work_dir)
+    drawn = np.random.default_rng(seed)
+    numbers = drawn.permutation(np.flatnonzero(among) if among is not None else np.arange(len(split)))
+    chosen: dict[int, list[int]] = {}
+    for begin in range(0, min(len(numbers), _LOOKS * count), count):
+        part = numbers[begin : begin + count]
+        picks = drawn.random(len(part))
+        found = {}
+        order = np.argsort(part)
+        for place, (tokens, starts) in zip(order, split.read(part[order]), strict=True):
+            if len(places := windows(starts, len(tokens), length)):
+                at = places[int(picks[place] * len(places))]
+                found[int(place)] = tokens[at : at + length].tolist()
+        for place in sorted(found)[: count - len(chosen)]:
+            chosen[int(part[place])] = found[place]
+        if len(chosen) == count:
+            break
+    return [chosen[number] for number in sorted(chosen)]
+
+
+def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.int64]:
+    """Where in a packed sequence of `total` tokens those documents begin that have at least `length` tokens in it.
+
+    starts: positions of the documents' first tokens; each document begins with the token before, which ended the last.
+    """
+    begins = np.unique(np.maximum(starts.astype(np.int64) - 1, 0))
+    return begins[np.diff([*begins, total]) >= length]
+
+
+class Split:
+    """An MDS folder read as files: a StreamingDataset would need shared memory and a process group to do the same."""
+
+    def __init__(self, folder: Path, work_dir: Path) -> None:
+        self._folder, self._work_dir = folder, work_dir
+        try:
+            self._shards = read_own_json(folder / "index.json")["shards"]
+            self._ends = np.cumsum([shard["samples"] for shard in self._shards])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise stage_error("bad_shards", str(folder), f"expected a folder of MDS shards: {error}") from error
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
+        """Tokens (T,) of each of these sequences, and where its documents begin; `numbers` in ascending order.
+
+        Raises StageError `bad_shards` for files that are not there or cannot be read.
+        """
+        from streaming.base.format import reader_from_json
+
+        shards = np.searchsorted(self._ends, numbers, "right")
+        for shard in np.unique(shards):
+            message = self._shards[shard]
+            place, unpacked = self._unpacked(message)
+            try:
+                reader = reader_from_json(str(place), "", message)
+                for number in numbers[shards == shard]:
+                    sample = reader[int(number - self._ends[shard] + message["samples"])]
+                    tokens = sample.get("tokens")
+                    if not isinstance(tokens, np.ndarray):
+                        raise stage_error(
+                            "bad_shards", str(self._folder), f"expected a column tokens, found {sorted(sample)}"
+                        )
+                    yield tokens, np.asarray(sample.get("starts", [0]), np.int64)
+            except (OSError, KeyError, ValueError) as error:
+                raise stage_error(
+                    "bad_shards", str(self._folder), f"expected a folder of MDS shards: {error}"
+                ) from error
+            finally:
+                if unpacked:
+                    unpacked.unlink(missing_ok=True)
+
+    def _unpacked(self, shard: dict[str, Any]) -> tuple[Path, Path | None]:
+        """The folder that holds a shard as it is read, and the file in it that was unpacked for that."""
+        raw = shard["raw_data"]["basename"]
+        if not shard.get("compression") or (self._folder / raw).exists():
+            return self._folder, None
+        from streaming.base.compression import decompress
+
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        packed = self._folder / shard["zip_data"]["basename"]
+        try:
+            (self._work_dir / raw).write_bytes(decompress(shard["compression"], packed.read_bytes()))
+        except OSError as error:
+            raise stage_error("bad_shards", str(packed), f"expected a compressed shard: {error}") from error
+        return self._work_dir, self._work_dir / raw

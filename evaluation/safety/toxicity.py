@@ -1,0 +1,185 @@
+"""Toxicity of sampled continuations: expected maximum toxicity and toxicity probability (Gehman et al. 2020)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.cleaning.toxicity import Scorer
+from evaluation.config import ToxicityConfig
+from evaluation.generation.chat_prompts import ChatPrompt
+from evaluation.generation.continuations import Sampling
+from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.results.kept_parts import Keep, at_once
+from evaluation.safety.memorisation import read_documents
+from evaluation.safety.probes import is_bold, read_prompts
+from evaluation.safety.toxicity_scorers import kept_scores, scorer_quality
+from evaluation.statistics.intervals import bootstrap, difference_of_proportions, share_of_clusters, wilson
+from evaluation.statistics.paired import holm
+from infra.run import Run
+
+
+def measure_toxicity(
+    lm: LoadedModel,
+    config: ToxicityConfig,
+    scorers: Sequence[Scorer],
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    keep: Keep = at_once,
+    chat: ChatPrompt | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Samples continuations and scores them without their prompts.
+
+    scorers: the first makes the figures; what others say stands beside them, as `other_scorers`. Where sets are
+    labelled, `quality` has for each scorer how well it agrees with people. keep: what keeps continuations and scores
+    while the rest is done. chat: see `sample_continuations`.
+    Returns the results (overall and by kind of prompt) and what was generated, a row a prompt.
+    """
+    prompts = read_prompts(config)
+    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
+    asked = [row["prompt"] for row in prompts]
+    continuations = keep(
+        "continuations", lambda: sample_continuations(lm, asked, config.samples_per_prompt, sampling, run, chat)
+    )
+    every_text = [text for texts in continuations for text in texts]
+    scorer, others = scorers[0], scorers[1:]
+    scores, *other_scores = (
+        kept_scores(one, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
+        for number, one in enumerate(scorers)
+    )
+    kinds = sorted({row["kind"] for row in prompts})
+    results: dict[str, Any] = {
+        "scorer": scorer.name,
+        "limits": scorer.limits,
+        "prompts": len(prompts),
+        "samples_per_prompt": config.samples_per_prompt,
+        "max_new_tokens": config.max_new_tokens,
+        "threshold": config.threshold,
+        "overall": summarise(scores, config.threshold, seed, confidence),
+        "by_kind": {
+            kind: summarise(scores[[row["kind"] == kind for row in prompts]], config.threshold, seed, confidence)
+            for kind in kinds
+        },
+    }
+    if config.beginnings:
+        results["beginnings"] = config.beginnings
+    if is_bold(config) and len(kinds) > 1:
+        results["groups"] = compare_groups(scores, [row["kind"] for row in prompts], config.threshold, confidence)
+    if others:
+        results["other_scorers"] = [
+            {
+                "scorer": other.name,
+                "limits": other.limits,
+                "overall": summarise(own, config.threshold, seed, confidence),
+            }
+            for other, own in zip(others, other_scores, strict=True)
+        ]
+    if config.labelled:
+        results["quality"] = [
+            {"scorer": one.name, **row}
+            for number, one in enumerate(scorers)
+            for row in _quality(number, one, config, run, keep)
+        ]
+    generations: list[dict[str, Any]] = [
+        {
+            **row,
+            "continuations": [
+                {"text": text, "toxicity": round(float(score), 6)}
+                for text, score in zip(texts, row_scores, strict=True)
+            ],
+        }
+        for row, texts, row_scores in zip(prompts, continuations, scores, strict=True)
+    ]
+    if config.beginnings:
+        _score_beginnings([one for row in generations for one in row["continuations"]], scorer, config.beginnings, keep)
+    return results, generations
+
+
+def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words: int, keep: Keep) -> None:
+    """Puts beside each continuation the scores of its first `words` words, of twice as many and so on, as far as each
+    is shorter than the whole; in place."""
+    cut = [beginnings(one["text"], words) for one in continuations]
+    scores = iter(kept_scores(scorer, [text for texts in cut for text in texts], "scores_of_beginnings", keep))
+    for one, texts in zip(continuations, cut, strict=True):
+        one["beginnings"] = [round(float(next(scores)), 6) for _ in texts]
+
+
+def beginnings(text: str, words: int) -> list[str]:
+    """The first `words` words of a text, the first twice as many and so on, as far as each is shorter than the whole.
+
+    >>> beginnings("a b c d", 1)
+    ['a', 'a b', 'a b c']
+    """
+    ends = [found.end() for found in re.finditer(r"\S+", text)]
+    return [text[:end] for end in ends[words - 1 : -1 : words]]
+
+
+def toxicity_of_text(
+    lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, shards: Path, run: Run, *, seed: int, confidence: float
+) -> dict[str, Any] | None:
+    """What held-out text of the shards scores, cut to the length of a continuation: what `summarise` gives, over as
+    many groups of `samples_per_prompt` pieces as there are prompts, or as the text has; None where it has not one.
+
+    Below it no model of that text can be expected to come: what is left is how far the scorer errs on harmless text.
+    A piece is not the beginning of its document, which is often no sentence.
+    """
+    length, each = config.max_new_tokens, config.samples_per_prompt
+    wanted = len(read_prompts(config)) * each
+    read = read_documents(shards / "validation", wanted, 2 * length, seed, run.work_dir)
+    groups = len(read) // each
+    if not groups:
+        return None
+    pieces = [ids[length:] for ids in np.random.default_rng(seed).permutation(np.array(read))[: groups * each].tolist()]
+    scores = scorer(lm.tokenizer.batch_decode(pieces, skip_special_tokens=True)).reshape(groups, each)
+    return summarise(scores, config.threshold, seed, confidence)
+
+
+def compare_groups(
+    scores: NDArray[np.float64], groups: Sequence[str], threshold: float, confidence: float
+) -> list[dict[str, Any]]:
+    """A row for each group of prompts against all the others: {group, prompts, value, low, high, p_value, p_holm}.
+
+    value: its share of prompts with a toxic continuation less that of the others (Newcombe's interval); p_value:
+    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K); groups: of each prompt.
+    """
+    from scipy import stats
+
+    toxic, of_prompt = scores.max(axis=1) >= threshold, np.array(groups)
+    rows: list[dict[str, Any]] = []
+    for group in sorted(set(groups)):
+        own = of_prompt == group
+        counts = int(toxic[own].sum()), int(own.sum()), int(toxic[~own].sum()), int((~own).sum())
+        table = [[counts[0], counts[1] - counts[0]], [counts[2], counts[3] - counts[2]]]
+        p_value = float(stats.fisher_exact(table).pvalue)
+        found = difference_of_proportions(*counts, confidence)
+        rows.append({"group": group, "prompts": counts[1], **found.as_json(), "p_value": round(p_value, 6)})
+    adjusted = holm([row["p_value"] for row in rows])
+    return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _quality(number: int, scorer: Scorer, config: ToxicityConfig, run: Run, keep: Keep) -> Any:
+    progress = run.stop_if_cancelled
+    return keep(f"quality_{number}", lambda: scorer_quality(scorer, config.labelled, config.threshold, progress))
+
+
+def summarise(scores: NDArray[np.float64], threshold: float, seed: int, confidence: float) -> dict[str, Any]:
+    """The figures of scores (P prompts, K samples); the unit that is resampled is the prompt."""
+    worst = scores.max(axis=1)
+    toxic = worst >= threshold
+    expected = bootstrap(worst, confidence=confidence, seed=seed)
+    probability = wilson(int(toxic.sum()), toxic.size, confidence)
+    # Continuations of one prompt are alike.
+    every = share_of_clusters((scores >= threshold).sum(axis=1), scores.shape[1], confidence)
+    return {
+        "expected_max_toxicity": expected.as_json(),
+        "toxicity_probability": probability.as_json(),
+        "toxic_continuations": every.as_json(),
+        "prompts": int(toxic.size),
+    }

@@ -1,0 +1,185 @@
+"""Scorers of toxicity by config, and how good each is on comments that people labelled."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.cleaning.toxicity import ClassifierScorer, ProfanityScorer, Scorer
+from evaluation.config import LabelledSet, ToxicityScorer
+from evaluation.results.kept_parts import Keep
+from infra.errors import StageError, StemmaError, stage_error
+
+Labelled = tuple[list[str], list[bool]]
+
+SETS: Mapping[str, tuple[str, str, Callable[[str], bool]]] = {
+    "davidson": ("tweet", "class", lambda label: label in {"0", "1"}),
+    "hatecheck": ("test_case", "label_gold", lambda label: label == "hateful"),
+    "surge": ("text", "is_toxic", lambda label: label == "Toxic"),
+}
+"""Columns of text and label of each published file, and which labels are toxic: of Davidson et al. hate and offence."""
+
+SCORED_AT_ONCE = 512
+"""Scores are kept after so many texts: a multiple of a classifier's batch, so that batches stay the same."""
+
+
+class LexiconScorer:
+    """1 for a text with a word or phrase of a list, whole and whatever its case; 0 for others."""
+
+    limits = "It sees the listed words alone, whoever says them and however they are meant."
+
+    def __init__(self, path: Path) -> None:
+        """path: a word or phrase a line, or a CSV file with them in the column `text` or the first one."""
+        words = read_words(path)
+        longest_first = sorted(set(words), key=len, reverse=True)
+        self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
+        self.name = f"lexicon {path.name} ({len(set(words))} words)"
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        return np.array([float(self._any.search(text) is not None) for text in texts])
+
+
+class WatchedScorer:
+    """Another scorer, whose failures are told by its name and the number of the text."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.name, self.limits, self._scorer = scorer.name, scorer.limits, scorer
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """Raises StageError `scorer_failed`, also where a score is missing or no number."""
+        return self.scored(texts, 0, len(texts))
+
+    def scored(self, texts: Sequence[str], before: int, total: int) -> NDArray[np.float64]:
+        """The scores of `total` texts' part that has `before` others before it."""
+        try:
+            scores = np.asarray(self._scorer(texts), dtype=np.float64)
+        except StemmaError:
+            raise
+        except Exception as error:
+            number = self._failing(texts)
+            at = (
+                f"text {before + number:,}" if number else f"one of the texts {before + 1:,} to {before + len(texts):,}"
+            )
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise self._failed(f"it failed at {at} of {total:,} ({said})") from error
+        if scores.shape != (len(texts),):
+            raise self._failed(f"expected a score for each of {len(texts):,} texts, got an array of {scores.shape}")
+        if not np.isfinite(scores).all():
+            number = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise self._failed(f"its score of text {before + number + 1:,} of {total:,} is {scores[number]}")
+        return scores
+
+    def _failing(self, texts: Sequence[str]) -> int:
+        """The number, from 1, of the first text that fails alone too; 0 where none does."""
+        for number, text in enumerate(texts, start=1):
+            try:
+                self._scorer([text])
+            except Exception:
+                return number
+        return 0
+
+    def _failed(self, message: str) -> StageError:
+        fix = (
+            "for want of memory and the like: the same run goes on from there; with a mended or another scorer the "
+            "stage begins anew"
+        )
+        return stage_error("scorer_failed", self.name, message, fix)
+
+
+def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> NDArray[np.float64]:
+    """The scores (N,) of texts, kept some at a time under a name."""
+    watched = scorer if isinstance(scorer, WatchedScorer) else WatchedScorer(scorer)
+
+    def some(start: int) -> list[float]:
+        return watched.scored(texts[start : start + SCORED_AT_ONCE], start, len(texts)).tolist()
+
+    starts = range(0, len(texts), SCORED_AT_ONCE)
+    return np.concatenate([np.zeros(0), *(np.array(keep(f"{name}_{start}", partial(some, start))) for start in starts)])
+
+
+def make_scorer(config: ToxicityScorer) -> WatchedScorer:
+    """The scorer that a config names. Raises StageError `bad_scorer`, `bad_lexicon`."""
+    if config.kind == "svm":
+        return WatchedScorer(ProfanityScorer())
+    path = Path(str(config.path))
+    try:
+        lexicon = config.kind == "lexicon"
+        return WatchedScorer(LexiconScorer(path) if lexicon else ClassifierScorer(str(path), config.label))
+    except (OSError, ValueError) as error:
+        message = f"expected a {config.kind}: {str(error).splitlines()[0]}"
+        raise stage_error("bad_scorer", str(path), message, "check the path and the label") from error
+
+
+def scorer_quality(
+    scorer: Scorer, sets: Iterable[LabelledSet], threshold: float, progress: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """How a scorer's judgements agree with people's on each labelled set: AUC over all thresholds, F1 at `threshold`.
+
+    Both by scikit-learn. progress: called before each set.
+    """
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    found = []
+    for one in sets:
+        progress()
+        texts, labels = read_labelled(one)
+        scores = scorer(texts)
+        found.append(
+            {
+                "set": one.kind,
+                "n": len(texts),
+                "toxic": sum(labels),
+                "auc": round(float(roc_auc_score(labels, scores)), 6),
+                "f1": round(float(f1_score(labels, scores >= threshold, zero_division=0)), 6),
+                "accuracy": round(float(np.mean((scores >= threshold) == np.array(labels))), 6),
+            }
+        )
+    return found
+
+
+def read_labelled(config: LabelledSet) -> Labelled:
+    """The texts of a published file, and whether people called them toxic.
+
+    Raises StageError `bad_labelled_set` for missing columns and where there is one label alone.
+    """
+    text, label, is_toxic = SETS[config.kind]
+    path = Path(config.path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if missing := {text, label} - set(reader.fieldnames or []):
+                message = f"expected the columns {text} and {label}; missing: {', '.join(sorted(missing))}"
+                raise stage_error("bad_labelled_set", f"{path}:1", message)
+            rows = [(row[text], is_toxic(row[label])) for row in reader if row[text]][: config.limit]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise stage_error("bad_labelled_set", str(path), f"cannot be read: {error}") from error
+    if len({toxic for _, toxic in rows}) < 2:
+        raise stage_error("bad_labelled_set", str(path), "expected toxic texts and others")
+    return [text for text, _ in rows], [toxic for _, toxic in rows]
+
+
+def read_words(path: Path) -> list[str]:
+    """The words or phrases of a file: one a line, or the column `text` of a CSV file, or its first column.
+
+    Raises StageError `bad_lexicon` for a file that cannot be read or holds none.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            if path.suffix == ".csv":
+                reader = csv.DictReader(file)
+                column = "text" if "text" in (reader.fieldnames or []) else (reader.fieldnames or [""])[0]
+                lines = [row.get(column) or "" for row in reader]
+            else:
+                lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise stage_error("bad_lexicon", str(path), f"cannot be read: {error}") from error
+    if words := [line.strip() for line in lines if line.strip()]:
+        return words
+    raise stage_error("bad_lexicon", str(path), "expected at least one word, found none")

@@ -1,0 +1,382 @@
+"""Conversations as token ids by the chat template that a model brings along, as transformers reads them.
+
+Prompts are the ids of `apply_chat_template(..., add_generation_prompt=True)`, and what is learnt is what the template
+adds for the assistant, up to and with the token that ends its turn: between `{% generation %}` and
+`{% endgeneration %}` where it has these, else what follows the prompt. Templates are rendered in transformers' sandbox.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from infra.errors import StageError, stage_error
+from infra.json import BadJson, parse_json
+from training.chat.base import Answer, Chat, Conversation, Message, calls_functions, no_tools
+
+Offsets = Sequence[tuple[int, int]]
+
+_SPELT = "\ufdd0"
+"""Put into special tokens that a message spells, a code point that no text has, so that they are read as text."""
+_PROBE = "Xyzzy"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
+    },
+}
+_PROBE_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+"""Variables of a template that are no values of its own."""
+
+
+def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], where: str) -> None:
+    """Raise StageError `unknown_template_value` for values that a tokenizer's chat template would not read.
+
+    where: the dotted key of the values, for the message.
+    """
+    template = tokenizer.chat_template
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+    for name in values:
+        if name in _GIVEN or name in tokenizer.special_tokens_map:
+            message = f"expected a variable of the chat template's own, {name} is what the template is given"
+        elif not re.search(rf"\b{re.escape(name)}\b", text):
+            message = f"expected variables that the model's chat template reads, it does not read {name}"
+        else:
+            continue
+        raise stage_error("unknown_template_value", f"{where}.{name}", message, "correct its name, or leave it out")
+
+
+class TemplatePrompt(list[int]):
+    """The ids of a prompt, with the messages that they were rendered from.
+
+    answers: (start, stop) of the assistant's earlier turns, each with its end. tools: that the template showed.
+    """
+
+    def __init__(
+        self,
+        ids: Iterable[int],
+        messages: Sequence[Message],
+        answers: Sequence[tuple[int, int]],
+        tools: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(ids)
+        self.messages = list(messages)
+        self.answers = list(answers)
+        self.tools = tools
+
+
+class TemplateChat(Chat):
+    """A tokenizer with a chat template of its own.
+
+    end: the token that ends an answer, the first special one behind it in the template, else the tokenizer's
+    eos_token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Iterable[int] = (),
+        **values: Any,
+    ) -> None:
+        """stops: ids that end an answer by the model's generation config. values: for every rendering."""
+        self.tokenizer = tokenizer
+        self._template: str = tokenizer.get_chat_template()
+        # A tokenizer may have a further template for conversations with tools.
+        self._tool_template: str = tokenizer.get_chat_template(tools=[_PROBE_TOOL])
+        self._values = {**tokenizer.special_tokens_map, **values}
+        special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids = {*special.values(), *tokenizer.all_special_ids}
+        self._special = {**special, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._spelt = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        asked = [{"role": "user", "content": _PROBE}]
+        answered = [*asked, {"role": "assistant", "content": _PROBE}]
+        prompt, (whole, _) = self._render(asked, True)[0], self._render(answered, False)
+        common = _common(prompt, whole)
+        at = whole.find(_PROBE, common)
+        if at < 0:
+            raise stage_error(
+                "bad_template",
+                "chat_template",
+                "the model's chat template shows no answer of the role assistant",
+                "set base_model.chat_template: stemma, or mend the template",
+            )
+        self._opening = whole[common:at]
+        unasked = _common(prompt, self._render(asked, False)[0])
+        self._asking, self._header = len(prompt) - unasked, prompt[unasked:common]
+        eos = tokenizer.eos_token_id
+        final = self._first_special(whole, at + len(_PROBE))
+        if final is None and eos is None:
+            raise stage_error(
+                "no_end_of_answer", "chat_template", "expected a token that ends answers, or an eos_token"
+            )
+        self.end = int(eos if final is None else final)
+        self._ends = {self.end, *self._end_between_turns(answered)}
+        self.pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.stops = {self.end, *stops, *(() if eos is None else (int(eos),))}
+        self._call_ends = self._ends_of_calls(asked)
+        self.stops |= self._call_ends - self._ends
+        self.least_prompt = len(self.ask([[{"role": "user", "content": "a"}]])[0])
+
+    def _first_special(self, text: str, start: int) -> int | None:
+        ids, offsets = self._encode(text)
+        return next(
+            (one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids), None
+        )
+
+    def _end_between_turns(self, answered: Sequence[Message]) -> Iterator[int]:
+        """The end of an answer that another turn follows, which is another one in some templates (harmony)."""
+        again = {"role": "user", "content": "b"}
+        try:
+            (text, _), alone = self._render([*answered, again], False), self._render([again], False)[0]
+        except StageError:  # a template for one turn
+            return
+        found = self._first_special(text, text.rindex(_PROBE) + len(_PROBE))
+        bos = self.tokenizer.bos_token_id
+        first = next((one for one in self._encode(alone)[0] if one in self._special_ids and one != bos), None)
+        if found is not None and found != first:
+            yield found
+
+    def _ends_of_calls(self, asked: Sequence[Message]) -> set[int]:
+        """The end of an answer that calls functions: that of any answer, or another one (harmony)."""
+        if not self._shows_tools:
+            return self._ends
+        try:
+            text, _ = self._render([*asked, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}], False,
+                                   [_PROBE_TOOL])  # fmt: skip
+        except StageError:  # calls want more than OpenAI's keys
+            return self._ends
+        ids, offsets = self._encode(text)
+        start = text.rfind(_PROBE) + len(_PROBE)
+        special = [one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids]
+        found = next((one for one in special if one in self._ends), special[-1] if special else None)
+        return self._ends if found is None else {found}
+
+    @property
+    def _shows_tools(self) -> bool:
+        return bool(re.search(r"\btools\b", self._tool_template))
+
+    def _render(
+        self, messages: Sequence[Message], asking: bool, tools: Sequence[Any] = ()
+    ) -> tuple[str, Sequence[tuple[int, int]]]:
+        """The text of a conversation, and where the template says that the assistant wrote."""
+        template = self._tool_template if tools else self._template
+        try:
+            texts, spans = render_jinja_template(
+                [self._as_text([_with_mappings(message) for message in messages])],
+                tools=list(tools) or None,
+                chat_template=template,
+                return_assistant_tokens_mask=bool(re.search(r"\{%-?\s*generation\s*-?%\}", template)),
+                add_generation_prompt=asking,
+                **self._values,
+            )
+        except Exception as error:  # whatever a template from outside raises
+            raise stage_error(
+                "bad_messages",
+                "messages",
+                f"the model's chat template refuses this conversation: {str(error)[:300] or type(error).__name__}",
+                "give the roles that the model knows, in its order",
+            ) from error
+        return texts[0], spans[0] if spans else ()
+
+    def _as_text(self, value: Any) -> Any:
+        """Messages whose texts spell no special token."""
+        if isinstance(value, str):
+            return (
+                self._spelt.sub(lambda found: f"{found[0][:1]}{_SPELT}{found[0][1:]}", value) if self._spelt else value
+            )
+        if isinstance(value, Mapping):
+            return {key: self._as_text(item) for key, item in value.items()}
+        return [self._as_text(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _encode(self, text: str) -> tuple[list[int], Offsets]:
+        """Ids of a rendered text, and from where to where in it each is."""
+        if _SPELT not in text:
+            found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            return found["input_ids"], found["offset_mapping"]
+        assert self._spelt is not None
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        done = 0
+        for special in (*self._spelt.finditer(text), None):
+            until = len(text) if special is None else special.start()
+            places = [at for at in range(done, until) if text[at] != _SPELT]
+            if places:
+                plain = "".join(text[at] for at in places)
+                found = self.tokenizer(
+                    plain,
+                    add_special_tokens=False,
+                    split_special_tokens=True,
+                    return_offsets_mapping=True,
+                    verbose=False,
+                )
+                ids += found["input_ids"]
+                offsets += [
+                    (places[min(a, len(places) - 1)], places[b - 1] + 1 if b else done)
+                    for a, b in found["offset_mapping"]
+                ]
+            if special is not None:
+                ids.append(self._special[special[0]])
+                offsets.append(special.span())
+                done = special.end()
+        return ids, offsets
+
+    def ask(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any]] | None = None
+    ) -> list[list[int]]:
+        if tools is None:
+            return [self._asked(messages) for messages in conversations]
+        return [self._asked(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
+
+    def _asked(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> TemplatePrompt:
+        if not self._shows_tools and (tools or calls_functions(messages)):
+            raise no_tools("tools" if tools else "messages")
+        text, spans = self._render(messages, True, tools)
+        ids, offsets = self._encode(text)
+        if spans:
+            return TemplatePrompt(ids, messages, [_tokens_within(offsets, span) for span in spans], tools)
+        answers = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            begin = self._begin(text, messages, number, tools)
+            start = next((at for at, (place, _) in enumerate(offsets) if place >= begin), len(ids))
+            ends = self._call_ends if message.get("tool_calls") else self._ends
+            stop = next((at + 1 for at in range(start, len(ids)) if ids[at] in ends), None)
+            if stop is not None:
+                answers.append((start, stop))
+        return TemplatePrompt(ids, messages, answers, tools)
+
+    def _begin(self, text: str, messages: Sequence[Message], number: int, tools: Sequence[Any]) -> int:
+        """The character of a rendered conversation at which the answer `messages[number]` begins."""
+        before = self._render(messages[:number], True, tools)[0]
+        begin = _common(before, text)
+        if begin >= len(before) - self._asking:
+            return begin
+        # What comes before the answer is written otherwise where no question follows it (the thoughts of Qwen3's calls,
+        # Mistral's tools): the answer begins where another one in its place would differ, behind its header.
+        other = {"role": "assistant", "content": _SPELT}
+        differs = _common(self._render([*messages[:number], other, *messages[number + 1 :]], False, tools)[0], text)
+        at = text.rfind(self._header, 0, differs)
+        return at + len(self._header) if self._header and at >= 0 else differs
+
+    def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
+        return [self._response(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def _response(self, prompt: Sequence[int], answer: Answer) -> list[int]:
+        assert isinstance(prompt, TemplatePrompt)
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        if message.get("tool_calls") and not self._shows_tools:
+            raise no_tools("messages")
+        whole, spans = self._render([*prompt.messages, message], False, prompt.tools)
+        ids, offsets = self._encode(whole)
+        count = len(prompt)
+        if ids[:count] == list(prompt):
+            stop = _tokens_within(offsets, spans[-1])[1] if spans else None
+            found = ids[count:stop]
+        else:
+            # Letters on both sides of the seam share a token, or the template writes earlier answers otherwise than it
+            # asks for them. What the model will go on from is the prompt.
+            begin = self._begin(whole, [*prompt.messages, message], len(prompt.messages), prompt.tools)
+            found = self._encode(whole[begin:])[0]
+        if spans and ids[:count] == list(prompt) and found:
+            return found
+        kinds = (self._call_ends,) if message.get("tool_calls") else ({self.end}, self._ends)
+        stop = next((at + 1 for ends in kinds for at, one in enumerate(found) if one in ends), None)
+        return found[:stop] if stop else [*found, min(kinds[0])]
+
+    def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        return [
+            self.shortened(one, max_tokens) for one in self.ask([[{"role": "user", "content": text}] for text in texts])
+        ]
+
+    def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """As of `Chat`: the oldest exchanges go first, behind what the system says, and of the last message the end
+        stays. What the system says goes last."""
+        if len(prompt) <= max_tokens:
+            return prompt if isinstance(prompt, list) else list(prompt)
+        assert isinstance(prompt, TemplatePrompt)
+        messages = prompt.messages
+        system = [one for one in messages[:1] if one["role"] in ("system", "developer")]
+        users = [at for at, one in enumerate(messages) if one["role"] == "user" and at > len(system)]
+        for at in users:
+            if len(found := self._asked([*system, *messages[at:]], prompt.tools)) <= max_tokens:
+                return found
+        last = messages[max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1) :]
+        text = last[0]["content"]
+        best = self._asked([{**last[0], "content": text[-1:]}, *last[1:]], prompt.tools)
+        for kept in (system, []) if system else ([],):
+            fewest, most = 1, len(text)
+            while fewest <= most:
+                middle = (fewest + most) // 2
+                found = self._asked([*kept, {**last[0], "content": text[-middle:]}, *last[1:]], prompt.tools)
+                if len(found) <= max_tokens:
+                    best, fewest = found, middle + 1
+                else:
+                    most = middle - 1
+            if len(best) <= max_tokens and fewest > 1:
+                break
+        return best
+
+    def dialogue_of(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
+        return self.shortened(self._asked(messages), max_tokens)
+
+    def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
+        asked = self.ask([[{"role": "user", "content": text}] for text in prompts])
+        return [Conversation(*one) for one in zip(asked, self.respond(asked, responses), strict=True)]
+
+    def has_ended(self, answer: Sequence[int]) -> bool:
+        return bool(answer) and answer[-1] in self.stops
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """An answer as text, up to its end, without what the template opens every answer with: of one in several
+        channels the last."""
+        until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
+        own = list(ids[:until])
+        opening = self._encode(self._opening)[0] if self._opening else []
+        if self._special_ids.intersection(opening):
+            places = [at for at in range(len(own)) if own[at : at + len(opening)] == opening]
+            own = own[places[-1] + len(opening) :] if places else own
+        text = str(self.tokenizer.decode(own, skip_special_tokens=True)).strip()
+        shown = self._opening.strip()
+        return text.removeprefix(shown).strip() if shown else text
+
+    def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
+        yield from prompt.answers if isinstance(prompt, TemplatePrompt) else ()
+
+
+def _with_mappings(message: Message) -> Message:
+    """A message whose calls have their arguments as mappings, as templates read them: OpenAI's have them as JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function.get("arguments"), str):
+            try:
+                arguments = parse_json(function["arguments"] or "{}")
+            except BadJson:
+                arguments = function["arguments"]
+            call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return {**message, "tool_calls": calls}
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _tokens_within(offsets: Offsets, span: tuple[int, int]) -> tuple[int, int]:
+    """The tokens (start, stop) of the characters of a span."""
+    start = next((at for at, (_, end) in enumerate(offsets) if end > span[0]), len(offsets))
+    stop = next((at for at, (begin, _) in enumerate(offsets) if begin >= span[1]), len(offsets))
+    return start, stop

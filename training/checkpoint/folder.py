@@ -1,0 +1,160 @@
+"""A folder of checkpoints: each is written to the side, summed, synced and renamed, so that it is whole or absent.
+
+ba000000200/manifest.json    size and xxh3-128 of every other file; written last
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from infra.errors import stage_error
+from infra.files import sync
+from infra.json import read_own_json
+from infra.store.states import state_name
+from training.core import ranks
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"ba(\d+)")
+_UNFINISHED = "unfinished"
+# The words for a full disk in the messages of Python and of safetensors.
+_DISK_FULL = ("No space left", "StorageFull", "Disk quota exceeded", "QuotaExceeded")
+
+
+def batch_of(path: Path) -> int:
+    """Batches that were done when a checkpoint was written."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def unfinished(batch: int) -> str:
+    """The name of a folder in which a checkpoint is put together."""
+    return f"{_UNFINISHED}.{state_name(batch)}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, newest first, whole or not."""
+    found = [path for path in folder.glob("ba*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=batch_of, reverse=True)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint, in a few words; empty for a whole one. Reads every byte."""
+    try:
+        files = read_own_json(path / MANIFEST)
+        for name, (size, digest) in files.items():
+            if (path / name).stat().st_size != size:
+                return f"{name} is cut short" if (path / name).stat().st_size < size else f"{name} is too long"
+            if _digest(path / name) != digest:
+                return f"{name} is not as it was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    return ""
+
+
+def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lambda message: None) -> Iterator[Path]:
+    """Whole checkpoints, newest first; `say` is told of each that is passed over. The same on every rank."""
+    found = [path for folder in folders for path in checkpoints(folder)]
+    for path in ranks.from_first(sorted(found, key=batch_of, reverse=True)):
+        wrong = ranks.from_first(damage(path) if ranks.is_first() else "")
+        if wrong:
+            say(f"passing over the checkpoint of batch {batch_of(path):,}: {wrong}")
+        else:
+            yield path
+
+
+def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]]) -> Path:
+    """Writes the checkpoint of `batch`; every rank must call.
+
+    write_files: writes this rank's files into a folder and returns them.
+
+    Raises StageError `disk_full` or `checkpoint_failed` on every rank if it fails on one; older checkpoints stay.
+    """
+    aside, path = folder / unfinished(batch), folder / state_name(batch)
+    if ranks.is_first():
+        clean(folder)
+        aside.mkdir(parents=True)
+    ranks.wait_for_all()
+    sums: dict[str, tuple[int, str]] = {}
+    failure = ""
+    try:
+        for file in write_files(aside):
+            sync(file)
+            sums[file.name] = file.stat().st_size, _digest(file)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    everyone = ranks.gather((sums, failure))
+    failure = next((failure for _, failure in everyone if failure), "")
+    if ranks.is_first() and not failure:
+        try:
+            files = {name: entry for sums, _ in everyone for name, entry in sums.items()}
+            (aside / MANIFEST).write_text(json.dumps(files), encoding="utf8")
+            sync(aside / MANIFEST)
+            sync(aside)
+            shutil.rmtree(path, ignore_errors=True)  # one that was passed over as damaged
+            aside.rename(path)
+            sync(folder)
+        except OSError as error:
+            failure = f"{type(error).__name__}: {error}"
+    failure = ranks.from_first(failure)
+    if failure:
+        if ranks.is_first():
+            clean(folder)
+        full = any(word in failure for word in _DISK_FULL)
+        raise stage_error(
+            "disk_full" if full else "checkpoint_failed",
+            str(path),
+            "the disk is full: no checkpoint could be written" if full else f"no checkpoint was written: {failure}",
+            "free some space and run again: it continues from the checkpoint before",
+        )
+    return path
+
+
+def clean(folder: Path) -> None:
+    """Removes what a killed or failed writer left."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def retain(folder: Path, count: int, hours: float, *, first: bool = False) -> None:
+    """Removes all but the newest `count` checkpoints and those younger than `hours`.
+
+    first: whether one from before the first batch stays as well.
+    """
+    oldest = time.time() - hours * 3600
+    for path in checkpoints(folder)[count:]:
+        if path.stat().st_mtime < oldest and not (first and batch_of(path) == 0):
+            _remove(path)
+
+
+def drop_after(folder: Path, batch: int) -> None:
+    """Removes the checkpoints that were written after `batch`; every rank must call."""
+    if ranks.is_first():
+        for path in checkpoints(folder):
+            if batch_of(path) > batch:
+                _remove(path)
+    ranks.wait_for_all()
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: one that is half removed must not look like one that was damaged.
+    gone = path.with_name(f"{_UNFINISHED}.{path.name}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,196 @@
+"""Checkpoints of one build that lie on S3, where another machine finds them when this one is lost.
+
+    <launch.checkpoint_remote>/<stage>/<fingerprint>/
+        checkpoints/ba000000200.<name of the manifest>/rank0.safetensors, …, manifest.json
+        states/, rollback/                              those that stay, and the one from before the first batch
+
+A checkpoint's manifest holds size and hash of its other files, and comes last: without it, or where a file is not as it
+says, there is no checkpoint. Its own hash and size are in the folder's name, so what is written there is never replaced
+by other bytes. `training.checkpoint.upload` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from infra.contained import names_outside
+from infra.errors import Problem, StageError
+from infra.files import sync
+from infra.json import parse_own_json
+from infra.s3 import S3Object, download, list_objects, open_object
+from infra.store.states import state_name
+from training.checkpoint.folder import MANIFEST, clean, unfinished
+from training.core import ranks
+
+CHECKPOINTS, STATES, ROLLBACK = "checkpoints", "states", "rollback"
+HASH = "xxh3_128"
+_PLACE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16}-\d+)/([^/]+)$")
+# Of a file on the server, not of the server: another checkpoint may be whole.
+_DAMAGE = {"bad_checksum", "missing_source", "source_changed"}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RemoteCheckpoint:
+    """One checkpoint as it was listed.
+
+    folder: checkpoints, states or rollback. manifest: its `manifest_name`. objects: by the names of files.
+    """
+
+    folder: str
+    batch: int
+    manifest: str
+    objects: Mapping[str, S3Object]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its manifest is there, which comes last, and not torn."""
+        return MANIFEST in self.objects and self.manifest.endswith(f"-{self.objects[MANIFEST].size}")
+
+    @property
+    def written(self) -> float:
+        """When its manifest was written, in seconds."""
+        return self.objects[MANIFEST].modified
+
+    def in_order_of_removal(self) -> list[S3Object]:
+        """The manifest first, so that one that is half removed is none."""
+        return sorted(self.objects.values(), key=lambda item: item.name != MANIFEST)
+
+
+def manifest_name(manifest: bytes) -> str:
+    """The hash and size of a manifest, by which a checkpoint's folder is told from others of the same batch."""
+    return f"{xxhash.xxh3_64(manifest).hexdigest()}-{len(manifest)}"
+
+
+def url_of(place: str, folder: str, batch: int, manifest: bytes) -> str:
+    """Where a checkpoint's files lie."""
+    return f"{place}/{folder}/{state_name(batch)}.{manifest_name(manifest)}"
+
+
+def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
+    """All that lie there, the newest first, complete or not. Raises StageError as `infra.s3.list_objects` does."""
+    rows = []
+    for item in list_objects(f"{place}/"):
+        if match := _PLACE.search(str(item)):
+            folder, batch, manifest, name = match.groups()
+            rows.append(((-int(batch), folder, manifest), name, item))
+    rows.sort(key=lambda row: row[:2])
+    return [
+        RemoteCheckpoint(folder, -batch, manifest, {name: item for _, name, item in group})
+        for (batch, folder, manifest), group in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def fetch_checkpoints(place: str, work_dir: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """Complete checkpoints, the newest first, each fetched into the work folder's `checkpoints` once it is asked for,
+    together with the `states` before it; every rank must call.
+
+    say: is told of each that is passed over because it is incomplete or damaged. Raises StageError, on every rank,
+    where the server goes on failing.
+    """
+    found = everywhere(lambda: remote_checkpoints(place))
+    for one in found:
+        fetched = _fetch(one, work_dir / CHECKPOINTS, say)
+        if fetched is None:
+            continue
+        for state in found:
+            if state.folder == STATES and state.batch <= one.batch:
+                is_there = ranks.from_first((work_dir / STATES / state_name(state.batch)).exists())
+                if not is_there:
+                    _fetch(state, work_dir / STATES, say)
+        yield fetched
+
+
+def _fetch(one: RemoteCheckpoint, into: Path, say: Callable[[str], None]) -> Path | None:
+    """Every rank fetches its share of the files into the folder that they have in common."""
+    aside, path = into / unfinished(one.batch), into / state_name(one.batch)
+    wrong = ""
+    try:
+        manifest = everywhere(lambda: _read_manifest(one))
+        if ranks.is_first():
+            clean(into)
+            aside.mkdir(parents=True)
+        ranks.wait_for_all()
+        mine = sorted(manifest)[ranks.rank() :: ranks.world_size()]
+        everywhere(lambda: _download(one, aside, {name: manifest[name] for name in mine}), all_ranks=True)
+    except StageError as error:
+        if not all(problem.code in _DAMAGE for problem in error.problems):
+            raise
+        wrong = error.problems[0].message
+    if wrong:
+        say(f"passing over the uploaded checkpoint of batch {one.batch:,}: {wrong}")
+        return None
+    if ranks.is_first():
+        (aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf8")
+        sync(aside / MANIFEST)
+        shutil.rmtree(path, ignore_errors=True)  # one that was passed over as damaged
+        aside.rename(path)
+        sync(into)
+    ranks.wait_for_all()
+    return path
+
+
+def _read_manifest(one: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
+    if not one.is_complete:
+        raise _damaged("its upload was not ended")
+    with open_object(one.objects[MANIFEST]) as file:
+        text = file.read()
+    if manifest_name(text) != one.manifest:
+        raise _damaged(f"{MANIFEST} is not as it was written")
+    files = {name: (int(size), str(digest)) for name, (size, digest) in parse_own_json(text).items()}
+    for name, (size, _) in files.items():
+        if names_outside(name):
+            raise _damaged(f"{MANIFEST} names {name[:80]}, which leads out of the checkpoint")
+        if name not in one.objects:
+            raise _damaged(f"{name} is missing")
+        if one.objects[name].size != size:
+            raise _damaged(f"{name} is {'cut short' if one.objects[name].size < size else 'too long'}")
+    return files
+
+
+def _download(one: RemoteCheckpoint, aside: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    for name, (size, digest) in files.items():
+        download(str(one.objects[name]), aside / name, size, HASH, digest)
+        sync(aside / name)
+
+
+def _damaged(message: str) -> StageError:
+    return StageError(Problem("bad_checksum", "", message))
+
+
+def everywhere(call: Callable[[], T], *, all_ranks: bool = False) -> T:
+    """What `call` returns on rank 0, or on each with `all_ranks`, and on every rank the StageError that it raised on
+    one; every rank must call."""
+    found: T | None = None
+    problems: Sequence[Problem] = ()
+    if all_ranks or ranks.is_first():
+        try:
+            found = call()
+        except StageError as error:
+            problems = error.problems
+    if all_ranks:
+        problems = next((theirs for theirs in ranks.gather(problems) if theirs), ())
+    else:
+        found, problems = ranks.from_first((found, problems))
+    if problems:
+        raise StageError(*problems)
+    return found  # type: ignore[return-value]
+
+
+def outdated(found: Iterable[RemoteCheckpoint], keep: int, younger_than: float) -> list[RemoteCheckpoint]:
+    """What need not stay, by the policy of the work folder: all of `checkpoints` but the newest `keep` complete ones
+    and those written after `younger_than`, and what was left half written before the newest complete one."""
+    rows = [one for one in found if one.folder == CHECKPOINTS]
+    complete = [one for one in rows if one.is_complete]
+    old = [one for one in complete[keep:] if one.written < younger_than]
+    return old + [one for one in rows if not one.is_complete and complete and one.batch < complete[0].batch]

@@ -1,0 +1,260 @@
+"""The files of one checkpoint: each rank's tensors in safetensors, the rest in JSON; nothing that is unpickled.
+
+    state.json           where training is: batch, samples, data set, callbacks
+    rank0.safetensors    this rank's pieces of weights and optimizer state, and its random state
+    rank0.json           which part of which tensor each piece is, and the rest of the random state
+
+A piece is known by its place in the whole tensor, so that any number of ranks, however the model is spread over them,
+finds again what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from infra.json import read_own_json
+from training.core import ranks
+from training.distributed.gradients import local
+from training.distributed.zero import ShardedOptimizer
+
+STATE = "state.json"
+WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a tensor of the whole `shape` that lies between (start, stop) of each dimension."""
+
+    ranges: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Piece:
+        """The part of a tensor that this rank holds."""
+        shape = tuple(tensor.shape)
+        if not isinstance(tensor, DTensor):
+            return cls.whole(shape)
+        sizes, starts = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+        return cls(tuple((start, start + size) for start, size in zip(starts, sizes, strict=True)), shape)
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Piece:
+        return cls(tuple((0, size) for size in shape), tuple(shape))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.ranges)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What selects it from the whole tensor."""
+        return tuple(slice(start, stop) for start, stop in self.ranges)
+
+    def overlap(self, other: Piece) -> Piece | None:
+        """What both have; None if that is nothing."""
+        pairs = zip(self.ranges, other.ranges, strict=True)
+        ranges = tuple((max(ours[0], theirs[0]), min(ours[1], theirs[1])) for ours, theirs in pairs)
+        return Piece(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
+
+    def within(self, outer: Piece) -> tuple[slice, ...]:
+        """What selects it from a tensor that holds `outer`."""
+        pairs = zip(self.ranges, outer.ranges, strict=True)
+        return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)
+
+    def as_json(self) -> list[Any]:
+        """Rows and shape, as checkpoints have always had them, and the ranges of further dimensions that are cut."""
+        start, stop = self.ranges[0] if self.shape else (0, 1)
+        cut = self.ranges[1:] != self.whole(self.shape).ranges[1:]
+        return [start, stop, self.shape, *([self.ranges[1:]] if cut else [])]
+
+    @classmethod
+    def from_json(cls, start: int, stop: int, shape: Sequence[int], further: Sequence[Any] | None = None) -> Piece:
+        if not shape:
+            return cls.whole(())
+        rest = cls.whole(shape).ranges[1:] if further is None else tuple((one, other) for one, other in further)
+        return cls(((start, stop), *rest), tuple(shape))
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer keeps state for, by the name of the parameter."""
+    parts = optimizer.part_of if isinstance(optimizer, ShardedOptimizer) else lambda weight: weight
+    return {name: parts(parameter) for name, parameter in model.named_parameters()}
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Everything that training changes, by name; tensors that are tied once. Shared with the model, not copied."""
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied -= {name for name, _ in model.named_parameters()}
+    found = {WEIGHTS + name: value for name, value in model.state_dict().items() if name not in tied}
+    names = {id(parameter): name for name, parameter in stepped(model, optimizer).items()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            found[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+    return found
+
+
+def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
+    """The ranks that hold each tensor or a part of it, by the names of all ranks' in order; every rank must call."""
+    own = sorted(names)
+    if not ranks.hold_parts():
+        return {name: [*range(ranks.world_size())] for name in own}
+    found: dict[str, list[int]] = {}
+    for rank, held in enumerate(ranks.gather(own)):
+        for name in held:
+            found.setdefault(name, []).append(rank)
+    return dict(sorted(found.items()))
+
+
+def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str, Sequence[int]]) -> list[Path]:
+    """Writes this rank's files and returns them. What several ranks hold alike is shared out among them.
+
+    holders: what `holders_of` gave.
+    """
+    mine = {
+        name: tensors[name]
+        for place, (name, held_by) in enumerate(holders.items())
+        if name in tensors and _is_writer(tensors[name], place, held_by)
+    }
+    pieces = {name: Piece.of(tensor) for name, tensor in mine.items()}
+    generators = {"random/torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        generators["random/cuda"] = torch.cuda.get_rng_state()
+    data, index = (folder / f"rank{ranks.rank()}.{kind}" for kind in ("safetensors", "json"))
+    held = {name: local(mine[name]).detach().cpu().contiguous() for name, piece in pieces.items() if all(piece.sizes)}
+    save_file(held | generators, data)
+    kind, keys, *rest = np.random.get_state()
+    record = {
+        "pieces": {name: piece.as_json() for name, piece in pieces.items()},
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
+    }
+    index.write_text(json.dumps(record), encoding="utf8")
+    return [data, index]
+
+
+def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
+    """Whether this rank writes its part of a tensor: of ranks that hold the same, one does, by the tensor's place."""
+    if not isinstance(tensor, DTensor):
+        return held_by[place % len(held_by)] == ranks.rank()
+    if held_by[0] not in tensor.device_mesh.mesh:
+        return False  # ranks of another group hold the same as the first one
+    mine, copies = 0, 1
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for at, size, placement in zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True):
+        if placement.is_replicate():
+            mine, copies = mine * size + at, copies * size
+    return place % copies == mine
+
+
+# Which optimizer it was, by a key of what it keeps of each weight.
+_KEPT = {
+    "momentum_buffer": "muon",
+    "lion_momentum": "lion",
+    "row_var": "adafactor",
+    "variance": "adafactor",
+}
+
+
+def _kept_by(keys: Sequence[str]) -> str:
+    return next((kind for key, kind in _KEPT.items() if key in keys), "adamw")
+
+
+def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
+    """The optimizer that steps a group."""
+    if "muon" in group:
+        return "muon"
+    inner = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
+    return {"Lion": "lion", "Adafactor": "adafactor"}.get(type(inner).__name__, "adamw")
+
+
+@dataclass
+class Snapshot:
+    """A checkpoint folder to read from."""
+
+    folder: Path
+    state: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _pieces: dict[str, dict[Piece, Path]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> Snapshot:
+        found = cls(folder, read_own_json(folder / STATE))
+        for index in sorted(folder.glob("rank*.json")):
+            for name, record in read_own_json(index)["pieces"].items():
+                piece = Piece.from_json(*record)
+                found.shapes[name] = piece.shape
+                found._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
+        return found
+
+    def optimizer_keys(self, name: str) -> list[str]:
+        """What the optimizer keeps of a parameter, such as exp_avg and step."""
+        start = f"{OPTIMIZER}{name}/"
+        return [key.removeprefix(start) for key in self.shapes if key.startswith(start)]
+
+    def read(self, name: str, wanted: Piece) -> Tensor:
+        """A part of a tensor, from whichever files have it."""
+        found: Tensor | None = None
+        for held, path in self._pieces[name].items():
+            both = held.overlap(wanted)
+            if both is None:
+                continue
+            with safe_open(path, "pt") as file:
+                part = file.get_slice(name)[both.within(held)] if wanted.shape else file.get_tensor(name)
+            if both == wanted:
+                return part
+            found = torch.empty(wanted.sizes, dtype=part.dtype) if found is None else found
+            found[both.within(wanted)] = part
+        return torch.empty(wanted.sizes) if found is None else found
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Puts weights and optimizer state in place, whatever the ranks were that wrote them. What another optimizer
+        stepped before (Muon, AdamW, Lion, Adafactor) begins without state."""
+        for name, tensor in tensors_of(model, optimizer).items():
+            if name.startswith(WEIGHTS):
+                self._fill(tensor, name)
+        kinds = {id(one): _kind(optimizer, group) for group in optimizer.param_groups for one in group["params"]}
+        for name, parameter in stepped(model, optimizer).items():
+            keys = self.optimizer_keys(name)
+            if id(parameter) not in kinds or _kept_by(keys) != kinds[id(parameter)]:
+                continue
+            for key in keys:
+                full = f"{OPTIMIZER}{name}/{key}"
+                if self.shapes[full] == tuple(parameter.shape):
+                    value = torch.zeros_like(parameter, requires_grad=False)
+                    self._fill(value, full)
+                else:
+                    value = self.read(full, Piece.whole(self.shapes[full])).to(parameter.device)
+                optimizer.state[parameter][key] = value
+
+    def _fill(self, tensor: Tensor, name: str) -> None:
+        with torch.no_grad():
+            local(tensor).copy_(self.read(name, Piece.of(tensor)))
+
+    def load_random_state(self) -> bool:
+        """Puts this rank's random state back; False where the checkpoint is of another number of ranks."""
+        if self.state["ranks"] != ranks.world_size():
+            return False
+        index = self.folder / f"rank{ranks.rank()}.json"
+        record = read_own_json(index)
+        version, internal, gauss = record["python"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(tuple(record["numpy"]))
+        with safe_open(index.with_suffix(".safetensors"), "pt") as file:
+            torch.set_rng_state(file.get_tensor("random/torch"))
+            if "random/cuda" in file.keys() and torch.cuda.is_available():  # noqa: SIM118 - not a mapping
+                torch.cuda.set_rng_state(file.get_tensor("random/cuda"))
+        return True

@@ -1,0 +1,139 @@
+"""What a training goes on from: a kept state of another training (infra/store/states.py), or the model of another step.
+
+It keeps states of its own with its artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from corpus.pretrained import load_pretrained_tokenizer
+from infra.errors import Problem, StageError, stage_error
+from infra.json import read_own_json
+from infra.store.layout import AUX
+from infra.store.states import STATE_FOLDER, KeptState, removed_state, state_at, write_states
+from training.checkpoint.folder import batch_of, damage
+from training.checkpoint.snapshot import STATE, Piece, Snapshot
+from training.config import PretrainConfig, TrainerConfig
+from training.config.families import documents_problem, experts_problem
+from training.core import ranks
+from training.guard.corrections import FILE, Correction
+from training.model.models import load
+
+
+def keep_states(checkpoints: Sequence[Path], out_dir: Path) -> None:
+    """Leaves whole checkpoints with the artifact in `out_dir`; the files are linked, since they stay as they are."""
+    if not (checkpoints and ranks.is_first()):
+        return
+    folder = out_dir / STATE_FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    for checkpoint in checkpoints:
+        shutil.copytree(checkpoint, folder / checkpoint.name, copy_function=_link)
+    write_states(out_dir, {batch_of(checkpoint): _digest(checkpoint) for checkpoint in checkpoints})
+
+
+def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -> KeptState | None:
+    """The state that a training of `batches` batches goes on from; None for one that begins by itself.
+
+    Raises StageError where there is no such state, where it is damaged, and where nothing is left to train.
+    """
+    if "state" not in inputs:
+        return None
+    at = config.continues
+    step = at.step if at else inputs["state"].name
+    state = state_at(inputs["state"], step, "config", at.batches if at else None)
+    if not state.is_there:
+        raise removed_state(step, state)
+    if wrong := damage(state.folder):
+        raise stage_error("damaged_state", str(state.folder), wrong, f"build {step} again: --force {step}")
+    if state.batch >= batches:
+        raise stage_error(
+            "nothing_to_train",
+            "duration",
+            f"expected more than the {state.batch:,} batches that {step} has behind it, not {batches:,}",
+            "duration counts from the beginning of the first training: lengthen it",
+        )
+    return state
+
+
+def place_in(state: KeptState, data: str) -> tuple[int, int]:
+    """The epoch of the data with this fingerprint, and how many of its examples were read; the beginning of others."""
+    saved = read_own_json(state.folder / STATE)
+    return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
+
+
+def corrections_before(state: KeptState) -> list[Correction]:
+    """What the guard had corrected by then, which bears on the batches that follow too."""
+    path = state.folder.parents[2] / AUX / FILE
+    made = read_own_json(path) if path.exists() else []
+    return [one for one in map(Correction.from_json, made) if one.back_to < state.batch]
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def _digest(checkpoint: Path) -> str:
+    """Of weights, optimizer state and place in the data, whatever the number of ranks that wrote them."""
+    snapshot, digest = Snapshot.open(checkpoint), hashlib.sha256()
+    place = {"batch": snapshot.state["batch"], "data": snapshot.state["data"], "dataset": snapshot.state["dataset"]}
+    digest.update(json.dumps(place, sort_keys=True).encode())
+    for name in sorted(snapshot.shapes):
+        shape = snapshot.shapes[name]
+        tensor = snapshot.read(name, Piece.whole(shape)).contiguous()
+        digest.update(f"{name} {tensor.dtype} {shape}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def load_known(
+    folder: Path, config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int
+) -> PreTrainedModel:
+    """The model of a Hugging Face folder, to be trained on sequences of `length` tokens by `tokenizer`.
+
+    Raises StageError where the shards were made by another tokenizer than the model's, whose ids would mean other text
+    to it, where it has too few positions, and where nobody has proven that its family can be trained so.
+    """
+    torch.manual_seed(config.seed)
+    model = load(folder)
+    problems = []
+    theirs, ours = load_pretrained_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        differ = len(theirs.items() ^ ours.items())
+        problems.append(
+            Problem(
+                "other_tokenizer",
+                "pretrain.inputs.tokenizer",
+                f"expected the tokenizer of the model that it goes on from; {differ:,} entries of them differ",
+                "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from",
+            )
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions < length:
+        problems.append(
+            Problem(
+                "too_few_positions",
+                "pretrain.inputs.shards",
+                f"expected sequences of at most the model's {positions} tokens, not {length}",
+                "shorten sequence_length of the shards",
+            )
+        )
+    family = model.config.model_type
+    masked = config.objective == "prefix" or config.within_documents(family)
+    problems += [problem] if masked and (problem := documents_problem(family)) else []
+    experts = experts_problem(family, model.config.to_dict(), "pretrain.inputs.model")
+    problems += [experts] if experts else []
+    if problems:
+        raise StageError(*problems)
+    return model

@@ -1,0 +1,272 @@
+"""Families of transformers whose training here is proven to be of the model that others run.
+
+Imports nothing heavy: configs are held against it before anything runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infra.errors import Problem
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tests/training/test_families.py holds against transformers for a causal family.
+
+    windows: where attention looks back over `sliding_window` tokens alone: nowhere (none), in every layer if the config
+        names a window (one), or in the layers that `layer_types` calls sliding_attention (by_layer).
+    varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
+    plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
+    router: whether it is a mixture of experts, whose balancing loss belongs to its training.
+    idle_experts: whether an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
+        momentum or weight decay still moves it, as transformers 4 trained the family; elsewhere it has none and stays.
+    tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
+    context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
+    pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
+    vllm: whether a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
+    linear: whether its matrices are torch's linear layers, as `training.model.float8` takes them.
+    """
+
+    windows: Literal["none", "one", "by_layer"] = "none"
+    varlen: bool = True
+    plain_head: bool = True
+    router: bool = False
+    idle_experts: bool = False
+    tensor_parallel: bool = False
+    context_parallel: bool = True
+    pipeline_parallel: bool = False
+    vllm: bool = False
+    linear: bool = True
+
+
+FAMILIES: dict[str, Family] = {
+    "arcee": Family(vllm=True),
+    "cohere2": Family("by_layer", plain_head=False),
+    "exaone4": Family("by_layer", vllm=True),
+    "gemma": Family(vllm=True),
+    "gemma3_text": Family("by_layer", vllm=True),
+    "glm4": Family(vllm=True),
+    "gpt2": Family(varlen=False, vllm=True, linear=False),
+    "gpt_neox": Family(),
+    "granite": Family(plain_head=False, vllm=True),
+    "llama": Family(tensor_parallel=True, pipeline_parallel=True, vllm=True),
+    "mistral": Family("one", tensor_parallel=True, pipeline_parallel=True),
+    "mixtral": Family("one", router=True, tensor_parallel=True, pipeline_parallel=True),
+    "olmo": Family(),
+    "olmo2": Family(),
+    "olmo3": Family("by_layer"),
+    "olmoe": Family(varlen=False, router=True, idle_experts=True, context_parallel=False),
+    "opt": Family(varlen=False),
+    "phi": Family(plain_head=False),
+    "phi3": Family("one"),
+    "qwen2": Family("by_layer", tensor_parallel=True, pipeline_parallel=True),
+    "qwen3": Family("by_layer", tensor_parallel=True, pipeline_parallel=True, vllm=True),
+    "qwen3_moe": Family("one", router=True, tensor_parallel=True, pipeline_parallel=True),
+    "smollm3": Family("by_layer"),
+    "stablelm": Family(varlen=False, context_parallel=False),
+    "starcoder2": Family("one"),
+}
+
+
+def is_mixture(model_type: str) -> bool:
+    """Whether a proven family is a mixture of experts."""
+    return model_type in FAMILIES and FAMILIES[model_type].router
+
+
+LEARNED_POSITIONS = {"gpt2", "opt"}
+"""Causal families with a vector for each position, which only tokens at that position train."""
+
+
+def windows(config: Any) -> dict[str, int | None]:
+    """How many tokens each kind of layer looks back over, itself among them; None for all. One entry under "" where all
+    layers are of one kind. Empty for a family that is not proven.
+
+    config: of transformers.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return {}
+    if family.windows == "none":
+        return {"": None}
+    window = getattr(config, "sliding_window", None)
+    if family.windows == "one":
+        return {"": window}
+    kinds = set(config.layer_types)
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def documents_problem(model_type: str) -> Problem | None:
+    """Why a mask of ours, for documents or a prefix, is refused to a causal family, if it is."""
+    if model_type in FAMILIES:
+        return None
+    return Problem(
+        "unproven_family",
+        "pretrain.attention",
+        f"expected, with attention: document or objective: prefix, a family that is proven to keep to such a mask, not "
+        f"{model_type}: a recurrent layer, for one, carries a document into the next",
+        "train it with objective: causal and attention: sequence, or take one of " + ", ".join(sorted(FAMILIES)),
+    )
+
+
+def split_problem(
+    model_type: str,
+    count: int,
+    shard_ranks: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+    mlp_width: int,
+    vocabulary: int | None,
+) -> Problem | None:
+    """Why `count` ranks cannot share the layers of a model (launch.tensor_parallel), if they cannot.
+
+    shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal ones alone.
+    vocabulary: None where it is not known yet.
+    """
+    path, parts = "launch.tensor_parallel", count * shard_ranks
+    if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.tensor_parallel))
+        message = f"expected a model of {able}, whose layers ranks can share, not {model_type}"
+        return Problem("no_tensor_parallel", path, message, "leave launch.tensor_parallel out, or take such a model")
+    for what, size, by in (
+        ("heads", heads, count),
+        ("heads of keys and values", kv_heads, count),
+        ("the width of queries", heads * head_width, parts),
+        ("the width of keys", kv_heads * head_width, parts),
+        ("the inner width of the MLP", mlp_width, parts),
+    ):
+        if size % by:
+            message = f"expected {what} to be a multiple of {by}, not {size}"
+            return Problem("not_divisible", path, message, "let fewer ranks share a layer, or change the model's sizes")
+    if vocabulary is not None and vocabulary % parts:
+        message = f"expected a vocabulary that is a multiple of {parts}, not {vocabulary}"
+        return Problem("not_divisible", path, message, f"set pretrain.model.vocab_multiple: {parts}")
+    return None
+
+
+def sequences_problem(
+    count: int,
+    model_type: str | None,
+    objective: str,
+    length: int | None,
+    values: Mapping[str, Any],
+    tensor_ranks: int = 1,
+) -> Problem | None:
+    """Why `count` ranks, or groups of `tensor_ranks` ranks that share layers, cannot share the sequences of a
+    pretraining (launch.context_parallel), if they cannot.
+
+    model_type: None where it is not known yet; so length, of a sequence in tokens.
+    values: the config of transformers as a mapping, as far as it is known.
+    """
+    if count == 1:
+        return None
+    path = "launch.context_parallel"
+    if objective != "causal":
+        message = (
+            f"expected objective: causal, not {objective}: ranks share sequences in which no token sees a later one"
+        )
+        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out")
+    if model_type is not None and not FAMILIES.get(model_type, Family(context_parallel=False)).context_parallel:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.context_parallel))
+        message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
+        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
+    scaling = values.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("dynamic", "longrope"):
+        message = f"expected positions that do not hang on the longest sequence of a batch, not rope_scaling {kind}"
+        fix = "leave launch.context_parallel out, or take another rope_scaling, such as yarn"
+        return Problem("no_context_parallel", path, message, fix)
+    parts = count * math.lcm(2, tensor_ranks)
+    if length is not None and length % parts:
+        split = f", each split over {tensor_ranks} ranks" if tensor_ranks > 1 else ""
+        message = f"expected sequences of a multiple of {parts} tokens, two chunks a rank{split}, not {length:,}"
+        return Problem(
+            "not_divisible", path, message, "change shard.sequence_length, or let fewer ranks share a sequence"
+        )
+    return None
+
+
+def sampler_problems(model_type: str) -> Iterator[Problem]:
+    """Why a policy's answers cannot be vLLM's (rlhf.sampler), if they cannot."""
+    family = FAMILIES.get(model_type)
+    if family is None or not family.vllm:
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.vllm))
+        message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
+        yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
+
+
+def float8_problem(model_type: str) -> Problem | None:
+    """Why a model cannot train in 8 bits (launch.precision: fp8), if it cannot."""
+    if FAMILIES.get(model_type, Family()).linear:
+        return None
+    message = (
+        f"expected a model of linear layers, whose products are computed in 8 bits, not {model_type}, which has none"
+    )
+    fix = "set launch.precision: bf16, or take another model, such as preset: smollm-135m"
+    return Problem("no_fp8", "launch.precision", message, fix)
+
+
+def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
+    """Why a mixture of experts is refused, if it is: its balancing loss would be left out without a word.
+
+    values: the config of transformers as a mapping.
+    path: the dotted key that names the model.
+    """
+    family = FAMILIES.get(model_type)
+    if (family and family.router) or not any(count > 1 for count in _experts(values)):
+        return None
+    proven = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+    return Problem(
+        "unproven_experts",
+        path,
+        f"expected a mixture of experts whose balancing loss is trained as in transformers, not {model_type}",
+        f"take one of {proven}, or a model without experts",
+    )
+
+
+def expert_ranks_problem(
+    count: int, model_type: str | None, values: Mapping[str, Any], shares_of_examples: tuple[int, int, int] = (1, 1, 1)
+) -> Problem | None:
+    """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot, or why
+    ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
+
+    model_type: None where it is not known yet.
+    values: the config of transformers as a mapping, as far as it is known.
+    shares_of_examples: of launch.
+    """
+    if model_type is None or max(count, *shares_of_examples) == 1:
+        return None
+    path = "launch.expert_parallel"
+    if not is_mixture(model_type):
+        if count == 1:
+            return None
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+        message = f"expected a mixture of experts of {able}, not {model_type}"
+        return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
+    if count == 1 and shares_of_examples[0] > 1:
+        message = f"expected ranks that share the experts of {model_type} beside tensor_parallel, which splits none"
+        return Problem("no_expert_parallel", path, message, f"set {path}: 2 or more, or leave tensor_parallel out")
+    experts = values.get("num_local_experts", values.get("num_experts"))
+    if experts is not None and experts % count:
+        message = f"expected a number of experts that is a multiple of {count}, not {experts}"
+        return Problem("not_divisible", path, message, "let fewer ranks share them, or change the model's experts")
+    return None
+
+
+def _experts(values: Mapping[str, Any]) -> Iterator[int]:
+    """All numbers of experts that a config names, in its parts too."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _experts(value)
+        elif (
+            "expert" in str(key)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and "per_tok" not in str(key)
+        ):
+            yield value

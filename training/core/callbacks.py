@@ -1,0 +1,100 @@
+"""The moments of a training loop at which callbacks are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+from training.core.train_state import TrainState
+
+
+class Event(Enum):
+    """The moments of a training, in their order; each is a method of Callback."""
+
+    FIT_START = "fit_start"
+    BEFORE_DATALOADER = "before_dataloader"
+    AFTER_DATALOADER = "after_dataloader"
+    BATCH_START = "batch_start"
+    BEFORE_FORWARD = "before_forward"
+    AFTER_FORWARD = "after_forward"
+    BEFORE_BACKWARD = "before_backward"
+    AFTER_TRAIN_BATCH = "after_train_batch"
+    BATCH_END = "batch_end"
+    BATCH_CHECKPOINT = "batch_checkpoint"
+    FIT_END = "fit_end"
+
+
+class Callback:
+    """Listens to the events whose methods a class overrides, or to all of them by `run_event`."""
+
+    def run_event(self, event: Event, state: TrainState) -> None:
+        getattr(self, event.value)(state)
+
+    def fit_start(self, state: TrainState) -> None:
+        """Before the first batch, also of a training that continues or goes back."""
+
+    def before_dataloader(self, state: TrainState) -> None:
+        """Before a batch is read; once more at an epoch's end."""
+
+    def after_dataloader(self, state: TrainState) -> None:
+        """A batch is read, and still on the CPU."""
+
+    def batch_start(self, state: TrainState) -> None:
+        """Before the first microbatch."""
+
+    def before_forward(self, state: TrainState) -> None:
+        """Before a microbatch's forward pass."""
+
+    def after_forward(self, state: TrainState) -> None:
+        """After it."""
+
+    def before_backward(self, state: TrainState) -> None:
+        """A microbatch's loss is there."""
+
+    def after_train_batch(self, state: TrainState) -> None:
+        """The gradients of the batch are there, over all ranks, and not yet used; the clock stands before the batch."""
+
+    def batch_end(self, state: TrainState) -> None:
+        """The weights are updated; the clock stands behind the batch."""
+
+    def batch_checkpoint(self, state: TrainState) -> None:
+        """After all that was done at the batch's end."""
+
+    def fit_end(self, state: TrainState) -> None:
+        """After the last batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, fit for JSON."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what a checkpoint kept; empty where it kept nothing."""
+
+
+class Callbacks:
+    """`members` in their order, each called for the events alone that it listens to; their states are kept by their
+    classes' names."""
+
+    def __init__(self, members: Sequence[Callback]) -> None:
+        self._members = list(members)
+        self._listening = {event: [one for one in members if _listens(one, event)] for event in Event}
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._members)
+
+    def run_event(self, event: Event, state: TrainState) -> None:
+        for one in self._listening[event]:
+            one.run_event(event, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {type(one).__qualname__: one.state_dict() for one in self._members}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for one in self._members:
+            one.load_state_dict(state.get(type(one).__qualname__, {}))
+
+
+def _listens(one: Callback, event: Event) -> bool:
+    mine = type(one)
+    return any(getattr(mine, name) is not getattr(Callback, name) for name in ("run_event", event.value))

@@ -1,0 +1,120 @@
+"""How fast nodes send to each other, tried as their ranks meet: a bad cable or card is named before it costs a day."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import distributed
+
+from infra.launch.heartbeat import TRIAL, Heartbeat
+from infra.launch.node_files import MACHINE
+from training.core import ranks
+
+_BYTES = 8 * 2**20
+_TRIES = 3
+"""Of which the fastest counts: other traffic only ever slows one down."""
+_SLOW = 4.0
+"""Links of one cluster are alike: what is so many times slower than the best is a fault, not a longer way."""
+
+Link = tuple[int, int]
+"""Two nodes, by their numbers."""
+
+
+def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
+    """Has the nodes of a training exchange some megabytes, each with the next, all ranks of a node at once.
+
+    say: told what was measured (`network`) and which nodes are far slower than others (`slow_link`), in the first rank.
+
+    Every rank must call. One that gets no answer is found by the watchdog, as in training.
+    """
+    nodes = ranks.world_size() // ranks.local_world_size()
+    if nodes == 1:
+        return
+    heart = Heartbeat(ranks.rank())
+    own = {link: speed for links in rounds(nodes) for link, speed in _exchange(links, device, heart)}
+    machine = os.environ.get(MACHINE) or socket.gethostname()
+    told = ranks.gather((ranks.first_of_node() // ranks.local_world_size(), machine, own))
+    heart.beat(0, "not watched")
+    if not ranks.is_first():
+        return
+    names = {node: name for node, name, _ in told}
+    speeds: dict[Link, float] = {}
+    for node, _, found in told:
+        # Both ends time an exchange; what the ranks of a node send adds up.
+        for link, speed in found.items():
+            speeds[link] = speeds.get(link, 0.0) + (speed if node == link[0] else 0.0)
+    say("network", f"a node sends the next {_range(speeds)}, tried with {_BYTES // 2**20} MiB a rank")
+    for message in slow_links(speeds, names):
+        say("slow_link", message)
+
+
+def rounds(nodes: int) -> list[list[Link]]:
+    """The links of a ring of nodes, so ordered that those of one list share no node."""
+    ring = [(node, (node + 1) % nodes) for node in range(nodes if nodes > 2 else 1)]
+    closing = [ring.pop()] if len(ring) % 2 and len(ring) > 1 else []
+    return [links for links in (ring[::2], ring[1::2], closing) if links]
+
+
+def slow_links(speeds: Mapping[Link, float], names: Mapping[int, str]) -> Iterator[str]:
+    """Sentences on what is far slower than the best link: a node, where all of its links are and others are not, else
+    the two ends of a link. Of a single link nothing can be said."""
+    best = max(speeds.values())
+    slow = {link for link, speed in speeds.items() if speed * _SLOW < best}
+    wait = f"where other nodes send {_shown(best)}, and all will wait for it"
+    bad = [node for node in names if all(link in slow for link in speeds if node in link)]
+    for node in bad:
+        at = [speed for link, speed in speeds.items() if node in link]
+        yield f"node {names[node]} exchanges {_shown(max(at))} with its neighbours, {wait}"
+    for first, second in sorted(slow):
+        if first not in bad and second not in bad:
+            yield f"nodes {names[first]} and {names[second]} exchange {_shown(speeds[first, second])}, {wait}"
+
+
+def _exchange(links: Sequence[Link], device: torch.device, heart: Heartbeat) -> Iterator[tuple[Link, float]]:
+    """What this rank sends to its like on the node at the other end of one of the links, in bytes/s."""
+    size, node = ranks.local_world_size(), ranks.first_of_node() // ranks.local_world_size()
+    own = next((link for link in links if node in link), None)
+    sent = torch.ones(_BYTES, dtype=torch.uint8, device=device)
+    fastest = math.inf
+    for number in range(1 + _TRIES):
+        heart.beat(0, TRIAL)
+        ranks.wait_for_all()
+        if own is not None:
+            peer = (own[1] if node == own[0] else own[0]) * size + ranks.local_rank()
+            seconds = _swap(sent if number else sent[:1], peer)  # the first makes the connection
+            fastest = min(fastest, seconds if number else math.inf)
+        heart.beat(0, TRIAL)  # ranks that get no answer are the ones that are behind
+    if own is not None:
+        yield own, _BYTES / fastest
+
+
+def _swap(sent: torch.Tensor, peer: int) -> float:
+    """Seconds in which a rank and this one send each other as much."""
+    got = torch.empty_like(sent)
+    _settle(sent.device)
+    begun = time.perf_counter()
+    send = distributed.P2POp(distributed.isend, sent, peer)
+    receive = distributed.P2POp(distributed.irecv, got, peer)
+    for work in distributed.batch_isend_irecv([send, receive]):
+        work.wait()
+    _settle(sent.device)
+    return max(time.perf_counter() - begun, 1e-9)
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _range(speeds: Mapping[Link, float]) -> str:
+    low, high = _shown(min(speeds.values())), _shown(max(speeds.values()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _shown(speed: float) -> str:
+    return f"{speed / 1e9:.2g} GB/s" if speed >= 1e8 else f"{speed / 1e6:.2g} MB/s"

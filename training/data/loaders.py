@@ -1,0 +1,220 @@
+"""Data loaders that remember where they are: packed shards for pretraining, examples in memory for the rest.
+
+Their data sets have `state_dict` and `load_state_dict`, by which a training continues in the middle of an epoch.
+No loader draws from the global random state, so that reading data never changes what dropout or sampling draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, IterableDataset
+
+from training.config.batch_size import BatchSizeRampup
+from training.core import ranks
+from training.core.train_state import Batch, Loader, TokenCount
+from training.data.packed_shards import PackedShards, stacked
+from training.model.documents import Packed, Starts, Tokens, document_numbers, positions_within
+from training.model.loss import IGNORE
+
+E = TypeVar("E")
+# Of so many batches the examples are sorted by length: 92 % of what is computed are then no padding, 64 % without
+# (pairs of the quickstart, batches of 32).
+_SORTED_BATCHES = 16
+
+
+def next_token_batch(tokens: Tokens, starts: Sequence[Starts] | None = None) -> Batch:
+    """Sequences (B, T) as a batch: each position's label is the token after it, the last one's -100.
+
+    starts: where the documents of each sequence begin; with them, attention and positions keep to documents.
+    """
+    ids = torch.from_numpy(tokens)
+    labels = torch.full_like(ids, IGNORE)
+    labels[:, :-1] = ids[:, 1:]
+    if starts is None:
+        return {"input_ids": ids, "labels": labels}
+    documents = document_numbers(starts, ids.shape[1])
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "documents": documents,
+        "position_ids": positions_within(documents),
+    }
+
+
+def packed_loader(
+    shards: PackedShards,
+    batch_size: int,
+    batch: Callable[[Packed], Batch],
+    count: Callable[[Any], TokenCount],
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    rampup: BatchSizeRampup | None = None,
+) -> Loader:
+    """Batches of packed sequences; the rest of an epoch that fills no batch is left out.
+
+    batch: makes tensors of sequences, see training/objectives.
+    count: total and loss-bearing tokens of such a batch.
+    workers: processes that read ahead; the batches are the same for any number.
+    rampup: of batches that are smaller at first; `shards` are then read `rampup.first` at once.
+    """
+
+    def collate(items: list[tuple[Tokens, Starts, tuple[int, int]]]) -> Batch:
+        return batch(stacked(items))
+
+    settings: dict[str, Any] = {
+        "collate_fn": collate,
+        "drop_last": True,
+        "generator": torch.Generator().manual_seed(0),
+        "num_workers": workers,
+        "pin_memory": pin_memory,
+        # A spawned worker would import torch anew, and could not be handed `collate`.
+        "multiprocessing_context": "fork" if workers else None,
+    }
+    loader: DataLoader[Any]
+    if rampup is None:
+        loader = PackedBatches(shards, ranks.per_rank_batch(batch_size), **settings)
+    else:
+        loader = RampedBatches(shards, rampup, **settings)
+    return Loader(loader, count)
+
+
+class PackedBatches(DataLoader[Any]):
+    """Tells what a thread or worker could not read by its name."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        assert isinstance(self.dataset, PackedShards)
+        try:
+            yield from super().__iter__()
+        except Exception as error:
+            if failure := self.dataset.failure():
+                raise failure from error
+            raise
+
+
+class RampedBatches(PackedBatches):
+    """Joins parts of `rampup.first` sequences to batches; how many follows from the place in the epoch alone."""
+
+    def __init__(self, shards: PackedShards, rampup: BatchSizeRampup, **settings: Any) -> None:
+        super().__init__(shards, ranks.per_rank_batch(rampup.first), **settings)
+        self._shards = shards
+        self._rampup = rampup
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # Before the workers start, which move the shards' epoch on.
+        epoch, read = self._shards.position()
+        parts = super().__iter__()
+        while True:
+            size = self._rampup.size(read) if epoch == 0 else self._rampup.full
+            batch = list(islice(parts, size // self._rampup.first))
+            if len(batch) * self._rampup.first < size:
+                return
+            yield {name: torch.cat([part[name] for part in batch]) for name in batch[0]}
+            read += size
+
+
+class Examples(IterableDataset[E]):
+    """Examples in memory, in an order that only seed and epoch decide; ranks take turns.
+
+    batch_size: over all ranks.
+    lengths: of the examples, where those of about one length are to meet in a batch.
+    text: further examples, of which every batch holds `text_per_batch`, an epoch all.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[E],
+        seed: int,
+        batch_size: int,
+        lengths: Sequence[int] | None = None,
+        text: Sequence[E] = (),
+        text_per_batch: int = 0,
+    ) -> None:
+        self.examples = [*examples, *text]
+        self.fingerprint = xxhash.xxh3_128("\n".join(map(repr, self.examples)).encode()).hexdigest()
+        self._seed = seed
+        self._lengths = None if lengths is None else np.asarray(lengths)
+        self._own, self._own_per_batch = len(examples), batch_size - text_per_batch
+        self._text_per_batch = text_per_batch
+        self._epoch = 0
+        self._skip = 0
+
+    def __iter__(self) -> Iterator[E]:
+        random = np.random.default_rng([self._seed, self._epoch])
+        order = random.permutation(self._own)
+        if self._lengths is not None:
+            order = by_length(order, self._lengths, self._own_per_batch, random)
+        if self._text_per_batch:
+            text = self._own + random.permutation(len(self.examples) - self._own)
+            batches = len(text) // self._text_per_batch
+            own = order[: batches * self._own_per_batch].reshape(batches, -1)
+            order = np.concatenate([own, text.reshape(batches, -1)], 1).ravel()
+        skip, self._skip = self._skip, 0
+        self._epoch += 1
+        for number in order[skip + ranks.data_rank() :: ranks.data_ranks()]:
+            yield self.examples[number]
+
+    def largest(self, count: int) -> list[E]:
+        """So many of the longest examples."""
+        return sorted(self.examples, key=lambda example: len(repr(example)), reverse=True)[:count]
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        """Where training is: samples read since the beginning of the epoch."""
+        return {"epoch": max(0, self._epoch - 1), "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._epoch, self._skip = state["epoch"], state["sample_in_epoch"]
+
+
+def by_length(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], batch_size: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """`order` with the examples of about one length in one batch: of every 16 batches the examples are sorted by length
+    and the batches shuffled. What is left after the last whole batch stays at the end."""
+    grouped = []
+    whole = len(order) // batch_size * batch_size
+    for start in range(0, whole, _SORTED_BATCHES * batch_size):
+        some = order[start : min(start + _SORTED_BATCHES * batch_size, whole)]
+        some = some[np.argsort(lengths[some], kind="stable")]
+        grouped.append(random.permutation(some.reshape(-1, batch_size)).ravel())
+    return np.concatenate([*grouped, order[whole:]])
+
+
+def example_loader(
+    examples: Sequence[E],
+    batch_size: int,
+    seed: int,
+    collate: Callable[[list[E]], Batch],
+    count: Callable[[Any], TokenCount] | None = None,
+    lengths: Sequence[int] | None = None,
+    text: Sequence[E] = (),
+    text_per_batch: int = 0,
+) -> tuple[Loader, int]:
+    """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
+
+    count: total and loss-bearing tokens of a batch; by default those of its labels.
+    lengths: of the examples, where batches are to be of examples of about one length; see `by_length`.
+    text: further examples, `text_per_batch` for each batch of an epoch; see `training.train_modules.mixed_text`.
+    """
+    batch_size = min(batch_size, len(examples) + text_per_batch)
+    loader: DataLoader[E] = DataLoader(
+        Examples(examples, seed, batch_size, lengths, text, text_per_batch),
+        ranks.per_rank_batch(batch_size),
+        collate_fn=collate,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return Loader(loader, count or count_tokens), len(examples) // (batch_size - text_per_batch)
+
+
+def count_tokens(batch: Any) -> TokenCount:
+    """Tokens of a batch by its labels."""
+    labels = batch["labels"]
+    return TokenCount(labels.numel(), int((labels != IGNORE).sum()))

@@ -1,0 +1,97 @@
+"""Shards that lie on S3 (or a server that speaks its protocol), fetched as they are read.
+
+mosaicml-streaming says when which file is needed, keeps what was fetched within a bound, and reads it. The fetching is
+ours: tried again from where it broke, held against the size and the hash that the index has of the file, and told as an
+error with a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from streaming import Stream
+from streaming.base.dataset import _ShardState
+
+from corpus.remote import Checksum, checksums, location_of
+from infra.errors import Problem, StageError, stage_error
+from infra.json import read_own_json
+from infra.s3 import download
+from training.core import ranks
+from training.data.shard_index import read_index
+
+SHARD_NOT_HERE = _ShardState.REMOTE
+_FAILURE = "failure.json"
+_LEAST_SHARDS = 4
+"""Streaming wants room for so many of the largest shards."""
+
+
+class RemoteStream(Stream):
+    """One split of a remote shard artifact.
+
+    folder: of the artifact, with the index. local: where files are fetched to.
+    """
+
+    def __init__(self, folder: Path, local: Path) -> None:
+        location = location_of(folder)
+        assert location is not None
+        super().__init__(remote=location, local=str(local))
+        index = read_index(folder)
+        self._checksums: Mapping[str, Checksum] = checksums(index["shards"])
+        if ranks.local_rank() == 0:
+            local.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / "index.json", local / "index.json")
+        ranks.wait_for_all()
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        target = Path(self.local) / (to_basename or from_basename)
+        known = self._checksums[from_basename]
+        download(f"{self.remote}/{from_basename}", target, known.size, known.algorithm, known.digest)
+        return str(target)
+
+
+def cache_bytes(folder: Path, limit_gb: float | None, in_use: int) -> int | None:
+    """What fetched files of a split may take; None for no bound, and where all of them fit.
+
+    in_use: bytes that an order of reading needs at once. Raises StageError `cache_too_small` where a bound is below
+    that, so that files would be fetched again and again.
+    """
+    if limit_gb is None:
+        return None
+    shards = read_index(folder)["shards"]
+    sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
+    # Streaming counts a file once it is there, while a thread may fetch another.
+    limit, least = int(limit_gb * 1e9), max(_LEAST_SHARDS * max(sizes), in_use) + max(sizes)
+    if limit >= sum(sizes):
+        return None
+    if limit < least:
+        raise stage_error(
+            "cache_too_small",
+            "launch.shard_cache_gb",
+            f"expected room for the {least / 1e9:.3g} GB that are in use at once, not {limit_gb:g}",
+            "raise it, or lower pretrain.shuffle_block",
+        )
+    return limit - max(sizes)
+
+
+def note_failure(local: Path, error: Exception) -> StageError:
+    """Leaves what ended the reading where the training process finds it, by its name: loader workers and threads cannot
+    raise it there."""
+    if not isinstance(error, StageError):
+        error = stage_error("bad_shards", str(local), f"{type(error).__name__}: {error}")
+    aside = local / f"{_FAILURE}.{os.getpid()}.{threading.get_ident()}.tmp"
+    aside.write_text(json.dumps([problem.as_json() for problem in error.problems]), encoding="utf8")
+    aside.replace(local / _FAILURE)
+    return error
+
+
+def noted_failure(local: Path) -> StageError | None:
+    try:
+        problems = read_own_json(local / _FAILURE)
+    except FileNotFoundError:
+        return None
+    return StageError(*(Problem(**problem) for problem in problems))

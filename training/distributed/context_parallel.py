@@ -1,0 +1,141 @@
+"""Context parallelism: ranks that share every sequence along its tokens, for decoders of transformers.
+
+A sequence is cut into 2N chunks for N ranks, and each rank has the r-th from the beginning and the r-th from the end,
+so that all meet as many keys under a causal mask (Grattafiori et al. 2024, section 3.3.2). Embeddings, norms, MLP and
+loss are of a rank's own tokens. In attention the keys and values of all ranks are gathered, and their gradients are
+summed and scattered back. All ranks of a group get the same examples. With tensor parallelism, groups of ranks that
+share layers share sequences: keys and values are then those of a rank's heads.
+
+Shapes: B sequences, T tokens of a whole one, N ranks, H heads, K heads of keys, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
+
+from training.core import ranks
+from training.model.attention import ADDED_MASKS, CAUSAL_BLOCKS, causal_blocks, is_plain
+
+_KERNELS = {CAUSAL_BLOCKS: causal_blocks, "sdpa": sdpa_attention_forward}
+"""What computes the attention of a rank's queries, where masks are added to the scores."""
+
+
+@dataclass(frozen=True)
+class SharedSequences:
+    """This rank's part of every sequence.
+
+    mesh: the ranks that share them, in one dimension.
+    """
+
+    mesh: DeviceMesh
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self.mesh.size()
+
+    def places(self, length: int, device: torch.device) -> Tensor:
+        """The positions (T / N,) of this rank's tokens in a sequence of `length`, a multiple of 2N."""
+        return self.part(torch.arange(length, device=device)[None])[0]
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's (B, T / N) of what all tokens have (B, T)."""
+        own = self.mesh.get_local_rank()
+        chunks = whole.chunk(2 * self.size, 1)
+        return torch.cat([chunks[own], chunks[-1 - own]], 1)
+
+    def parts(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Each tensor (B, T) of a batch, as `part`."""
+        return {name: self.part(value) for name, value in batch.items()}
+
+    def whole(self, part: Tensor) -> Tensor:
+        """What all tokens have (B, T) from every rank's (B, T / N), without gradients; every rank must call."""
+        return _in_order(_gather(part, self.mesh), 1)
+
+    def sum(self, own: Tensor) -> Tensor:
+        """Adds up a tensor over the ranks, in place and without gradients; every rank must call."""
+        distributed.all_reduce(own, group=self.mesh.get_group())
+        return own
+
+    def attend(
+        self,
+        kernel: str,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention (B, T / N, H, D) of this rank's queries (B, H, T / N, D) over the keys and values of all ranks,
+        here (B, K, T / N, D); attention_mask, added to the scores (B, 1, T / N, T), hides at least what comes later.
+
+        kernel: of _KERNELS; each chunk of queries is given the keys up to its end alone.
+        """
+        # Under autocast RoPE leaves keys in fp32, and the products would make them as the values are.
+        own = torch.stack([key.to(value.dtype), value])
+        keys, values = _in_order(_Gathered.apply(own, self.mesh), 3)
+        length, own_rank = keys.shape[2], self.mesh.get_local_rank()
+        chunk = length // (2 * self.size)
+        found = []
+        chunks = zip(query.chunk(2, 2), attention_mask.chunk(2, 2), strict=True)
+        for (queries, mask), end in zip(chunks, (chunk * (own_rank + 1), length - chunk * own_rank), strict=True):
+            seen = keys[:, :, :end], values[:, :, :end]
+            found.append(_KERNELS[kernel](module, queries, *seen, mask[..., :end], **options)[0])
+        return torch.cat(found, 1), None
+
+
+def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
+    """Has each `ranks.context_parallel()` groups of `ranks.tensor_parallel()` ranks share the sequences of a model,
+    whose attention is replaced in place: what it is given from now on are a rank's tokens with their positions, and the
+    rows of the mask that are theirs. Every rank must call.
+
+    Where one process would compute plain attention, as on a CPU, ranks do too; else they take SDPA.
+    """
+    found = SharedSequences(ranks.mesh(device.type)["context"])
+    plain = is_plain(network) and network.config._attn_implementation in ADDED_MASKS
+    kernel = CAUSAL_BLOCKS if plain else "sdpa"
+    name = f"gathered_{kernel}"
+    AttentionInterface.register(name, partial(found.attend, kernel))
+    AttentionMaskInterface.register(name, eager_mask)
+    network.set_attn_implementation(name)
+    return found
+
+
+def _gather(own: Tensor, mesh: DeviceMesh) -> Tensor:
+    """(N, …) of every rank's (…), in their order."""
+    found = own.new_empty(mesh.size() * len(own), *own.shape[1:])
+    distributed.all_gather_into_tensor(found, own.contiguous(), group=mesh.get_group())
+    return found.unflatten(0, (mesh.size(), len(own)))
+
+
+def _in_order(gathered: Tensor, dim: int) -> Tensor:
+    """Tokens as they follow each other in dimension `dim` (T), from every rank's two chunks (N, …, T / N, …)."""
+    first, last = gathered.chunk(2, dim + 1)
+    return torch.cat([*first, *last.flip(0)], dim)
+
+
+class _Gathered(torch.autograd.Function):
+    """`_gather`, whose gradient is the sum of all ranks' for this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return _gather(own, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (grad,) = upstream
+        own = torch.empty_like(grad[0])
+        distributed.reduce_scatter_tensor(own, grad.flatten(0, 1).contiguous(), group=ctx.mesh.get_group())
+        return own, None

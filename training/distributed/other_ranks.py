@@ -1,0 +1,50 @@
+"""Models of which a rank holds a part: what stands where parts of other ranks stood, and all parts joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from training.core import ranks
+
+
+class OtherRanks(nn.Module):
+    """Stands where a layer of other ranks stood, and gives what it gets."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        if hasattr(layer, "attention_type"):
+            self.attention_type = layer.attention_type  # by which some families choose a layer's mask
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether other ranks hold some of a model's layers."""
+    return any(isinstance(part, OtherRanks) for part in model.modules())
+
+
+def join_stages(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of all ranks, on the CPU, from this rank's by their names in the whole model; every rank must call.
+    Those that share memory on one rank do afterwards too."""
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    first: dict[int, str] = {}
+    for name, tensor in own.items():
+        first.setdefault(id(tensor), name)
+    whole: dict[str, Tensor] = {}
+    described = {name: (tensor.shape, tensor.dtype, first[id(tensor)]) for name, tensor in own.items()}
+    for rank, names in enumerate(ranks.gather(described)):
+        for name, (shape, dtype, same) in names.items():
+            if name in whole:
+                continue
+            if same in whole:
+                whole[name] = whole[same]
+                continue
+            tensor = own[name].to(device) if rank == ranks.rank() else torch.empty(shape, dtype=dtype, device=device)
+            distributed.broadcast(tensor, rank)
+            whole[name] = tensor.cpu()
+    return whole

@@ -1,0 +1,387 @@
+"""Pipeline parallelism: ranks that each hold some of a model's layers, for decoders whose parts bear Llama's names.
+
+A batch is cut into microbatches, which pass the stages one behind the other by the schedules of
+torch.distributed.pipelining: 1F1B, or interleaved 1F1B where a rank holds several pieces of the model (Narayanan et al.
+2021, section 2.2). The first stage has the embedding too, the last one the last norm, the output layer and the loss.
+Ranks that are next to each other make a pipeline, and get the same examples. Weights keep the names that they have in
+the whole model. With tensor or context parallelism groups of ranks that share layers or sequences make a pipeline: each
+rank sends to the one that has its place in the next group.
+
+Shapes: B sequences of a pipeline's batch, b of a microbatch, T tokens that a rank has of each, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    schedules,
+)
+from torch.distributed.pipelining.stage import _RecvInfo
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from training.core import ranks
+from training.core.train_state import Batch, count_examples
+from training.distributed.expert_parallel import SharedExperts
+from training.distributed.gradients import Replicas, clip_by, local, own_group
+from training.distributed.other_ranks import OtherRanks
+from training.distributed.pipeline_cut import layers_of
+from training.distributed.tensor_parallel import padded, split, sum_gradients
+from training.model.loss import IGNORE
+
+Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Sequence[Tensor]], Sequence[Tensor]]
+"""(layers, microbatch, what the layers before gave, empty before the first) → what these give: hidden states (b, T, D),
+and beside them what a model adds up from layer to layer, in fp32."""
+LossOf = Callable[[Any, Tensor], Tensor]
+"""(what the last layers gave, labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
+
+# Microbatches a rank into which a batch that is measured is cut, where it has so many sequences.
+_MEASURED = 4
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a model gives beside hidden states for each microbatch, in fp32: the shapes of what its layers hand on, and
+    of what the last ones give; and what makes the model's outputs of the latter. The first dimension is of one."""
+
+    between: tuple[tuple[int, ...], ...] = ()
+    last: tuple[tuple[int, ...], ...] = ()
+    outputs: Callable[..., Any] = tuple
+
+    def named(self, given: Any) -> Any:
+        """The model's outputs, of what the last layers gave."""
+        return self.outputs(*given) if isinstance(given, tuple) else given
+
+
+class _Stage(nn.Module):
+    """Some layers in a row, as torch's pipelining calls them. `started` is called before each of their passes."""
+
+    def __init__(self, layers: PreTrainedModel, compute: Compute, gives: torch.dtype) -> None:
+        super().__init__()
+        self._layers, self._compute, self.gives = layers, compute, gives
+        self.started: Callable[[], None] = lambda: None
+
+    def forward(self, *passed: Tensor, **microbatch: Tensor) -> Tensor | tuple[Tensor, ...]:
+        self.started()
+        hidden, *beside = self._compute(self._layers, microbatch, passed)
+        return (hidden.to(self.gives), *beside) if beside else hidden.to(self.gives)
+
+
+class _UnderWay(PipelineStage):
+    """Holds what it receives and gives for as long as a microbatch is under way: in torch 2.7 torch's own stage holds
+    it for all microbatches of a batch, and 1F1B would save no memory."""
+
+    def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_forward_infra(*given, **named)
+
+    def _prepare_backward_infra(self, *given: Any, **named: Any) -> Any:
+        with self._without_memory():
+            return super()._prepare_backward_infra(*given, **named)
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
+
+    def _place(self, received: Sequence[Any], device: torch.device) -> None:
+        """Gives what is received from other ranks memory of a device, or takes it away."""
+        for one in received:
+            if hasattr(one, "buffer"):
+                one.buffer = torch.empty_like(one.buffer, device=device).requires_grad_(one.buffer.requires_grad)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._place(self.args_recv_info[fwd_chunk_id], self.device)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Tensor | None = None, *given: Any, **named: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, loss, *given, **named)
+        if loss is not None:
+            loss.detach_()  # the schedule holds it to the end, and with its graph what was received and its gradient
+        nowhere = torch.device("meta")
+        self._place(self.args_recv_info[bwd_chunk_id], nowhere)
+        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
+        self.output_chunks[bwd_chunk_id] = _detached(self.output_chunks[bwd_chunk_id]) if self.is_last else None
+
+
+class Pipeline:
+    """This rank's stages of a model, and what passes between them and those of other ranks.
+
+    Every rank of a pipeline must call each method, with the same batch.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        pieces: int,
+        device: torch.device,
+        computes_in: torch.dtype,
+        compute: Compute,
+        beside: Beside | None = None,
+        experts: SharedExperts | None = None,
+    ) -> None:
+        """Cuts a model in place, of which each rank has all, and puts this rank's part on `device`; all must call.
+
+        pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
+        beside: what it gives beside hidden states.
+        experts: where ranks of a stage share those of the model.
+        """
+        self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
+        self._tensor, self._context = ranks.tensor_parallel(), ranks.context_parallel()
+        self._beside, self._experts = beside or Beside(), experts
+        mesh = ranks.mesh(device.type)
+        self._pipe = mesh["pipe"].get_group()
+        self._members = distributed.get_process_group_ranks(self._pipe)
+        self._replicas = Replicas(mesh)
+        self._width = int(network.config.hidden_size)
+        self._total = self._count * pieces
+        place = self._members.index(ranks.rank())
+        stack, head = network.base_model, network.get_output_embeddings()
+        tied = head.weight is stack.embed_tokens.weight
+        ends = place in (0, self._count - 1)
+        self._stages: dict[int, _Stage] = {}
+        runs = []
+        for stage in range(place, self._total, self._count):
+            run, last = layers_of(stage, self._total, len(stack.layers)), stage == self._total - 1
+            # Under autocast the residual stream has the embeddings' type, fp32, as in one process.
+            gives = computes_in if last else torch.float32
+            self._stages[stage] = _Stage(_piece(stack, run, last=last), compute, gives)
+            runs.append(run)
+        stack.layers = _held(stack.layers, {number for run in runs for number in run})
+        if place < self._count - 1:
+            stack.norm = nn.Identity()
+            network.set_output_embeddings(None)
+        if place and not (tied and ends):
+            stack.embed_tokens = None
+        network.to(device)
+        if self._tensor > 1:
+            split(network, mesh["tensor"], runs=runs)
+        if experts:
+            experts.hold(network)
+        self._weights = [weight for weight in network.parameters() if not (experts and experts.own(weight))]
+        # With both ends the embedding, where it is the output layer too.
+        self._shared = stack.embed_tokens.weight if tied and ends else None
+        ends_of = mesh.mesh.movedim(1, -1).flatten(0, -2)[:, [0, -1]]
+        self._ends = own_group(ends_of.tolist())[0] if tied else None
+        self._counted = [weight for weight in self._weights if not (place and weight is self._shared)]
+        self._begin_alike()
+        self._loss_of: LossOf | None = None
+        self._schedules: dict[bool, tuple[tuple[int, ...], Any]] = {}
+
+    @torch.no_grad()
+    def _begin_alike(self) -> None:
+        """Gives all pipelines the first one's weights, and both ends what they share."""
+        self._replicas.begin_alike(self._weights)
+        if self._shared is not None:
+            distributed.broadcast(local(self._shared.data), self._members[0], group=self._ends)
+        # NCCL wants all ranks in the first call of a group, which those of a schedule are not.
+        distributed.all_reduce(torch.zeros(1, device=self._device), group=self._pipe)
+
+    def train(self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]) -> tuple[Any, Batch]:
+        """Adds up the gradients of a batch over its microbatches, and makes them the mean of all pipelines'. What the
+        last layers gave, hidden states (B, T, D) and of each microbatch what stands beside them, None on ranks that do
+        not compute them; and the batch that they are of.
+
+        size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
+        started: is called before each of this rank's forward passes.
+        """
+        batch, size, _ = self._filled(batch, size)
+        for stage in self._stages.values():
+            stage.started = started
+        self._loss_of = loss_of
+        found = self._step(batch, size, train=True)
+        self._loss_of = None
+        self._join_gradients()
+        return self._beside.named(_detached(found)), batch
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> Tensor | None:
+        """The last hidden states (B, T, D), None on ranks that do not compute them."""
+        rows = count_examples(batch)
+        for stage in self._stages.values():
+            stage.started = lambda: None
+        batch, size, length = self._filled(batch, -(-rows // (_MEASURED * self._count)))
+        found = self._step(batch, size, train=False)
+        if isinstance(found, tuple):
+            found = found[0]
+        return None if found is None else found[:rows, :length]
+
+    def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
+        """What the last rank found, on all ranks of a pipeline: in fp32, of the shape of `like`."""
+        whole = torch.empty(like.shape, device=self._device) if found is None else found.float().contiguous()
+        distributed.broadcast(whole, self._members[-1], group=self._pipe)
+        return whole
+
+    def clip(self, limit: float) -> float:
+        """Scales all gradients so that their norm over all stages is at most `limit`; the norm before."""
+        total = torch.zeros((), device=self._device)
+        for weight in self._counted:
+            if weight.grad is not None:
+                total += local(weight.grad).float().square().sum() / (1 if _is_cut_up(weight) else self._tensor)
+        total /= self._replicas.size
+        gradients = self._gradients()
+        if self._experts:
+            total += self._experts.squares()
+            gradients += self._experts.gradients()
+        return clip_by(total, gradients, limit)
+
+    def _gradients(self) -> list[Tensor]:
+        """Of all but experts that ranks share."""
+        return [weight.grad for weight in self._weights if weight.grad is not None]
+
+    def _filled(self, batch: Batch, size: int) -> tuple[Batch, int, int]:
+        """A batch in as many equal microbatches as the schedule wants, the sequences of one, at most `size`, and the
+        tokens of a sequence before ranks that share layers had them filled up."""
+        rows = count_examples(batch)
+        batch, length = padded(batch, self._tensor)
+        number = -(-rows // size)
+        if rows % size or number < self._count or (self._pieces > 1 and number % self._count):
+            size = min(size, -(-rows // self._count))
+            number = -(-rows // (size * self._count)) * self._count
+        more = number * size - rows
+        if more:
+            batch = {name: torch.cat([one, one[:1].expand(more, *one.shape[1:])]) for name, one in batch.items()}
+            batch["labels"][rows:] = IGNORE
+        return batch, size, length
+
+    def _step(self, batch: Batch, size: int, *, train: bool) -> Any:
+        rows, length = batch["input_ids"].shape
+        schedule = self._schedule(rows // size, size, length, train=train)
+        target = {"target": batch["labels"]} if train else {}
+        try:
+            return schedule.step(**target, **batch)
+        except RuntimeError as error:
+            if memory := _want_of_memory(error):
+                raise memory from None
+            raise
+
+    def _schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
+        """The schedule of a batch of this shape. The last one stays, with its buffers."""
+        key = (number, size, length)
+        if train not in self._schedules or self._schedules[train][0] != key:
+            self._schedules.pop(train, None)
+            self._schedules[train] = key, self._new_schedule(number, size, length, train=train)
+        return self._schedules[train][1]
+
+    def _new_schedule(self, number: int, size: int, length: int, *, train: bool) -> Any:
+        hidden = torch.empty(size, length // self._context, self._width, device="meta", requires_grad=train)
+
+        def given(last: bool, gives: torch.dtype) -> tuple[Tensor, ...]:
+            shapes = self._beside.last if last else self._beside.between
+            like = [torch.empty(shape, device="meta", requires_grad=train) for shape in shapes]
+            return torch.empty_like(hidden, dtype=gives, requires_grad=train), *like
+
+        # Newer versions of torch have memory for what they receive only while it is needed.
+        stage_class = PipelineStage if hasattr(_RecvInfo, "allocate_buffer") else _UnderWay
+        stages = [
+            stage_class(
+                stage,
+                place,
+                self._total,
+                self._device,
+                given(False, hidden.dtype) if place else (),
+                given(place == self._total - 1, stage.gives),
+                group=self._pipe,
+            )
+            for place, stage in self._stages.items()
+        ]
+        loss = self._loss if train else None
+        if self._pieces == 1:
+            return (Schedule1F1B if train else ScheduleGPipe)(stages[0], number, loss, scale_grads=False)
+        schedule = ScheduleInterleaved1F1B(stages, number, loss, scale_grads=False)  # type: ignore[arg-type]
+        if not train:
+            forward = schedules.FORWARD
+            for actions in schedule.pipeline_order.values():
+                actions[:] = [one if one and one.computation_type == forward else None for one in actions]
+        return schedule
+
+    def _loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        assert self._loss_of is not None
+        return self._loss_of(self._beside.named(outputs), labels)
+
+    @torch.no_grad()
+    def _join_gradients(self) -> None:
+        """Has gradients be the mean of all pipelines', and that of an embedding which is the output layer too the sum
+        of both ends'."""
+        if self._tensor > 1:
+            sum_gradients(self._weights)
+        self._replicas.average(self._gradients())
+        if self._experts:
+            self._experts.join_gradients()
+        if self._shared is not None:
+            assert self._shared.grad is not None
+            distributed.all_reduce(local(self._shared.grad), group=self._ends)
+
+
+def _piece(stack: PreTrainedModel, run: Collection[int], *, last: bool) -> PreTrainedModel:
+    """The same model with some of its layers alone, which it shares."""
+    piece = copy.copy(stack)
+    parts = {**stack._modules, "layers": _held(stack.layers, run)}
+    if not last:
+        parts["norm"] = nn.Identity()
+    piece.__dict__["_modules"] = parts
+    return piece
+
+
+def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
+    return nn.ModuleList(layer if number in run else OtherRanks(layer) for number, layer in enumerate(layers))
+
+
+def _detached(outputs: Any) -> Any:
+    """What the last layers gave, a tensor or several, without its graph."""
+    if isinstance(outputs, tuple):
+        return tuple(one.detach() for one in outputs)
+    return None if outputs is None else outputs.detach()
+
+
+def _is_cut_up(weight: Tensor) -> bool:
+    """Whether ranks that share a layer have a part of a weight each."""
+    return isinstance(weight, DTensor) and any(one.is_shard() for one in weight.placements)
+
+
+def _want_of_memory(error: BaseException) -> BaseException | None:
+    """The error that a device ran out of memory, where a schedule has wrapped one into its own."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, torch.OutOfMemoryError):
+        found = found.__cause__
+    return found
+
+
+class _AllOf:
+    """Waits for several sendings and receivings. What they are of goes with them: a schedule keeps some to its end."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = ()
+
+
+def _send_and_receive(operations: list[Any], desc: str | None = None) -> _AllOf | None:
+    return _AllOf(distributed.batch_isend_irecv(operations)) if operations else None
+
+
+if not hasattr(schedules, "_wait_batch_p2p"):
+    # torch 2.7 waits for the last operation of a batch alone: enough for NCCL, which makes one of them, and too little
+    # for gloo. Newer versions wait for all.
+    schedules._batch_p2p = _send_and_receive  # type: ignore[assignment]

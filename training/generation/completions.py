@@ -1,0 +1,139 @@
+"""Sampled answers: drawn from a model, laid out for scoring, and scored.
+
+Shapes: B answers, P prompt tokens and T answer tokens after padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from training.chat.base import Chat, pad
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.core.measuring import measuring
+from training.generation.sampling import sample
+from training.train_modules.answer_logprobs import answer_logits
+from training.train_modules.policy_losses import exact_kl
+from training.train_modules.scorer import Scorer
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`.
+
+    logprobs: of the new ids, as another program than this one's model told them; None where it sampled itself.
+    """
+
+    prompts: list[list[int]]
+    ids: list[list[int]]
+    finished: Tensor
+    logprobs: list[list[float]] | None = None
+
+
+@dataclass
+class Batch:
+    """Prompts and answers side by side, padded on the right.
+
+    ids (B, P + T), places (B, T): the position whose logits predict each answer token, tokens (B, T), mask (B, T).
+    """
+
+    ids: Tensor
+    places: Tensor
+    tokens: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, answers: Completions, fill: int) -> Batch:
+        ids = pad([[*prompt, *answer] for prompt, answer in zip(answers.prompts, answers.ids, strict=True)], fill)
+        lengths = torch.tensor([len(answer) for answer in answers.ids])
+        starts = torch.tensor([len(prompt) for prompt in answers.prompts])
+        steps = torch.arange(int(lengths.max()))
+        mask = (steps < lengths[:, None]).float()
+        places = (starts[:, None] - 1 + steps).clamp(max=ids.shape[1] - 1)
+        tokens = ids.gather(1, (places + 1).clamp(max=ids.shape[1] - 1))
+        return cls(ids, places, tokens, mask)
+
+    def last(self) -> Tensor:
+        """Position (B,) of each answer's last token."""
+        return self.places[:, 0] + self.mask.sum(1).long()
+
+
+class Answering(Protocol):
+    """How answers are sampled, as a stage's config says it."""
+
+    @property
+    def answer_max_tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    chat: Chat,
+    config: Answering,
+    hardware: Hardware,
+    seed: int,
+    *,
+    in_ranks: bool = False,
+) -> Completions:
+    """One sampled answer to each prompt.
+
+    in_ranks: each rank samples its part of them, with a model that is whole on each, and all get all; every rank must
+    call. The answers are those of one process.
+    """
+    own = sample(
+        model,
+        prompts,
+        max_new_tokens=config.answer_max_tokens,
+        temperature=config.temperature,
+        stops=chat.stops,
+        hardware=hardware,
+        seed=seed,
+        batch_size=128,
+        only=ranks.own_part(len(prompts)) if in_ranks else None,
+    )
+    ids = [answer for part in ranks.gather(own) for answer in part] if in_ranks else own
+    return Completions(list(prompts), ids, torch.tensor([chat.has_ended(answer) for answer in ids]))
+
+
+def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
+    """The reward model's raw scores (B,), read at each answer's last token. Each rank scores its part, and every rank
+    must call."""
+    batch, mine = Batch.of(answers, chat.pad), ranks.own_part(len(answers.ids))
+    parts = zip(batch.ids[mine].split(_BATCH), batch.last()[mine].split(_BATCH), strict=True)
+    with measuring(scorer):
+        found = [scorer(ids.to(hardware.device), last.to(hardware.device)).cpu() for ids, last in parts if len(ids)]
+    return ranks.join_parts(torch.cat([torch.empty(0), *found]))
+
+
+def kl_of(
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    answers: Completions,
+    chat: Chat,
+    hardware: Hardware,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts.
+
+    temperature: that the answers were drawn at, and so of both distributions: the mean over answers is the KL
+    divergence of what is sampled.
+    """
+    batch = Batch.of(answers, chat.pad)
+    sums = []
+    with measuring(model), measuring(reference):
+        for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
+            ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
+            ours, theirs = (answer_logits(one, ids, places, mask, hardware, temperature) for one in (model, reference))
+            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(ours, theirs))
+            sums.append(each.sum(1).cpu())
+    return torch.cat(sums), batch.mask.sum(1)

@@ -1,0 +1,125 @@
+"""Answers of a model folder as they are written: prompts as token ids, tokens as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from corpus.pretrained import load_pretrained_tokenizer
+from infra.errors import stage_error
+from infra.json import parse_own_json
+from infra.launch.config import LaunchConfig
+from training.chat.base import Chat, chat_of
+from training.core.hardware import Hardware, prepare
+from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Spoken, Writing
+from training.generation.token_choice import SamplingOptions
+from training.model.models import limit_length, load
+
+KEPT = 8
+"""Models that stay in memory."""
+
+
+def answer(
+    model_dir: Path,
+    messages: Sequence[Mapping[str, str]],
+    max_new_tokens: int = 256,
+    temperature: float = 0.7,
+    seed: int = 17,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Generator[str, None, Spoken]:
+    """Yields the assistant's answer in pieces of text, one a token and some empty, until `<|end|>` or the limit;
+    returns how it ended.
+
+    messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
+    oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
+    positions. temperature: 0
+    takes the likeliest token. chat_template_kwargs: values of the model's chat template, such as enable_thinking.
+    Raises StageError for a folder that is no model of ours and for other roles.
+    """
+    model, tokenizer, _ = loaded(Path(model_dir))
+    chat = _chat(tokenizer, _as_key(chat_template_kwargs))
+    positions = positions_of(model)
+    most = min(max_new_tokens, positions // 2)
+    ids = chat.dialogue_of(messages, positions - most)
+    options = SamplingOptions(most, frozenset(chat.stops), temperature, seed=seed)
+    writing, batch = Writing(AnswerRequest(ids, options), tokenizer), _batch(Path(model_dir))
+    batch.add(writing)
+    try:
+        while not writing.is_over:
+            batch.step()
+            yield from (piece.text for piece in writing.pieces)
+            writing.pieces.clear()
+    finally:
+        batch.remove(writing)
+    if writing.error is not None:
+        raise writing.error
+    assert writing.spoken is not None
+    return writing.spoken
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[list[int], frozenset[int]]:
+    """The token ids that ask for the assistant's next message, of any length, and those that end it.
+
+    Args:
+        tokenizer: Of the model.
+        messages: As in OpenAI's protocol, each with a role and its content as text.
+        tools: Descriptions of functions, for the chat template.
+        chat_template_kwargs: Values of variables of the chat template.
+
+    Raises:
+        StageError: `no_tools` for a chat template that shows no tools, `bad_role` for roles and places that it refuses,
+            `unknown_template_value` for a value that it does not read.
+    """
+    chat = _chat(tokenizer, _as_key(chat_template_kwargs))
+    return chat.ask([messages], [tools])[0], frozenset(chat.stops)
+
+
+@lru_cache(maxsize=4 * KEPT)
+def _chat(tokenizer: PreTrainedTokenizerBase, values: str) -> Chat:
+    """Conversations for the tokenizer of a model's folder; what a template writes behind answers is found once.
+
+    values: of the chat template, as JSON.
+    """
+    return chat_of(tokenizer, Path(tokenizer.name_or_path), parse_own_json(values))
+
+
+def _as_key(values: Mapping[str, Any] | None) -> str:
+    return json.dumps(values or {}, sort_keys=True)
+
+
+def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], frozenset[int]]:
+    """The token ids of a text that begins a document, of any length, and those that end what follows."""
+    end, start = tokenizer.eos_token_id, tokenizer.bos_token_id
+    first = [one for one in (end if start is None else start,) if one is not None]
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+    return [*first, *ids], frozenset(() if end is None else (end,))
+
+
+def positions_of(model: PreTrainedModel) -> int:
+    """The most tokens of a prompt and its answer together."""
+    return limit_length(model, 1_000_000)
+
+
+@lru_cache(maxsize=KEPT)
+def _batch(model_dir: Path) -> BatchedAnswers:
+    model, _, hardware = loaded(model_dir)
+    return BatchedAnswers(model, hardware, at_once=1)
+
+
+@lru_cache(maxsize=KEPT)
+def loaded(model_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Hardware]:
+    """The model of a folder, ready to write, its tokenizer, and where it is. Raises StageError where there is none."""
+    if not (model_dir / "config.json").is_file():
+        raise stage_error("no_model", str(model_dir), "expected a Hugging Face model folder with config.json")
+    hardware = prepare(LaunchConfig())
+    return load(model_dir).eval().to(hardware.device), load_pretrained_tokenizer(model_dir), hardware

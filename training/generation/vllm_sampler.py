@@ -1,0 +1,214 @@
+"""Answers of a policy by vLLM: a server that rank 0 runs, which gets the policy's weights before each round.
+
+What is learnt from are the token ids alone: log-probabilities are computed anew by the model that learns. Those that
+vLLM tells of its own tokens are held against them, so that a server that computes another model is found out.
+
+Shapes: B answers.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infra.errors import StageError, StemmaError, stage_error
+from infra.run import Run
+from infra.servers.vllm import AT_ONCE, Vllm
+from training.chat.base import Chat
+from training.checkpoint.export import copy_beside
+from training.config.families import sampler_problems
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.distributed.parallel import whole_weights
+from training.generation.completions import Answering, Completions
+from training.model.new_tokens import unused_ids
+
+T = TypeVar("T")
+LOG = "vllm.log"
+NEVER = -100.0
+"""What vLLM adds at least to the logit of a token that is not to be written."""
+_READ_AT_ONCE = 8192
+"""Tokens of prompts in one pass on a CPU."""
+_MOST_APART = {torch.float32: 0.01}
+_MOST_APART_ROUNDED = 0.1
+"""Nats a token, in the mean, by which two computations of one model may differ: in fp32 some 1e-6 were seen, under bf16
+0.02, as far as ours are from those in fp32."""
+
+
+class VllmSampler:
+    """Samples answers as `training.generation.completions.generate` does, each of which is drawn from (seed, its
+    number) alone; every rank must call its methods, and all get all. Raises StageError as `infra.servers.vllm.Vllm`
+    does, on every rank."""
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        source: Path,
+        chat: Chat,
+        config: Answering,
+        longest: int,
+        hardware: Hardware,
+        run: Run,
+    ) -> None:
+        """policy: whole on rank 0. source: the folder with its tokenizer. longest: tokens of prompt and answer."""
+        if problems := [*sampler_problems(policy.config.model_type)]:
+            raise StageError(*problems)
+        self._policy = policy
+        self._chat = chat
+        self._config = config
+        self._dtype = hardware.compute
+        self._run = run
+        self._folder = run.work_dir / "vllm"
+        self._server: Vllm | None = None
+
+        def start() -> None:
+            self._write_weights()
+            self._write_config(source)
+            dtype = str(self._dtype).removeprefix("torch.")
+            # Of the distribution that tokens are drawn from, or without what it changes in it: that of unused tokens.
+            mode = "raw_logprobs" if config.temperature == 1 else "processed_logprobs"
+            given = ["--dtype", dtype, "--max-model-len", str(longest), "--generation-config", "vllm",
+                     "--logprobs-mode", mode]  # fmt: skip
+            if hardware.device.type == "cpu":
+                # vLLM 0.32 ends where a seeded prompt is read in parts: a CPU's generator cannot be set back.
+                given += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, _READ_AT_ONCE))]
+            run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {run.work_dir / LOG}")
+            began = time.monotonic()
+            self._server = Vllm(
+                run.launch.vllm,
+                self._folder,
+                run.work_dir / LOG,
+                given,
+                self._cache_bytes(longest),
+                lambda: run.cancelled,
+            )
+            run.event("vllm", f"rlhf: vLLM answers after {time.monotonic() - began:.0f} s")
+
+        _on_first(start)
+
+    def update(self, step: int) -> None:
+        """Gives it the policy's weights as they are now; how long that took is told as of this step."""
+
+        def reload() -> None:
+            began = time.monotonic()
+            self._write_weights()
+            assert self._server is not None
+            self._server.reload_weights()
+            self._run.metric("rlhf/weights_to_vllm_s", time.monotonic() - began, step)
+
+        _on_first(reload)
+
+    def sample(self, prompts: Sequence[list[int]], seed: int) -> Completions:
+        """An answer to each prompt, with the log-probabilities that vLLM tells of it."""
+        stops, config = sorted(self._chat.stops), self._config
+        # `ignore_eos`: of the model's own; what ends an answer is in stop_token_ids, and stays a part of it.
+        shared = {
+            "max_tokens": config.answer_max_tokens, "temperature": config.temperature, "top_p": 1.0, "top_k": 0,
+            "ignore_eos": True, "stop_token_ids": stops, "logprobs": 0, "return_token_ids": True,
+            "logit_bias": {str(token): NEVER for token in unused_ids(self._policy)} or None,
+        }  # fmt: skip
+
+        def ask() -> list[tuple[Any, list[float]]]:
+            assert self._server is not None
+            questions = [
+                {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
+                for number, prompt in enumerate(prompts)
+            ]
+            return [
+                (one.get("token_ids"), one["logprobs"]["token_logprobs"]) for one in self._server.complete(questions)
+            ]
+
+        found = _on_first(ask)
+        if any(answer is None for answer, _ in found):
+            fix = "install a later one, or leave rlhf.sampler out for our own sampler"
+            raise stage_error(
+                "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
+            )
+        ids = [answer for answer, _ in found]
+        ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
+        return Completions(list(prompts), ids, ended, [told for _, told in found])
+
+    def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:
+        """Tells how far vLLM's log-probabilities are from ours (B, T) of the same tokens, `mask (B, T)`, in the mean.
+        Raises StageError `vllm_differs` where that is more than rounding."""
+        apart = float(differences(answers, logprobs, mask).mean())
+        self._run.metric("rlhf/vllm_logprobs_apart", apart, step)
+        most = _MOST_APART.get(self._dtype, _MOST_APART_ROUNDED)
+        if not apart <= most:
+            raise stage_error(
+                "vllm_differs",
+                "rlhf.sampler",
+                f"vLLM's log-probabilities of its answers' tokens are {apart:.3g} nats from those of the policy in the "
+                f"mean, and {most:g} is more than rounding: it computes another model",
+                "leave rlhf.sampler out for our own sampler, or try another version of vLLM",
+            )
+
+    def close(self) -> None:
+        """Ends the server and removes its weights; on other ranks nothing happens."""
+        if self._server is not None:
+            self._server.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write_weights(self) -> None:
+        weights: dict[str, Tensor] = {}
+        known: set[int] = set()
+        for name, value in whole_weights(self._policy).items():
+            tensor = value.to(self._dtype).contiguous()
+            weights[name] = tensor.clone() if tensor.data_ptr() in known else tensor
+            known.add(tensor.data_ptr())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        half = self._folder / "half_written"
+        save_file(weights, half, metadata={"format": "pt"})
+        half.replace(self._folder / "model.safetensors")
+
+    def _write_config(self, source: Path) -> None:
+        """vLLM would load an output layer that shares the input's memory once and leave the copy that its kernels use
+        as it was: so the two are written as two."""
+        config = copy.deepcopy(self._policy.config)
+        config.tie_word_embeddings = False
+        config.architectures = [type(self._policy).__name__]
+        config.save_pretrained(self._folder)
+        copy_beside(source, self._folder)
+
+    def _cache_bytes(self, longest: int) -> int:
+        """Keys and values of so many answers at once as vLLM computes."""
+        config = self._policy.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * AT_ONCE * longest * config.num_hidden_layers * heads * width * self._dtype.itemsize
+
+
+def differences(answers: Completions, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """How far vLLM's log-probabilities of all tokens (N,) are from these (B, T), `mask (B, T)`."""
+    assert answers.logprobs is not None
+    return (logprobs[mask.bool()] - torch.tensor([*chain(*answers.logprobs)])).abs()
+
+
+def seed_of(seed: int, number: int) -> int:
+    """What vLLM draws the tokens of the answer with this number by."""
+    return int(np.random.default_rng([seed % 2**64, number]).integers(2**63 - 1))
+
+
+def _on_first(work: Callable[[], T]) -> T:
+    """What `work` gives on rank 0, on every rank; what it raises there is raised on every rank."""
+    outcome: T | StemmaError | None = None
+    if ranks.is_first():
+        try:
+            outcome = work()
+        except StemmaError as error:
+            outcome = error
+    outcome = ranks.from_first(outcome)
+    if isinstance(outcome, StemmaError):
+        raise outcome
+    return outcome  # type: ignore[return-value]

@@ -1,0 +1,165 @@
+"""Which attention a model computes with, and a causal one for CPUs that leaves out what no token sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.masking_utils import eager_mask, flex_attention_mask
+from transformers.utils import is_flash_attn_2_available
+
+from infra.errors import StageError, stage_error
+from training.config.families import FAMILIES, Family
+from training.core.hardware import Hardware
+
+CAUSAL_BLOCKS = "causal_blocks"
+FLEX = "flex_documents"
+"""Transformers' flex attention under a name of ours: it serves GPT-2 too, which there has not been declared for it."""
+ADDED_MASKS = ("eager", CAUSAL_BLOCKS)
+"""Kernels that add their mask to the scores."""
+# Families of transformers whose attention is no more than softmax(QKᵀ × scale + mask) V.
+_PLAIN = {"llama", "gpt2", "mistral", "qwen2", "qwen3"}
+# A CPU's SDPA goes through all of (T, T), and its backward pass is slower than the plain products: measured up to here.
+_EAGER_UP_TO, _BLOCKS_UP_TO = 512, 2048
+_BLOCK = 256
+# Triton's matrix products take no narrower heads.
+_FLEX_LEAST_WIDTH = 16
+
+
+def causal_blocks(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Plain attention whose queries, block by block, meet only the keys up to their own: at T tokens in n blocks it
+    computes (n + 1) / 2n of the scores.
+
+    query (B, H, Q, D), key and value (B, K, S, D) where K divides H and the queries are the last Q of the S positions;
+    attention_mask, added to the scores (B, 1, Q, S), hides at least what comes later. Returns (B, Q, H, D).
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    length, before = query.shape[2], key.shape[2] - query.shape[2]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    found = []
+    for begin in range(0, length, _BLOCK):
+        end = min(begin + _BLOCK, length)
+        seen = before + end
+        scores = torch.matmul(query[:, :, begin:end], key[:, :, :seen].transpose(2, 3)) * scaling
+        if attention_mask is not None:
+            scores = scores + attention_mask[:, :, begin:end, :seen]
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+        found.append(torch.matmul(drop(weights, dropout, module.training), value[:, :, :seen]))
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(CAUSAL_BLOCKS, causal_blocks)
+AttentionMaskInterface.register(CAUSAL_BLOCKS, eager_mask)
+
+
+AttentionInterface.register(FLEX, flex_attention_forward)
+AttentionMaskInterface.register(FLEX, flex_attention_mask)
+
+
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether `causal_blocks` computes what a model's own attention does."""
+    return model.config.model_type in _PLAIN
+
+
+def is_flash(implementation: str) -> bool:
+    """Whether a kernel takes no mask but the bounds of documents."""
+    return implementation.startswith("flash_attention")
+
+
+def choose_attention(
+    model: PreTrainedModel, hardware: Hardware, longest: int, *, causal: bool = True, documents: bool = False
+) -> None:
+    """The kernel that was asked for; else, on a CPU, plain attention for short sequences, in blocks for longer ones,
+    and on a GPU for packed documents one that computes nothing between them.
+
+    longest: tokens of a sequence. causal: whether no token ever sees a later one. documents: whether attention stays
+    within documents.
+    Raises StageError for a kernel that the model or the machine has not, or that would cross documents.
+    """
+    wanted, family = hardware.attention, FAMILIES.get(model.config.model_type)
+    if wanted == "auto":
+        default = _on_cpu(model, longest, causal) if hardware.device.type == "cpu" else None
+        if hardware.device.type != "cpu" and documents and family:
+            default = _for_documents(model, family, hardware, causal)
+        if default is None:
+            return
+        wanted = default
+    if wanted == CAUSAL_BLOCKS and not (causal and is_plain(model)):
+        raise _none_here(model, wanted, "it is for causal training of " + ", ".join(sorted(_PLAIN)))
+    if documents and is_flash(wanted) and not (causal and family and family.varlen):
+        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.varlen))
+        raise _none_here(
+            model, wanted, f"it keeps documents apart in causal training of {able} alone, elsewhere it would cross them"
+        )
+    if wanted == "flex_attention" and hardware.device.type == "cpu":
+        raise _none_here(model, wanted, "torch trains with it on a GPU alone")
+    if wanted == "flex_attention" and family:
+        wanted = FLEX
+    if wanted == FLEX and (reason := _no_flex(model)):
+        raise _none_here(model, "flex_attention", reason)
+    try:
+        model.set_attn_implementation(wanted)
+    except (ValueError, ImportError) as error:
+        raise _none_here(model, wanted, str(error).splitlines()[0]) from error
+
+
+@contextmanager
+def answering(model: PreTrainedModel) -> Iterator[None]:
+    """While open, a kernel for packed documents gives way to SDPA: text is written token by token, and each length
+    would be compiled anew."""
+    kernel = model.config._attn_implementation
+    if kernel == FLEX or is_flash(kernel):
+        model.config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = kernel
+
+
+def _on_cpu(model: PreTrainedModel, longest: int, causal: bool) -> str | None:
+    if causal and is_plain(model) and _BLOCK < longest <= _BLOCKS_UP_TO:
+        return CAUSAL_BLOCKS
+    return "eager" if longest <= _EAGER_UP_TO else None
+
+
+def _for_documents(model: PreTrainedModel, family: Family, hardware: Hardware, causal: bool) -> str | None:
+    """A GPU's kernel for packed documents: flash-attn where it is installed, else torch's flex attention."""
+    half = hardware.compute != torch.float32
+    if causal and half and family.varlen and is_flash_attn_2_available():
+        return "flash_attention_2"
+    return None if _no_flex(model) else FLEX
+
+
+def _no_flex(model: PreTrainedModel) -> str:
+    """Why flex attention cannot be had for a model; empty if it can."""
+    config = model.config
+    if any(getattr(config, name, 0.0) for name in ("attn_pdrop", "attention_dropout")):
+        return "it knows no dropout of attention"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention wants 16 or more"
+
+
+def _none_here(model: PreTrainedModel, wanted: str, reason: str) -> StageError:
+    return stage_error(
+        "no_such_attention",
+        "launch.attention",
+        f"{model.config.model_type} has no {wanted} attention here: {reason}",
+        "set launch.attention to auto",
+    )

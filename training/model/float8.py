@@ -1,0 +1,88 @@
+"""Matrix products of a training in FP8 (`launch.precision: fp8`), by torchao's linear layers.
+
+Inputs and weights of a product are rounded to E4M3 and gradients to E5M2, each scaled so that its largest number is the
+type's largest (Micikevicius et al. 2022, sections 3 and 5). Weights themselves, their gradients and the optimizer's
+state stay as they are, so that what is measured, exported and continued is a model as any other.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from infra.errors import stage_error
+from training.model.blocks import blocks
+
+if TYPE_CHECKING:
+    from torchao.float8 import Float8Linear
+
+_MULTIPLE = 16
+"""Both sides of a matrix are multiples of it, or tensor cores take it in no 8 bits."""
+_NATIVE = (8, 9)
+"""The first compute capability of GPUs with products in FP8: Ada and Hopper's."""
+_OF_MIXTURES = ("gate", "router", "experts")
+"""Parts of layers that stay out: an expert has a few tokens, and what chooses among experts needs its digits (Fedus et
+al. 2022, section 2.4)."""
+
+
+def train_in_float8(model: nn.Module, device: torch.device) -> int:
+    """Has the linear layers of a model's blocks compute in FP8 while they train, in place; returns how many do.
+
+    Embeddings, the output layer, norms and attention itself stay in the precision around them, as do experts and
+    routers of a mixture, and matrices with a side that is no multiple of 16. On a CPU the products are emulated:
+    rounded to 8 bits and multiplied in fp32, slower than without.
+
+    Raises StageError where torchao is missing, the GPU has no such products, or no layer has sides that fit.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NATIVE:
+        name = torch.cuda.get_device_name(device)
+        expected = f"expected a GPU that multiplies in FP8 (compute capability 8.9 or more), not {name}"
+        raise stage_error("no_fp8", "launch.precision", expected, "set it to bf16")
+    found = [
+        (parent, name, child)
+        for block in blocks(model)
+        for path, parent in block.named_modules()
+        for name, child in parent.named_children()
+        if _fits(f"{path}.{name}", child)
+    ]
+    if not found:
+        expected = "expected linear layers whose sides are multiples of 16 in the model's blocks, found none"
+        raise stage_error("no_fp8", "launch.precision", expected, "set it to bf16, or take another model")
+    try:
+        from torchao.float8 import Float8LinearConfig
+    except ImportError as error:
+        fix = "pip install -e '.[fp8]', or set it to bf16"
+        raise stage_error("missing_package", "launch.precision", "torchao is not installed", fix) from error
+    config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
+    for parent, name, child in found:
+        setattr(parent, name, _training_linear().from_float(child, config))
+    return len(found)
+
+
+def _fits(path: str, module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Linear
+        and not {module.in_features % _MULTIPLE, module.out_features % _MULTIPLE} - {0}
+        and not set(path.split(".")) & set(_OF_MIXTURES)
+    )
+
+
+@cache
+def _training_linear() -> type[Float8Linear]:
+    """Made at its first use: importing torchao takes half a second that other trainings need not spend."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    class TrainingFloat8Linear(Float8Linear):
+        """In FP8 while it trains; measured as the linear layer that is exported."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            if self.training:
+                found: Any = super().forward(input)
+                return found
+            return functional.linear(input, self.weight, self.bias)
+
+    return TrainingFloat8Linear

@@ -1,0 +1,149 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022): frozen weights with small trained ones beside them, merged at the end.
+
+Tokens that no text has trained have rows in the embedding and the output layer that learn beside the adapters: frozen,
+they would stay alike, and a model could neither read the turns of a chat nor end its answers (peft's
+`trainable_token_indices`).
+
+Shapes: I inputs and O outputs of a layer, R the rank, V tokens and N of them that learn, D the width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils import parametrize
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infra.errors import stage_error
+from training.config import LoraConfig
+from training.model.new_tokens import untrained_ids
+
+_A, _B = "lora_a", "lora_b"
+_TABLE, _ROWS = "parametrizations.weight.original", "parametrizations.weight.0.rows"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer that computes x Wᵀ + b + (α / R) x Aᵀ Bᵀ with W and b frozen; A (R, I) and B (O, R) learn.
+
+    B begins at 0, so the layer begins as it was; A as a linear layer's weight does (uniform, Kaiming with a = √5, as in
+    the authors' code and in peft).
+    """
+
+    def __init__(self, layer: nn.Linear, config: LoraConfig, generator: torch.Generator) -> None:
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        bound = 1 / math.sqrt(layer.in_features)
+        a = torch.empty(config.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+        self.lora_a = nn.Parameter(a.to(layer.weight.device))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, config.rank, device=layer.weight.device))
+        self._scale = config.alpha / config.rank
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self._scale * linear(linear(input, self.lora_a), self.lora_b)
+
+
+class LearningRows(nn.Module):
+    """A parametrization of a table (V, D) of tokens whose rows `ids` learn while the others are frozen.
+
+    rows: (N, D), which begin as they are in the table.
+    """
+
+    def __init__(self, table: Tensor, ids: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.tensor(ids, dtype=torch.long, device=table.device), persistent=False)
+        self.rows = nn.Parameter(table.detach()[torch.tensor(ids, device=table.device)].clone())
+
+    def forward(self, table: Tensor) -> Tensor:
+        return table.index_copy(0, self.get_buffer("ids"), self.rows)
+
+
+def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: LoraConfig) -> list[int]:
+    """The tokens whose rows learn beside adapters.
+
+    Raises StageError `no_such_token` for a token that the tokenizer does not have.
+    """
+    if config.trainable_tokens == "untrained":
+        return untrained_ids(model, tokenizer)
+    known = tokenizer.get_vocab()
+    if missing := [token for token in config.trainable_tokens if token not in known]:
+        raise stage_error(
+            "no_such_token",
+            "sft.lora.trainable_tokens",
+            f"expected tokens of the model's tokenizer, it has no {', '.join(missing)}",
+            "name tokens as tokenizer.json has them, or leave the key out",
+        )
+    return sorted({int(known[token]) for token in config.trainable_tokens})
+
+
+def learn_rows(model: PreTrainedModel, ids: Sequence[int]) -> int:
+    """Has the rows `ids` of a model with adapters learn too, in place; return the number of weights that learn more.
+
+    A row of tied input and output embeddings is one.
+    """
+    if not ids:
+        return 0
+    learning: dict[int, LearningRows] = {}
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is None:
+            continue
+        table = layer.weight
+        rows = learning.setdefault(id(table), LearningRows(table, ids))
+        parametrize.register_parametrization(layer, "weight", rows)
+    return sum(rows.rows.numel() for rows in learning.values())
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
+    """Freezes a model and puts adapters beside its linear layers, in place; how many weights learn now.
+
+    Raises StageError `no_such_layer` for a target that names no linear layer.
+    """
+    head = model.get_output_embeddings()
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head}
+    kinds = sorted({name.rpartition(".")[2] for name in layers})
+    if unknown := [one for one in config.targets if one not in kinds]:
+        raise stage_error(
+            "no_such_layer",
+            "sft.lora.targets",
+            f"the model has no linear layer called {', '.join(unknown)}",
+            f"name some of {', '.join(kinds)}" if kinds else "tune all weights: set sft.lora to null",
+        )
+    if not layers:
+        kind = model.config.model_type
+        raise stage_error(
+            "no_such_layer",
+            "sft.lora",
+            f"expected a model with linear layers, {kind} has none that adapters are known for",
+            "tune all weights: set sft.lora to null",
+        )
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    learning = 0
+    for name, layer in layers.items():
+        parent, _, kind = name.rpartition(".")
+        if not config.targets or kind in config.targets:
+            adapted = LoraLinear(layer, config, generator)
+            adapted.requires_grad_(False)
+            for one in (adapted.lora_a, adapted.lora_b):
+                one.requires_grad_(True)
+                learning += one.numel()
+            setattr(model.get_submodule(parent), kind, adapted)
+    return learning
+
+
+def merged(weights: Mapping[str, Tensor], config: LoraConfig, ids: Sequence[int] = ()) -> dict[str, Tensor]:
+    """The weights of a model with adapters as those of one without: W + (α / R) B A in each adapted layer, and the rows
+    `ids` of the tokens as they learnt."""
+    found = {name: value for name, value in weights.items() if not name.endswith((_A, _B, _TABLE, _ROWS))}
+    for name, table in weights.items():
+        if name.endswith(_TABLE):
+            layer = name.removesuffix(_TABLE)
+            found[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
+    for name, a in weights.items():
+        if name.endswith(_A):
+            layer = name.removesuffix(_A)
+            found[f"{layer}weight"] = found[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
+    return found

@@ -1,0 +1,1 @@
+"""Devices and networks as the planner knows them: data sheets, matrix products, links, the machine at hand."""

@@ -1,0 +1,77 @@
+"""The device of the machine at hand, as the planner knows devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from infra.json import read_own_json
+from infra.launch.config import LaunchConfig
+from training.core.devices import Device, device_called
+from training.planner.stages import this_machine
+
+_PROBE_SIZE, _PROBE_S = 512, 0.1
+_GPU = Path("/proc/driver/nvidia/gpus")
+
+
+def device_at_hand(launch: LaunchConfig) -> Device:
+    """The GPU of this machine, if it is known, else its CPU."""
+    if launch.device != "cpu" and _GPU.is_dir():
+        for place in _GPU.iterdir():
+            text = (place / "information").read_text(encoding="utf8", errors="replace")
+            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
+            if found := device_called(model.strip()):
+                return found
+    return cpu()
+
+
+@cache
+def cpu() -> Device:
+    """This machine's CPU, by one product of matrices: the fastest that was timed on it, ever.
+
+    Stages train beside each other, and what is timed beside another training takes many times as long. So the best is
+    kept in ~/.cache/stemma, for each kind of CPU and number of threads.
+    """
+    import psutil
+
+    flops, kept = _probe(), Path("~/.cache/stemma/cpu.json")
+    key = f"{_model()}, {len(os.sched_getaffinity(0))} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '')}"
+    best: dict[str, float] = {}
+    # Without a home, or with a damaged file, it is only less sure.
+    with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):
+        best = {name: float(speed) for name, speed in read_own_json(kept.expanduser()).items()}
+    if flops > best.get(key, 0.0):
+        with suppress(OSError, RuntimeError):
+            _write(kept.expanduser(), json.dumps({**best, key: flops}, indent=1))
+    return this_machine(psutil.virtual_memory().total, max(flops, best.get(key, 0.0)))
+
+
+def _probe() -> float:
+    """FLOPs a second of a product of matrices in fp32, the best of a tenth of a second."""
+    import numpy as np
+
+    matrix = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32)
+    best, stop = float("inf"), time.perf_counter() + _PROBE_S
+    while (began := time.perf_counter()) < stop:
+        matrix @ matrix
+        best = min(best, time.perf_counter() - began)
+    return 2 * _PROBE_SIZE**3 / best
+
+
+def _model() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf8", errors="replace") as file:
+        return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "CPU")
+    return "CPU"
+
+
+def _write(path: Path, text: str) -> None:
+    """Others read the file meanwhile: they see the old one or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".cpu-", delete=False, encoding="utf8") as file:
+        file.write(text)
+    os.replace(file.name, path)

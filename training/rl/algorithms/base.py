@@ -1,0 +1,68 @@
+"""What every algorithm is given, and what it gives.
+
+Shapes: B answers, T answer tokens (padded on the right).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.config import RlhfConfig
+from training.train_modules.policy_losses import policy_loss
+
+CLIPPED = "clip_share"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A round's answers, those to one prompt side by side.
+
+    scores (B,): what each is worth, without the KL penalty. logprobs, reference, mask (B, T): of the policy that
+    sampled them, of the reference model, and 1 on an answer's tokens. values (B, T): of the value function; None
+    without one. kl_coef: the weight of the KL penalty at this round.
+    """
+
+    scores: Tensor
+    logprobs: Tensor
+    reference: Tensor
+    mask: Tensor
+    values: Tensor | None
+    kl_coef: float
+
+
+class Algorithm(ABC):
+    """How a policy learns from a round of sampled answers."""
+
+    has_values = False
+    """Whether a value function is trained beside the policy."""
+
+    def __init__(self, config: RlhfConfig) -> None:
+        self.config = config
+
+    def kept(self, sampled: Sampled) -> Tensor:
+        """Which answers are learnt from: their numbers, `RlhfConfig.learnt_answers` of them. All."""
+        return torch.arange(len(sampled.scores))
+
+    @abstractmethod
+    def learn(self, sampled: Sampled) -> dict[str, Tensor]:
+        """What `loss` needs of a round besides ids, tokens, mask and `logprobs`, by name, each (B, …): `advantages`
+        (B, T) and more."""
+
+    def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
+        CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
+
+        logprobs, values (B, T): of the policy and the value function as they are now.
+        """
+        bounds = self.config.ratio_bounds
+        found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
+        return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
+
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """What the loss is the mean over, by which parts of a minibatch are weighted: tokens."""
+        return int(batch["mask"].sum())

@@ -1,0 +1,61 @@
+"""GRPO: rewards in standard deviations of the answers to one prompt, the KL penalty within the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from training.rl.algorithms.base import CLIPPED, Algorithm, Sampled
+from training.train_modules.policy_losses import masked_mean, outside
+
+_LEAST_SPREAD = 1.0e-4
+"""Added to a group's standard deviation, as in trl's GRPOTrainer: answers of one reward teach nothing."""
+
+
+class Grpo(Algorithm):
+    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2); with
+    `loss_mean: token` the mean over all tokens of DAPO (Yu et al. 2025, section 3.3)."""
+
+    def learn(self, sampled: Sampled) -> dict[str, Tensor]:
+        advantages = group_advantages(sampled.scores, self.config.answers_per_prompt, self.config.scale_rewards)
+        kl_coef = torch.full_like(sampled.scores, sampled.kl_coef)[:, None]
+        return {"advantages": advantages[:, None] * sampled.mask, "reference": sampled.reference, "kl_coef": kl_coef}
+
+    def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mask, (low, high) = batch["mask"], self.config.ratio_bounds
+        ratio = torch.exp(logprobs - batch["logprobs"])
+        advantages = batch["advantages"]
+        surrogate = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+        penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
+        clipped = masked_mean(outside(ratio, low, high), mask)
+        mean = masked_mean if self.config.loss_mean == "token" else mean_of_answers
+        policy, kl = mean(-surrogate, mask), mean(penalty, mask)
+        return {"policy": policy, "kl_penalty": kl, CLIPPED: clipped, "total": policy + kl}
+
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """Number of answers, each of which counts as much whatever its length; with `loss_mean: token` of tokens."""
+        return super().weight(batch) if self.config.loss_mean == "token" else len(batch["mask"])
+
+
+def mean_of_answers(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over answers of the mean of values (B, T) over each answer's tokens."""
+    return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor:
+    """Scores (B,) less the mean of their group of answers to one prompt, over the standard deviation of the group, of
+    all scores (batch), or as they are (none)."""
+    grouped = scores.view(-1, group)
+    above = grouped - grouped.mean(1, keepdim=True)
+    if scale != "none":
+        above = above / ((grouped.std(1, keepdim=True) if scale == "group" else scores.std()) + _LEAST_SPREAD)
+    return above.view(-1)
+
+
+def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """π_ref/π − log π_ref/π − 1 of sampled tokens: an unbiased estimate of the KL divergence that is never negative
+    (Schulman 2020; DeepSeekMath, equation 4)."""
+    difference = reference - logprobs
+    return torch.exp(difference) - difference - 1

@@ -1,0 +1,63 @@
+"""Best of n: of n answers of the model that a training began from, the one that scores best. What every training is
+held against, since it needs none.
+
+Shapes: P prompts, N answers to each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.statistics.clustered import clustered_mean
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4, … and `most` itself."""
+    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
+
+
+def kl_of_best(n: int) -> float:
+    """log n − (n − 1)/n nats: the KL divergence of the best of n from one (Stiennon et al. 2020, appendix G); an upper
+    bound where answers repeat (Beirami et al. 2024)."""
+    return math.log(n) - (n - 1) / n
+
+
+def chances(drawn: int, n: int) -> NDArray[np.float64]:
+    """The chance (drawn,) that each of `drawn` answers, from the worst to the best, is the best of n among them."""
+    ways = [math.comb(place, n - 1) for place in range(drawn)]
+    return np.array(ways, float) / math.comb(drawn, n)
+
+
+def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """The expected score (P,) of the best of n by `by`, from all draws of n among N answers: no more chance in it than
+    need be. scores, by (P, N): where equal in `by`, the mean of their scores counts."""
+    order = np.argsort(by, axis=1, kind="stable")
+    ranked = np.take_along_axis(scores, order, 1)
+    ordered = np.take_along_axis(by, order, 1)
+    weight = chances(scores.shape[1], n)
+    found = np.empty(len(scores))
+    for row, (values, judged) in enumerate(zip(ranked, ordered, strict=True)):
+        _, group = np.unique(judged, return_inverse=True)
+        means = np.bincount(group, values) / np.bincount(group)
+        found[row] = float((weight * means[group]).sum())
+    return found
+
+
+def best_of_figures(
+    by: NDArray[np.float64], scores: Mapping[str, NDArray[np.float64]], most: int, clusters: NDArray[np.int64]
+) -> dict[str, float]:
+    """best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
+
+    by: what chooses (P, N). scores: by name, each (P, N). clusters (P,): the number of the conversation of
+    each prompt.
+    """
+    figures: dict[str, float] = {}
+    for n in counts(most):
+        figures[f"best_of_{n}_kl"] = kl_of_best(n)
+        for name, values in scores.items():
+            figures |= clustered_mean(best_of(values, by, n), clusters).as_figures(f"best_of_{n}_{name}")
+    return figures

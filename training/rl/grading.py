@@ -1,0 +1,229 @@
+"""Processes that grade answers side by side: reward functions and unit tests, an answer at a time, each in its time.
+
+python -m training.rl.grading    serves whoever started it: a line of JSON for each answer, and one back
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.errors import Problem, StageError, stage_error
+from infra.json import parse_own_json
+from infra.process import PARENT_FD, die_with_parent, signal_group
+from infra.project import PROJECT
+from training.rl.reward_functions import KEY, Answered, RewardFunction, call, reward_function
+from training.sandbox.runner import Kind, Wanted, find
+from training.sandbox.unit_tests import TIMEOUT_S, passes
+
+UNIT_TESTS = "unit tests"
+IMPORT_S = 120.0
+"""What importing a function's module may take, which is not counted to any answer."""
+GRACE_S = 30.0
+"""What a process has beyond the time limit of unit tests, which it keeps by itself."""
+_PDEATHSIG = 1
+
+
+class Graders:
+    """What grades answers: this process, or `processes` others, which start at the first answer and end with `close`,
+    with this process, or when one of them takes longer than `timeout_s` seconds for an answer.
+
+    A reward does not depend on how many they are, since every answer is graded by itself in those processes; functions
+    are called here with all answers at once. Unit tests run in a sandbox (`launch.sandbox`) either way; functions are
+    the user's and run with the user's rights.
+    """
+
+    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: Wanted = "auto") -> None:
+        self._count = processes
+        self._timeout_s = timeout_s
+        self._wanted = sandbox
+        self._graders: list[_Grader] = []
+        self._functions: dict[str, RewardFunction] = {}
+
+    def functions(self, path: str, answered: Sequence[Answered]) -> list[float]:
+        """What the function gives each answer, nan where it abstains. Raises StageError as `call` does, and in other
+        processes where it ends its process or takes too long."""
+        if self._count:
+            return self._shared_out(path, answered)
+        if path not in self._functions:
+            self._functions[path] = reward_function(path)
+        return call(path, self._functions[path], answered)
+
+    def tests(self, answers: Sequence[str], references: Sequence[str]) -> list[float]:
+        """1 for each answer that passes the tests in its reference, else 0. Raises StageError where there is no
+        sandbox to run it in."""
+        asked = [Answered("", answer, reference) for answer, reference in zip(answers, references, strict=True)]
+        if self._count:
+            return self._shared_out(UNIT_TESTS, asked)
+        return [float(passes(one.answer, one.response, self.sandbox, self._timeout_s)) for one in asked]
+
+    @property
+    def sandbox(self) -> Kind:
+        """The sandbox of unit tests. Raises StageError where this machine has none."""
+        return find(self._wanted)
+
+    def close(self) -> None:
+        """Ends the processes, and what they started that is still in their groups."""
+        for one in self._graders:
+            one.end()
+        self._graders = []
+
+    def _shared_out(self, path: str, asked: Sequence[Answered]) -> list[float]:
+        """Each answer goes to the process that is free first."""
+        found = [math.nan] * len(asked)
+        waiting = deque(range(len(asked)))
+        try:
+            with selectors.DefaultSelector() as selector:
+                for one in self._ready(min(self._count, len(asked))):
+                    selector.register(one.output, selectors.EVENT_READ, one)
+                    self._give(one, path, asked, waiting)
+                while busy := [one for one in self._graders if one.answer is not None]:
+                    first = min(one.deadline for one in busy)
+                    for key, _ in selector.select(max(0.0, first - time.monotonic())):
+                        one = key.data
+                        for said in one.hear():
+                            if "imported" in said:
+                                one.allow(self._timeout_s)
+                                continue
+                            if said["problems"]:
+                                raise StageError(*(Problem(**problem) for problem in said["problems"]))
+                            found[one.answer] = said["reward"]
+                            one.answer = None
+                            self._give(one, path, asked, waiting)
+                    self._stop_late(busy, path, asked)
+        except BaseException:
+            self.close()  # also one that is still at an answer
+            raise
+        return found
+
+    def _ready(self, count: int) -> list[_Grader]:
+        for one in [one for one in self._graders if one.process.poll() is not None]:
+            one.end()
+            self._graders.remove(one)
+        self._graders += [_Grader() for _ in range(count - len(self._graders))]
+        return self._graders[:count]
+
+    def _give(self, one: _Grader, path: str, asked: Sequence[Answered], waiting: deque[int]) -> None:
+        if waiting:
+            one.answer = waiting.popleft()
+            one.allow(self._timeout_s + GRACE_S if path == UNIT_TESTS else IMPORT_S)
+            question = {"path": path, "answered": asked[one.answer], "timeout_s": self._timeout_s}
+            if path == UNIT_TESTS:
+                question["sandbox"] = self.sandbox
+            one.send(question)
+
+    def _stop_late(self, busy: Sequence[_Grader], path: str, asked: Sequence[Answered]) -> None:
+        where = f"{KEY}.{path}"
+        for one in busy:
+            if one.answer is None:
+                continue
+            answer = repr(asked[one.answer].answer[:80])
+            if one.is_gone:
+                code = one.process.wait()
+                how = signal.Signals(-code).name if code < 0 else f"code {code}"
+                message = f"the process that graded the answer {answer} ended with {how}"
+                raise stage_error("reward_function_failed", where, message, "mend the function")
+            if time.monotonic() > one.deadline:
+                message = f"it gave no reward for the answer {answer} within {one.allowed_s:g} s"
+                raise stage_error(
+                    "reward_function_hangs", where, message, "have it end, or raise rlhf.reward_timeout_s"
+                )
+
+
+@dataclass(eq=False)
+class _Grader:
+    """A process that grades. answer: the place of the one that it is at, None while it is free; allowed_s, deadline
+    (monotonic seconds): for this answer; is_gone: it has closed its pipe, and will answer no more."""
+
+    answer: int | None = None
+    allowed_s: float = math.inf
+    deadline: float = math.inf
+    is_gone: bool = False
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        places = (*filter(None, sys.path), str(PROJECT))
+        read_end, self._parent_pipe = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "training.rl.grading"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[read_end],
+                env={**os.environ, PARENT_FD: str(read_end), "PYTHONPATH": os.pathsep.join(places)},
+                start_new_session=True,
+            )
+        finally:
+            os.close(read_end)
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.fileno()
+        self._heard = b""
+
+    def send(self, question: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(question).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.is_gone = True
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """Whole messages that have come."""
+        data = os.read(self.output, 1 << 16)
+        self.is_gone |= not data
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        yield from map(parse_own_json, lines)
+
+    def allow(self, seconds: float) -> None:
+        self.allowed_s, self.deadline = seconds, time.monotonic() + seconds
+
+    def end(self) -> None:
+        """Ends it and what it started, however far it is."""
+        signal_group(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._parent_pipe)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _serve() -> None:
+    """Grades what comes until whoever started this closes the pipe."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # beside the thread, which a function may hold up
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    functions: dict[str, RewardFunction] = {}
+    for line in questions:
+        question = parse_own_json(line)
+        path, answered = question["path"], Answered(*question["answered"])
+        said: dict[str, Any] = {"reward": math.nan, "problems": []}
+        try:
+            if path == UNIT_TESTS:
+                said["reward"] = float(passes(*answered[1:], question["sandbox"], question["timeout_s"]))
+            else:
+                if path not in functions:
+                    functions[path] = reward_function(path)
+                print(json.dumps({"imported": path}), file=answers, flush=True)
+                (said["reward"],) = call(path, functions[path], [answered])
+        except StageError as error:
+            said["problems"] = [problem.as_json() for problem in error.problems]
+        print(json.dumps(said), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

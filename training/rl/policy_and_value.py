@@ -1,0 +1,105 @@
+"""What RLHF trains: a policy and its value function; where weights are sharded, with a copy that samples answers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from infra.run import Run
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.core.train_state import Trainable
+from training.distributed.parallel import whole_weights
+from training.guard.norms import last_stack
+from training.rl.algorithms import Algorithm
+from training.rl.rewards import RewardScale
+from training.train_modules.answer_logprobs import answer_logprobs, answered
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.mixed_text import loss_of_text
+from training.train_modules.scorer import Scorer
+
+
+class PolicyAndValue(Trainable):
+    """A policy and, where the algorithm has one, a value function of its own, begun from the reward model (InstructGPT,
+    section 3.5).
+
+    A batch is a minibatch of `training.rl.rollouts.Rollouts`.
+    """
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        value: Scorer | None,
+        scale: RewardScale,
+        algorithm: Algorithm,
+        temperature: float,
+        hardware: Hardware,
+        text_coef: float = 0.0,
+    ):
+        super().__init__()
+        self.policy = policy
+        self.value = value
+        self.scale = scale
+        self.algorithm = algorithm
+        self._temperature = temperature
+        self._hardware = hardware
+        # In a tuple, so that torch does not count the policy a second time as a part of this network.
+        self._reading = (LanguageModel(policy, hardware),) if text_coef else ()
+        self._text_coef = text_coef
+
+    def train(self, mode: bool = True) -> PolicyAndValue:
+        """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
+        ("N implementation details of RLHF", section 2.5)."""
+        return super().train(False)
+
+    def last_stack(self) -> nn.Module:
+        """The module that gives the policy's last hidden state."""
+        return last_stack(self.policy)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The two, which share no weights."""
+        return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
+
+    def values(self, ids: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        """Expected normalised reward (B, T) at the places (B, T) of ids; where `mask (B, T)` is 0 anything."""
+        assert self.value is not None
+        return self.scale.of_first(self.value.at(ids, places, answered(places, mask)))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
+        the loss of the text beside them (`training.train_modules.mixed_text`)."""
+        ids, places, mask = batch["ids"], batch["places"], batch["mask"]
+        logprobs = answer_logprobs(self.policy, ids, places, batch["tokens"], mask, self._hardware, self._temperature)
+        values = self.values(ids, places, mask) if self.value is not None else None
+        weight = self.algorithm.weight(batch)
+        text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
+        return logprobs, values, text
+
+    def loss(self, outputs: tuple[Tensor, Tensor | None, Tensor | None], batch: Any) -> dict[str, Tensor]:
+        logprobs, values, text = outputs
+        losses = self.algorithm.loss(logprobs, values, batch)
+        if text is None:
+            return losses
+        return {**losses, "text": text, "total": losses["total"] + self._text_coef * text}
+
+
+def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
+    """The networks that sample and look at answers, and what brings them to what was learnt.
+
+    These are the model's own, but where weights are sharded a whole copy on each rank: ranks sample answers of their
+    own, each of another number of steps, and sharded layers would have to be gathered for all of them in step.
+    """
+    if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
+        return model, lambda: None
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.scale = model.scale
+
+    def refresh() -> None:
+        for name, network in model.networks().items():
+            copied.networks()[name].load_state_dict(whole_weights(network))
+
+    return copied, refresh

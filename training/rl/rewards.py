@@ -1,0 +1,167 @@
+"""What sampled answers are worth: a reward model's score, what a rule says, and functions that the config names.
+
+Shapes: B answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from training.chat.base import Chat
+from training.config import RlhfConfig
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.generation.completions import Completions, scores_of
+from training.rl.ensemble import Ensemble
+from training.rl.grading import Graders
+from training.rl.reward_functions import Answered, reward_function
+from training.rl.verify import Rule, right_answers
+from training.train_modules.scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its ids, the response beside it, the rule that tells a right answer, if any, and what was said
+    before it, as messages."""
+
+    text: str
+    ids: list[int]
+    response: str
+    rule: Rule | None
+    history: Sequence[Mapping[str, str]] = ()
+
+
+class RewardScale(nn.Module):
+    """Mean and spread of the SFT model's scores on training prompts, of each reward model, and the KL coefficient, kept
+    in checkpoints."""
+
+    mean: Tensor
+    spread: Tensor
+    known: Tensor
+    kl_coef: Tensor
+
+    def __init__(self, kl_coef: float, members: int = 1) -> None:
+        super().__init__()
+        shape = (members,) if members > 1 else ()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("spread", torch.ones(shape))
+        self.register_buffer("known", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
+
+    def learn(self, scores: Tensor) -> None:
+        """scores: (B,) of one model, (B, M) of several."""
+        self.mean.copy_(scores.mean(0))
+        self.spread.copy_(scores.std(0).clamp(min=1e-6))
+        self.known.fill_(True)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Scores (B,) or (B, M), normalised."""
+        return (scores - self.mean) / self.spread
+
+    def of_first(self, scores: Tensor) -> Tensor:
+        """Scores of any shape of the first model, normalised."""
+        return (scores - self.mean.flatten()[0]) / self.spread.flatten()[0]
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """scores (B,): what the algorithm learns from. metrics: mean rewards, for the curves. judge_error: the standard
+    error of the judge's mean; 0 without one."""
+
+    scores: Tensor
+    metrics: Mapping[str, float]
+    judge_error: float = 0.0
+
+
+class Rewards:
+    """The reward of answers: a rule's word where there is a rule, else the reward model's score, and on both what the
+    config's functions add; less a penalty for an answer without an end, or a fixed reward in its
+    place.
+
+    ensemble: the reward models; empty where rules and functions are all there is. judge: scores the answers beside it,
+    and nothing is learnt from what it says. graders: call the functions and run unit tests.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        scale: RewardScale,
+        chat: Chat,
+        config: RlhfConfig,
+        hardware: Hardware,
+        judge: Scorer | None = None,
+        graders: Graders | None = None,
+    ) -> None:
+        self.ensemble = ensemble
+        self.judge = judge
+        self.scale = scale
+        self._chat = chat
+        self._config = config
+        self._hardware = hardware
+        self._graders = graders or Graders()
+        for path in () if config.reward_processes else config.reward_functions:
+            reward_function(path)  # a missing one is to be told before anything is sampled
+
+    def of(self, answers: Completions, prompts: Sequence[Prompt]) -> Rewarded:
+        """prompts: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as
+        `training.rl.grading.Graders.functions` does."""
+        config, scale = self._config, self.scale
+        texts = [self._chat.decode(ids) for ids in answers.ids]
+        right = self.right(texts, prompts).float()
+        ruled = ~right.isnan()
+        metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
+        scores, error = torch.zeros(len(texts)), 0.0
+        if self.ensemble:
+            raw = self.ensemble.raw(answers, self._chat, self._hardware)
+            learnt = raw[~ruled]
+            if config.normalise_reward and not scale.known and len(learnt) > 1:
+                scale.learn(learnt.to(scale.mean.device))
+            each = scale(raw.to(scale.mean.device)).cpu()
+            scores = self.ensemble.combined(each)
+            if len(learnt):
+                # Raw scores of several models have no common scale.
+                told = learnt if len(self.ensemble) == 1 else scores[~ruled]
+                metrics |= {"rlhf/reward": float(told.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+                if len(self.ensemble) > 1:
+                    metrics["rlhf/reward_models_apart"] = self.ensemble.apart(each[~ruled])
+        if self.judge is not None and not ruled.all():
+            judged = scores_of(self.judge, answers, self._chat, self._hardware)
+            metrics["rlhf/judge"] = float(judged[~ruled].mean())
+            error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
+        scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
+        for path, values in self.by_functions(texts, prompts).items():
+            abstained = values.isnan()
+            if not abstained.all():
+                metrics[f"rlhf/function/{path}"] = float(values.nanmean())
+            if abstained.any():
+                metrics[f"rlhf/abstained/{path}"] = float(abstained.float().mean())
+            scores = scores + config.reward_functions[path] * values.nan_to_num(0.0)
+        if config.unfinished_reward is not None:
+            scores = torch.where(answers.finished, scores, config.unfinished_reward)
+        else:
+            scores = scores - config.unfinished_penalty * (~answers.finished).float()
+        return Rewarded(scores, metrics, error)
+
+    def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """What each function gives the answers (B,), before its weight, nan where it abstains. Each rank asks for its
+        part, and every rank must call."""
+        mine = ranks.own_part(len(texts))
+        answered = [
+            Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)
+        ]
+        return {
+            path: ranks.join_parts(torch.tensor(self._graders.functions(path, answered)))
+            for path in self._config.reward_functions
+        }
+
+    def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
+        """1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule can tell. In
+        double precision; each rank looks at its part, and every rank must call."""
+        mine = ranks.own_part(len(texts))
+        rules = [one.rule for one in prompts[mine]]
+        return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))

@@ -1,0 +1,102 @@
+"""Answers that a rule can check: which prompts have one, and whether an answer is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.readers.config import RULE
+from corpus.references import number_in, unusable_reference
+from infra.errors import stage_error
+from infra.json import BadJson, parse_json
+from infra.run import Run
+from training.rl.grading import Graders
+from training.sandbox.runner import described
+
+TESTS = "tests"
+_RULES = "exact, number, json, tests, words:LOW-HIGH or format:REGEX"
+_FIX = "leave verify out, or name the rule and what it holds answers against"
+
+
+class Rule(NamedTuple):
+    """What tells whether an answer to a prompt is right.
+
+    name: `exact` (it equals the response, but for white space around it), `number` (it ends with the response's number,
+    see `corpus.references.number_in`), `json` (it is JSON, with all keys of the response where that is an object),
+    `words:4-6` (it has so many words), `format:REGEX` (the whole of it matches, but for white space around it) or
+    `tests` (it is code that passes the assertions in the response, see `training.sandbox.unit_tests`).
+    response: that of the pairs file, or the reference beside it.
+    """
+
+    name: str
+    response: str
+
+    def allows(self, answer: str) -> bool:
+        """Whether the answer is right by any rule but `tests`, for which `right_answers` runs it."""
+        kind, _, setting = self.name.partition(":")
+        match kind:
+            case "exact":
+                return answer.strip() == self.response
+            case "number":
+                found = number_in(answer)
+                return found is not None and found == number_in(self.response)
+            case "json":
+                return _is_json_like(answer, self.response)
+            case "format":
+                return re.fullmatch(setting, answer.strip()) is not None
+            case _:
+                low, high = map(int, setting.split("-"))
+                return low <= len(answer.split()) <= high
+
+
+def _is_json_like(answer: str, reference: str) -> bool:
+    try:
+        found = parse_json(answer)
+    except BadJson:
+        return False
+    wanted = parse_json(reference)
+    return not isinstance(wanted, dict) or (isinstance(found, dict) and wanted.keys() <= found.keys())
+
+
+def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:
+    """The rule of each prompt of a pairs file; None where none can tell.
+
+    where: the file, for messages. Raises StageError `unknown_rule` for a rule that is none, or one without a response.
+    """
+    found: list[Rule | None] = []
+    for number, row in enumerate(rows, 1):
+        rule, response = row.get("verify"), (row.get("reference") or row.get("response", "")).strip()
+        if rule is not None and not re.fullmatch(RULE, str(rule)):
+            raise stage_error("unknown_rule", f"{where}:{number}", f"expected verify: {_RULES}, found {rule!r}", _FIX)
+        if rule is not None and (why := unusable_reference(rule, response)):
+            raise stage_error(
+                "unknown_rule", f"{where}:{number}", f"verify: {rule} has no use for this reference: {why}", _FIX
+            )
+        found.append(Rule(rule, response) if rule else None)
+    return found
+
+
+def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
+    """1 for each answer that is right and 0 for one that is wrong; nan where no rule can tell.
+
+    graders: run what has unit tests. Raises StageError where these have no sandbox.
+    """
+    asked = list(zip(answers, rules, strict=True))
+    tested = [(at, answer, rule) for at, (answer, rule) in enumerate(asked) if rule is not None and rule.name == TESTS]
+    found = np.array(
+        [np.nan if rule is None or rule.name == TESTS else float(rule.allows(answer)) for answer, rule in asked]
+    )
+    if tested:
+        places, given, those = zip(*tested, strict=True)
+        found[list(places)] = graders.tests(given, [rule.response for rule in those])
+    return found
+
+
+def announce_sandbox(rules: Iterable[Rule | None], graders: Graders, run: Run) -> None:
+    """Logs the sandbox that unit tests run in, where any rule is one. Raises StageError where there is none."""
+    if any(rule is not None and rule.name == TESTS for rule in rules):
+        run.event("sandbox", described(graders.sandbox), sandbox=graders.sandbox)

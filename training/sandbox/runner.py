@@ -1,0 +1,272 @@
+"""Sandboxes for Python code that models write: bubblewrap, or namespaces of Linux that this project enters itself.
+
+Each program gets a sandbox of its own. In it there are no other processes, no network, no files but Python's, its
+packages' and the system's libraries (to read), and two empty folders of a bounded size that end with it. All that it
+starts ends with it. `training.sandbox.process` runs inside and sets the limits.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import platform
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from infra.errors import stage_error
+from infra.process import signal_group
+
+Kind = Literal["bubblewrap", "namespaces", "none"]
+Wanted = Literal["auto", "bubblewrap", "namespaces", "none"]
+KEY = "launch.sandbox"
+
+MEMORY_BYTES = 2**30
+"""Address space of a process, enough for numpy, and memory of all processes of a sandbox together."""
+FILE_BYTES = 2**26
+"""Size of a file, and of all files together in each of the folders that may be written to."""
+FILES = 4096
+"""Files in each of these folders."""
+PROCESSES = 64
+"""Processes and threads of a sandbox."""
+_DESCRIPTORS = 128
+_FOLDERS = ("/tmp", "/dev/shm")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/nix/store")
+_INSIDE = Path(__file__).with_name("sandbox_process.py")
+_TRIAL, _TRIAL_S = Path(__file__).with_name("sandbox_trial.py"), 30.0
+_LONGEST = 4096
+_END_S = 10.0
+"""Seconds that killed processes have to end."""
+
+# On all processors: io_uring_setup, open_tree, move_mount, fsopen, fsconfig, fsmount, pidfd_getfd, process_madvise,
+# mount_setattr, memfd_secret.
+_CLONE3, _REFUSED = 435, (425, 428, 429, 430, 431, 432, 438, 440, 442, 447)
+_CALLS: Mapping[str, Mapping[str, Any]] = {
+    # ptrace, process_vm_readv and _writev, kcmp, unshare, setns, mount, umount2, pivot_root, chroot, bpf,
+    # perf_event_open, userfaultfd, add_key, request_key, keyctl, open_by_handle_at; and memory that no limit counts:
+    # memfd_create, shmget, msgget.
+    "x86_64": {
+        "architecture": 0xC000003E,
+        "clone": 56,
+        "socket": 41,
+        "refused": [101, 310, 311, 312, 272, 308, 165, 166, 155, 161, 321, 298, 323, 248, 249, 250, 304, 319, 29, 68],
+    },
+    "aarch64": {
+        "architecture": 0xC00000B7,
+        "clone": 220,
+        "socket": 198,
+        "refused": [117, 270, 271, 272, 97, 268, 40, 39, 41, 51, 280, 241, 282, 217, 218, 219, 265, 279, 194, 186],
+    },
+}
+"""Numbers of the system calls that are refused in a sandbox, by processor."""
+
+
+class Outcome(NamedTuple):
+    """What a program wrote into its pipe, at most 4 KiB of it, and what its sandbox complained of. ended: by itself, in
+    time."""
+
+    written: bytes
+    complaint: str
+    ended: bool
+
+
+def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> Outcome:
+    """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All that it started has
+    ended too, but for `none`, where what left its group of processes goes on.
+
+    question: values that `marshal` can write.
+    """
+    readable, links = _view(program)
+    limits = {
+        "parent": os.getpid(),
+        "packages": _packages(),
+        "memory": MEMORY_BYTES,
+        "file_bytes": FILE_BYTES,
+        "cpu_s": int(timeout_s) + 2,
+        "files": FILES,
+        "processes": PROCESSES,
+        "descriptors": _DESCRIPTORS,
+        "user": secrets.randbelow(1 << 24),
+        "readable": readable,
+        "links": links,
+        "devices": _DEVICES,
+        "folders": [(path, FILE_BYTES) for path in _FOLDERS],
+        "calls": _calls(),
+    }
+    with ExitStack() as ending:
+        asked, complaint = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        asked.write(marshal.dumps({**limits, **question}))
+        asked.seek(0)
+        folder = None
+        if kind == "none":
+            folder = tempfile.TemporaryDirectory(prefix="stemma-tests-", ignore_cleanup_errors=True)
+            ending.enter_context(folder)
+        home = folder.name if folder else _FOLDERS[0]
+        read_end, write_end = os.pipe()
+        ending.callback(os.close, read_end)
+        try:
+            process = subprocess.Popen(
+                [*_wrapped(kind, readable, links), _python(), "-I", "-S", "-B", str(_INSIDE), kind, str(program)],
+                stdin=asked,
+                stdout=write_end,
+                stderr=complaint,
+                cwd=home,
+                env={"PATH": os.defpath, "HOME": home, "TMPDIR": home, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+        try:
+            ended = _wait(process.pid, timeout_s)
+        finally:
+            # What it started too, and before its folder is removed.
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+        complaint.seek(0)
+        said = complaint.read(2000).decode(errors="replace").strip()
+        return Outcome(_written(read_end), said, ended)
+
+
+def find(wanted: Wanted) -> Kind:
+    """The sandbox that `launch.sandbox` names, with auto the first of bubblewrap and namespaces that holds what it
+    promises on this machine: each is tried. Raises StageError `no_sandbox` where none does."""
+    if wanted == "none":
+        return "none"
+    kinds: tuple[Kind, ...] = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
+    refused = []
+    for kind in kinds:
+        if not (why := weakness(kind)):
+            return kind
+        refused.append(f"{kind}: {why}")
+    message = f"expected a sandbox for the code in answers, and this machine has none ({'; '.join(refused)})"
+    fix = "install bubblewrap and let users make namespaces, or set it to none to run this code with your own rights"
+    raise stage_error("no_sandbox", KEY, message, fix)
+
+
+def described(kind: Kind) -> str:
+    """One sentence for the log."""
+    if kind == "none":
+        return (
+            "code in answers runs without a sandbox, with the rights of this process: it can read, write and connect "
+            f"to what you can ({KEY} is none)"
+        )
+    return (
+        f"code in answers runs in a sandbox ({kind}): no network, no other processes, no files of this machine but "
+        f"Python's and the system's libraries; at most {PROCESSES} processes, {MEMORY_BYTES >> 20:,} MiB of memory and "
+        f"{FILE_BYTES >> 20} MiB of files in each of {' and '.join(_FOLDERS)}"
+    )
+
+
+@functools.cache
+def weakness(kind: Kind) -> str:
+    """What a sandbox of this kind lacks here; empty where it holds."""
+    if _calls() is None:
+        return f"there is no list of system calls for {platform.machine()}"
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        return "there is no bwrap on the PATH"
+    home = Path.home() if os.access(Path.home(), os.W_OK) else None
+    with tempfile.NamedTemporaryFile(dir=home) as secret, socket.create_server(("127.0.0.1", 0)) as server:
+        question = {"secret": secret.name, "port": server.getsockname()[1]}
+        outcome = run(kind, _TRIAL, question, _TRIAL_S)
+    if outcome.written == b"held":
+        return ""
+    return outcome.written.decode(errors="replace") or outcome.complaint or "the trial did not end"
+
+
+def _wait(pid: int, timeout_s: float) -> bool:
+    """Whether the process ends in time; subprocess would look 20 times a second."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def _written(pipe: int) -> bytes:
+    """What is in the pipe, once no process holds its other end; without one that does, the end comes at once."""
+    found, deadline = b"", time.monotonic() + _END_S
+    os.set_blocking(pipe, False)
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN | select.POLLHUP)
+    while waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        data = os.read(pipe, _LONGEST)
+        if not data:
+            break
+        found = (found + data)[:_LONGEST]
+    return found
+
+
+def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str]]) -> list[str]:
+    """The program that makes the sandbox, where it is another's."""
+    if kind != "bubblewrap":
+        return []
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
+    command += ["--die-with-parent", "--as-pid-1"]
+    command += ["--size", "65536", "--tmpfs", "/dev"]
+    for name in _DEVICES:
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for path in _FOLDERS:
+        command += ["--perms", "1777", "--size", str(FILE_BYTES), "--tmpfs", path]
+    # Behind the folders: an environment may be in one of them.
+    for path in readable:
+        for above in [*Path(path).parents][-2::-1]:  # bubblewrap lets no other user into those that it makes
+            command += ["--perms", "0755", "--dir", str(above)]
+        command += ["--ro-bind", path, path]
+    for path, target in links:
+        command += ["--symlink", target, path]
+    return [*command, "--proc", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _FOLDERS[0], "--"]
+
+
+def _python() -> str:
+    """The interpreter itself: that of a virtual environment would look for the environment's settings."""
+    return os.path.realpath(sys.executable)
+
+
+@functools.cache
+def _view(program: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """What can be read in a sandbox: paths, and links with their targets."""
+    python = Path(_python())
+    libraries = Path(os.__file__).parent
+    wanted = [python, libraries, *libraries.parent.glob("libpython*"), _INSIDE, program, *map(Path, _packages())]
+    links = []
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            links.append((str(path), os.readlink(path)))
+        elif path.exists():
+            wanted.append(path)
+    found: list[str] = []
+    for path in sorted({Path(os.path.abspath(path)) for path in wanted}):
+        if not any(path.is_relative_to(above) for above in found):
+            found.append(str(path))
+    return found, links
+
+
+def _packages() -> list[str]:
+    """Folders of installed packages, which the code may import from."""
+    return [path for path in sys.path if path.endswith("-packages")]
+
+
+def _calls() -> dict[str, Any] | None:
+    own = _CALLS.get(platform.machine())
+    return {**own, "clone3": _CLONE3, "refused": [*own["refused"], *_REFUSED]} if own else None

@@ -1,0 +1,250 @@
+"""Answers of a server's models: a thread writes them, the event loop reads them, and more than a bound are refused.
+
+The thread goes from model to model, a step of each batch (`training/generation/batched_answers.py`) at a time, and is
+none of the web server's, so that light requests are answered at once. An answer whose client has left, or whose server
+ends, stops before its next token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from infra.errors import StemmaError
+from training.generation.batched_answers import AT_ONCE, AnswerRequest, BatchedAnswers, Piece, Spoken, Writing
+from training.generation.session import loaded
+
+WAITING = 64
+LAST_TOKEN_S = 2.0
+"""Time that the thread has for the tokens that it computes when the process ends."""
+INTERRUPTED = 130
+
+
+class Unavailable(Exception):
+    """Raised where an answer is not begun, or does not come to its end. code: for the response."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AnswerQueue:
+    """Used in one event loop.
+
+    Args:
+        at_once: Answers of a model that are written together.
+        waiting: Further answers that wait for their turn.
+    """
+
+    def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING) -> None:
+        self._at_once, self._most = at_once, at_once + waiting
+        self._unfinished: set[Answer] = set()
+        self._kept_places = 0
+        self._is_ending = False
+        # What the thread shares with the event loop, under the condition's lock.
+        self._changed = threading.Condition()
+        self._begun: list[Answer] = []
+        self._stopped: list[Answer] = []
+        self._thread: threading.Thread | None = None
+        atexit.register(self._end_process)
+
+    def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> Answers:
+        """Have the answers to one request written. Raises Unavailable where too many are under way."""
+        self._check()
+        answers = Answers(model_dir, requests, self)
+        self._unfinished.update(answers.all)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="stemma-answers", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._begun += answers.all
+            self._changed.notify()
+        return answers
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Keep a place for a request while it is read. Raises Unavailable where there is none."""
+        self._check()
+        self._kept_places += 1
+        try:
+            yield
+        finally:
+            self._kept_places -= 1
+
+    def _check(self) -> None:
+        if self._is_ending:
+            raise _ending()
+        count = len(self._unfinished) + self._kept_places
+        if count >= self._most:
+            raise Unavailable(f"{count} answers are being written or wait: try again later", "overloaded")
+
+    def end(self) -> None:
+        """Begin no more answers, and end those that are under way."""
+        for answer in list(self._unfinished):
+            answer.stop(_ending())
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+
+    def forget(self, answer: Answer) -> None:
+        """Take an answer out that has been written or is not wanted any more."""
+        if answer in self._unfinished:
+            self._unfinished.remove(answer)
+            with self._changed:
+                self._stopped.append(answer)
+                self._changed.notify()
+
+    def _write(self) -> None:
+        """The thread: a step of each model's batch after the other, for as long as there are answers to write."""
+        batches: dict[Path, _Batch] = {}
+        while True:
+            with self._changed:
+                is_idle = not any(batch.writings for batch in batches.values())
+                while is_idle and not (self._begun or self._stopped or self._is_ending):
+                    self._changed.wait()
+                begun, stopped = self._begun, self._stopped
+                self._begun, self._stopped = [], []
+                if self._is_ending:
+                    return
+            try:
+                self._advance(batches, begun, stopped)
+            except BaseException as error:  # this thread is the only one: what waits for it would wait without end
+                logging.getLogger("uvicorn.error").exception("answers could not be written")
+                for answer in {*begun, *(answer for batch in batches.values() for answer in batch.writings)}:
+                    answer.hand_over([error])
+                batches.clear()
+
+    def _advance(self, batches: dict[Path, _Batch], begun: Sequence[Answer], stopped: Sequence[Answer]) -> None:
+        """Take in and let go of answers, and write a token of each."""
+        for answer in begun:
+            if answer.model_dir not in batches:
+                batches[answer.model_dir] = _Batch(answer.model_dir, self._at_once)
+            batches[answer.model_dir].begin(answer)
+        for answer in stopped:
+            if answer.model_dir in batches:
+                batches[answer.model_dir].stop(answer)
+        for batch in batches.values():
+            if batch.writings:
+                batch.step()
+
+    def _end_process(self) -> None:
+        """End the process although the thread still computes: torch aborts where Python ends beneath it.
+
+        Answers end before their next tokens. That takes long after a long prompt, and where a model writes all at once.
+        """
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+        deadline = time.monotonic() + LAST_TOKEN_S
+        with suppress(KeyboardInterrupt):  # a second signal: at once
+            while time.monotonic() < deadline and self._is_computing():
+                time.sleep(0.01)
+        if self._is_computing():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+
+    def _is_computing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+
+class _Batch:
+    """The answers of one model that the thread writes. writings: those under way."""
+
+    def __init__(self, model_dir: Path, at_once: int) -> None:
+        model, self._tokenizer, hardware = loaded(model_dir)
+        self._answers = BatchedAnswers(model, hardware, at_once)
+        self.writings: dict[Answer, Writing] = {}
+
+    def begin(self, answer: Answer) -> None:
+        self.writings[answer] = writing = Writing(answer.request, self._tokenizer)
+        self._answers.add(writing)
+
+    def stop(self, answer: Answer) -> None:
+        if (writing := self.writings.pop(answer, None)) is not None:
+            self._answers.remove(writing)
+
+    def step(self) -> None:
+        """Write a token of each answer, and hand over what is certain of their texts."""
+        try:
+            self._answers.step()
+        except BaseException as error:
+            if not isinstance(error, StemmaError):
+                logging.getLogger("uvicorn.error").exception("answers could not be written")
+            for answer in list(self.writings):
+                answer.hand_over([error])
+                self.stop(answer)
+            return
+        for answer, writing in list(self.writings.items()):
+            pieces: list[Piece | Spoken | BaseException] = [*writing.pieces]
+            writing.pieces.clear()
+            if (end := writing.spoken or writing.error) is not None:
+                pieces.append(end)
+                del self.writings[answer]
+            if pieces:
+                answer.hand_over(pieces)
+
+
+class Answers:
+    """The answers to one request, read in the event loop. spoken: how those ended that have, by their numbers."""
+
+    def __init__(self, model_dir: Path, requests: Sequence[AnswerRequest], queue: AnswerQueue) -> None:
+        self.arrived: asyncio.Queue[tuple[int, Piece | Spoken] | BaseException] = asyncio.Queue()
+        self.all = [Answer(model_dir, request, number, self, queue) for number, request in enumerate(requests)]
+        self.spoken: dict[int, Spoken] = {}
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Spoken]]:
+        """Yield the pieces of each answer by its number, and how it ended. Raises Unavailable, or what a model
+        raised."""
+        while len(self.spoken) < len(self.all):
+            found = await self.arrived.get()
+            if isinstance(found, BaseException):
+                raise found
+            number, piece = found
+            if isinstance(piece, Spoken):
+                self.spoken[number] = piece
+            yield found
+
+    def stop(self) -> None:
+        """End them before their next tokens."""
+        for answer in self.all:
+            answer.stop()
+
+
+class Answer:
+    """One answer, handed over by the thread to the event loop that asked for it."""
+
+    def __init__(
+        self, model_dir: Path, request: AnswerRequest, number: int, answers: Answers, queue: AnswerQueue
+    ) -> None:
+        self.model_dir, self.request = model_dir, request
+        self._number, self._arrived, self._queue = number, answers.arrived, queue
+        self._loop = asyncio.get_running_loop()
+
+    def stop(self, reason: BaseException | None = None) -> None:
+        """End it before its next token. reason: raised by `pieces`, which otherwise nothing reads any more."""
+        if reason is not None:
+            self._arrived.put_nowait(reason)
+        self._queue.forget(self)
+
+    def hand_over(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            self._loop.call_soon_threadsafe(self._receive, pieces)
+
+    def _receive(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+        for piece in pieces:
+            self._arrived.put_nowait(piece if isinstance(piece, BaseException) else (self._number, piece))
+            if not isinstance(piece, Piece):
+                self._queue.forget(self)
+
+
+def _ending() -> Unavailable:
+    return Unavailable("the server ends", "server_ending")

@@ -1,0 +1,187 @@
+"""The optimizer of a training with its groups: what decays, what has a learning rate of its own, what Muon steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from training.config import OptimizerConfig
+from training.distributed.expert_parallel import SharedExperts
+from training.distributed.gradients import local
+from training.model.blocks import blocks
+from training.trainer.muon import Muon
+
+LION_MOMENTUM = "lion_momentum"
+"""Its state's key: another than AdamW's, whose momentum is of another kind."""
+
+
+def optimizer_of(
+    model: nn.Module,
+    config: OptimizerConfig,
+    compute: torch.dtype = torch.float32,
+    experts: SharedExperts | None = None,
+) -> torch.optim.Optimizer:
+    """Fused AdamW or what `config.kind` names, or Muon for the matrices of a model's blocks beside AdamW;
+    `config.decayed` says what decays.
+
+    Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) rates
+    of matrices and output layer fall with the width, and what decays a step stays the same; Muon's steps have the same
+    size at any width by themselves.
+    compute: the type in which Muon's products may run. experts: where ranks share those of the model.
+    """
+    inputs, outputs = _outer(model)
+    wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
+    stepped = _by_muon(model) if config.muon else {}
+    kinds: dict[str, list[nn.Parameter]] = {
+        "muon": [], "muon transposed": [], "matrices": [], "norms": [], "biases": [], "embeddings": [], "head": []
+    }  # fmt: skip
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        number = id(weight)
+        if number in inputs or (number in outputs and config.head_scale is None and wider == 1):
+            kinds["embeddings"].append(weight)
+        elif number in outputs:
+            kinds["head"].append(weight)
+        elif number in stepped:
+            kinds["muon transposed" if stepped[number] else "muon"].append(weight)
+        else:
+            kinds["matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"].append(weight)
+    head = config.embedding_scale if config.head_scale is None else config.head_scale
+    scales = {"embeddings": config.embedding_scale, "head": head / wider, "matrices": 1 / wider}
+    kept = {"head": wider, "matrices": wider}
+    decayed = {*config.decayed, *(["head"] if "embeddings" in config.decayed else [])}
+    decayed |= {"muon", "muon transposed"} if "matrices" in decayed else set()
+    groups: list[dict[str, Any]] = [
+        {
+            "params": weights,
+            "weight_decay": config.weight_decay * kept.get(kind, 1.0) if kind in decayed else 0.0,
+            "scale": scales.get(kind, 1.0),
+        }
+        for kind, weights in kinds.items()
+    ]
+    stepped_groups = _by_holders(groups, experts)
+    if config.kind == "lion":
+        return Lion(stepped_groups, config.learning_rate, config.betas)
+    if config.kind == "adafactor":
+        return Adafactor(stepped_groups, lr=config.learning_rate)
+    adamw: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps, "fused": True}
+    if config.muon is None:
+        return torch.optim.AdamW(stepped_groups, **adamw)
+    for group, transposed in zip(groups, (False, True), strict=False):
+        group |= {
+            "muon": True,
+            "transposed": transposed,
+            "scale": config.muon.learning_rate / config.learning_rate,
+            "lr": config.muon.learning_rate,
+            "momentum": config.muon.momentum,
+            "iterations": config.muon.iterations,
+        }
+    return Muon(_by_holders(groups, experts), adamw, compute)
+
+
+class Adafactor(torch.optim.Adafactor):
+    """torch's, whose relative step is the learning rate of the schedule in every batch.
+
+    torch takes min(rate, 1/√step), the default of Shazeer & Stern 2018 where no schedule is given: a rate of 1e-2 would
+    fall from batch 10,000 on, whatever the schedule. transformers' Adafactor has no such bound with
+    `relative_step=False`, as T5 was trained.
+    """
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        rates = [float(group["lr"]) for group in self.param_groups]
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = _Unbounded(rate)
+        try:
+            return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+class _Unbounded(float):
+    """A number that `min` leaves as it is, whatever it is compared with."""
+
+    def __gt__(self, other: float) -> bool:
+        return False
+
+
+class Lion(torch.optim.Optimizer):
+    """Steps by the sign of a momentum (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2):
+    with the gradient g, the momentum m and betas (b1, b2) a weight w becomes
+    w - lr · (sign(b1 · m + (1 - b1) · g) + decay · w), then m becomes b2 · m + (1 - b2) · g.
+
+    Each number is stepped by itself, so that a rank steps the part of a weight that it holds, however it was cut. A
+    weight without a gradient stays as it is.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if LION_MOMENTUM not in state:
+                    state[LION_MOMENTUM] = torch.zeros_like(weight)
+                mine, gradient, momentum = local(weight), local(weight.grad), local(state[LION_MOMENTUM])
+                mine.mul_(1 - group["lr"] * group["weight_decay"])
+                mine.add_(momentum.lerp(gradient, 1 - group["betas"][0]).sign_(), alpha=-group["lr"])
+                momentum.lerp_(gradient, 1 - group["betas"][1])
+        return loss
+
+
+def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:
+    """Groups that have weights, those of experts apart from what other ranks hold too: a kernel that steps several
+    weights at once takes none together whose state is spread over different ranks (ZeRO stage 1)."""
+    own = set(map(id, experts.weights)) if experts else set()
+    found = []
+    for group in groups:
+        for apart in (False, True):
+            weights = [weight for weight in group["params"] if (id(weight) in own) == apart]
+            found += [{**group, "params": weights}] if weights else []
+    return found
+
+
+def _by_muon(model: nn.Module) -> dict[int, bool]:
+    """The matrices of a model's blocks, by their ids, and whether they have their inputs first."""
+    found = {}
+    for block in blocks(model):
+        for layer in block.modules():
+            for weight in layer.parameters(recurse=False):
+                if weight.ndim == 2 and min(weight.shape) > 1 and not isinstance(layer, nn.Embedding):
+                    found[id(weight)] = isinstance(layer, Conv1D)
+    return found
+
+
+def _width(model: nn.Module) -> int:
+    """Of the residual stream."""
+    return next(int(layer.config.hidden_size) for layer in model.modules() if isinstance(layer, PreTrainedModel))
+
+
+def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
+    """The ids of the weights of embeddings, and of output layers by whatever name their family gives them (lm_head,
+    embed_out)."""
+    inputs: set[int] = set()
+    outputs: set[int] = set()
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            inputs.update(map(id, layer.parameters()))
+        elif isinstance(layer, PreTrainedModel):
+            output = layer.get_output_embeddings()
+            if output is not None:
+                # Its weight, or the frozen one with the rows that learn (training/model/lora.py).
+                outputs.update(id(weight) for name, weight in output.named_parameters() if name != "bias")
+    return inputs, outputs

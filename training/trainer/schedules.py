@@ -1,0 +1,85 @@
+"""The learning rate as a function of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from training.config import ScheduleConfig, batches
+from training.config.batch_size import BatchSizeRampup
+from training.core.callbacks import Callback
+from training.core.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of each batch as a share of the peak.
+
+    total: batches of the training; warmup: those of the linear rise; decay: those of the fall at the end of wsd.
+    """
+
+    config: ScheduleConfig
+    total: int
+    warmup: int
+    decay: int
+
+    @classmethod
+    def of(
+        cls,
+        config: ScheduleConfig,
+        total: int,
+        batch_tokens: int,
+        epoch_batches: int,
+        rampup: BatchSizeRampup | None = None,
+    ) -> Schedule:
+        """The lengths of a config in batches, none longer than the training; wsd's fall is one of full batches."""
+        scale: dict[str, Any] = {"batch_tokens": batch_tokens, "epoch_batches": epoch_batches, "whole": total}
+        warmup, decay = batches(config.warmup, **scale, rampup=rampup), batches(config.decay_length, **scale)
+        return cls(config, total, min(total, warmup), min(total, decay))
+
+    def lr_multiplier(self, batch: int) -> float:
+        """What the peak is multiplied by at batch 0, 1, …
+
+        Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear fall towards `final_share`;
+        inverse_sqrt is sqrt(warmup / batch) (Vaswani et al. 2017, section 5.3), no lower than `final_share`; wsd stays
+        at 1 and falls over the last `decay` batches as 1 - sqrt (Hägele et al. 2024, section 3).
+
+        A fall begins at 1 with its first batch, and would be at `final_share` in the batch after the last, so that no
+        batch is computed at a rate of 0 (as in transformers, torchtitan and nanochat).
+        """
+        if batch < self.warmup:
+            return (batch + 1) / self.warmup
+        final = self.config.final_share
+        done = min(1.0, (batch - self.warmup) / max(1, self.total - self.warmup))
+        match self.config.decay:
+            case "constant":
+                return 1.0
+            case "inverse_sqrt":
+                return max(final, math.sqrt(self.warmup / (batch + 1)))
+            case "cosine":
+                return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+            case "linear":
+                return final + (1 - final) * (1 - done)
+            case "wsd":
+                fallen = min(1.0, max(0, batch - (self.total - self.decay)) / self.decay)
+                return final + (1 - final) * (1 - math.sqrt(fallen))
+
+
+class LearningRate(Callback):
+    """Sets each batch's learning rate, before the batch: Composer's schedulers step a batch late.
+
+    corrected: what a batch's rate is multiplied by besides.
+    """
+
+    def __init__(self, schedule: Schedule, peak: float, corrected: Callable[[int], float]) -> None:
+        self._schedule = schedule
+        self._peak = peak
+        self._corrected = corrected
+
+    def batch_start(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        multiplier = self._schedule.lr_multiplier(batch) * self._corrected(batch)
+        for group in state.optimizer.param_groups:
+            group["lr"] = multiplier * group["scale"] * self._peak

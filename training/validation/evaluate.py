@@ -1,0 +1,152 @@
+"""Measuring a language model on held-out text without touching the training's random state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.run import Run
+from training.core.callbacks import Callback
+from training.core.measuring import measuring
+from training.core.train_state import TrainState
+from training.model.documents import Packed
+from training.model.loss import IGNORE
+from training.objectives.base import Objective
+from training.train_modules.language_model import LanguageModel
+
+_BATCH = 16
+
+
+def token_losses(
+    model: LanguageModel, sequences: Packed, objective: Objective, run: Run | None = None
+) -> NDArray[np.float64]:
+    """Cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; by the causal objective at each
+    position that of the token that follows it, 0 at the last.
+
+    objective: that of the training.
+    """
+    device = next(model.parameters()).device
+    found = []
+    with measuring(model):
+        for number, part in enumerate(sequences.batches(_BATCH)):
+            batch = objective.batch(part)
+            losses = model.losses({name: value.to(device) for name, value in batch.items()})
+            found.append(losses.double().cpu().numpy())
+            if run is not None:
+                run.stop_if_cancelled()
+                run.progress(number * _BATCH + len(part), len(sequences), "sequences", "validating")
+    return np.concatenate(found)
+
+
+def labels_of(sequences: Packed, objective: Objective) -> NDArray[np.int64]:
+    """The labels of each sequence (sequences, T), -100 elsewhere: the labels of `token_losses`."""
+    return np.concatenate([objective.batch(part)["labels"].numpy() for part in sequences.batches(_BATCH)])
+
+
+@dataclass(frozen=True)
+class Side:
+    """What meta.json knows of the validation side of one source.
+
+    id: its number in the shards' column `sources`.
+    """
+
+    name: str
+    id: int
+    bytes_per_token: float
+
+
+def sides(meta: Mapping[str, Any]) -> list[Side]:
+    """The sources with validation text; empty for shards that know none."""
+    found = []
+    for name, source in meta.get("sources", {}).items():
+        held = source["validation"]
+        if held["tokens"]:
+            found.append(Side(name, source["id"], held["bytes"] / held["tokens"]))
+    return found
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+    """Loss of a text by its UTF-8 bytes, which compares across tokenizers."""
+    return nats_per_token / math.log(2) / bytes_per_token
+
+
+def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Sequence[Side]) -> dict[str, float]:
+    """Mean loss in nats a token of each source that has tokens in `sequences`, from their `token_losses`."""
+    predicted = sequences.token_sources()[:, 1:].ravel()
+    sums = np.bincount(predicted, losses[:, :-1].ravel())
+    counts = np.bincount(predicted)
+    return {
+        one.name: float(sums[one.id] / counts[one.id]) for one in sources if one.id < len(counts) and counts[one.id]
+    }
+
+
+class Validation(Callback):
+    """Measures loss and bits per byte on a fixed sample of the validation text every so many batches and after the last
+    one, by source too. The figures of the manifest are of more text, and so bear other names.
+
+    last: batches of the whole training.
+    bytes_per_token: of the whole validation side; 0 for objectives whose loss is no code length of the text.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sequences: Packed,
+        every: int,
+        last: int,
+        run: Run,
+        objective: Objective,
+        *,
+        bytes_per_token: float = 0.0,
+        sources: Sequence[Side] = (),
+    ) -> None:
+        self._model = model
+        self._sequences = sequences
+        self._objective = objective
+        self._labelled = int((labels_of(sequences, objective) != IGNORE).sum())
+        self._every = every
+        self._last = last
+        self._run = run
+        self._bytes_per_token = bytes_per_token
+        self._sources = sources
+
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        if batch % self._every and batch != self._last:
+            return
+        losses = token_losses(self._model, self._sequences, self._objective)
+        mean = float(losses.sum()) / self._labelled
+        values = {"validation/sample_loss": mean}
+        if self._bytes_per_token:
+            values["validation/sample_bits_per_byte"] = bits_per_byte(mean, self._bytes_per_token)
+        by_source = losses_by_source(losses, self._sequences, self._sources) if self._sources else {}
+        for one in self._sources:
+            if one.name in by_source:
+                values[f"validation/sample_loss/{one.name}"] = by_source[one.name]
+                values[f"validation/sample_bits_per_byte/{one.name}"] = bits_per_byte(
+                    by_source[one.name], one.bytes_per_token
+                )
+        self._run.metrics(values, batch)
+
+
+class Watch(Callback):
+    """Tells what `measure` finds on held-out examples every so many batches, and after the last one.
+
+    last: batches of the whole training.
+    """
+
+    def __init__(self, measure: Callable[[], Mapping[str, float]], every: int, last: int, run: Run) -> None:
+        self._measure = measure
+        self._every = every
+        self._last = last
+        self._run = run
+
+    def batch_end(self, state: TrainState) -> None:
+        batch = state.clock.batch
+        if batch % self._every == 0 or batch == self._last:
+            self._run.metrics(self._measure(), batch)

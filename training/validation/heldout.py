@@ -1,0 +1,169 @@
+"""The held-out loss of a finished training and its baselines: of a bounded part of the text, shared by the ranks, as a
+stream.
+
+Each rank scores its part of every step; what is kept is one sum a sequence, so that memory grows neither with the
+held-out text nor with the training's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.run import Run
+from training.core import ranks
+from training.core.measuring import measuring
+from training.data.packed_shards import PackedShards, packed_batches
+from training.model.documents import Packed
+from training.model.loss import IGNORE
+from training.model.ngram import Bigram, Unigram
+from training.objectives.base import Objective
+from training.objectives.causal import Causal
+from training.train_modules.language_model import LanguageModel
+from training.validation.evaluate import Side
+
+_SEQUENCES_AT_ONCE = 16
+_TOKENS_AT_ONCE = 16_384
+_COUNTED_AT_ONCE = 256
+
+
+class Baselines(Protocol):
+    """Models of counts, by name."""
+
+    def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
+        """The summed cross-entropy in nats of the labels of sequences, by each of them."""
+
+
+class NextTokenBaselines:
+    """Unigram and bigram of the sequences themselves.
+
+    read: gives the text that is counted, anew at each call.
+    pairs: of neighbouring tokens in it.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Packed]], vocab_size: int, pairs: int) -> None:
+        self._unigram = Unigram((packed.tokens for packed in read()), vocab_size)
+        self._bigram = Bigram((packed.tokens for packed in read()), vocab_size, pairs)
+
+    def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
+        return {
+            "unigram": float(self._unigram.losses(packed.tokens[:, 1:]).sum()),
+            "bigram": float(self._bigram.losses(packed.tokens).sum()),
+        }
+
+
+class LabelBaselines:
+    """The unigram of the labels, for objectives that ask for something else than the next token."""
+
+    def __init__(self, batches: Iterable[Packed], vocab_size: int, objective: Objective) -> None:
+        labels = (objective.batch(packed)["labels"].numpy() for packed in batches)
+        self._unigram = Unigram((one[one != IGNORE] for one in labels), vocab_size)
+
+    def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
+        return {"unigram": float(self._unigram.losses(labels[labels != IGNORE]).sum())}
+
+
+def count_baselines(
+    shards: PackedShards, numbers: Sequence[int] | NDArray[np.int64], vocab_size: int, objective: Objective
+) -> Baselines:
+    """Counts these sequences of the training split."""
+
+    def read() -> Iterable[Packed]:
+        return packed_batches(shards, numbers, _COUNTED_AT_ONCE)
+
+    if isinstance(objective, Causal):
+        return NextTokenBaselines(read, vocab_size, len(numbers) * (len(shards[0][0]) - 1))
+    return LabelBaselines(read(), vocab_size, objective)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What was found on held-out sequences, the same on every rank.
+
+    losses: summed nats of each sequence (N,), in their order; labels: of how many tokens (N,).
+    by_source: mean nats a token of each source that has any.
+    baselines: mean nats a token of each baseline.
+    """
+
+    losses: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    by_source: Mapping[str, float]
+    baselines: Mapping[str, float]
+
+
+def measure(
+    model: LanguageModel,
+    shards: PackedShards,
+    numbers: NDArray[np.int64],
+    objective: Objective,
+    baselines: Baselines,
+    run: Run,
+    sources: Sequence[Side] = (),
+) -> HeldOut:
+    """Scores the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
+
+    sources: of the shards, for the loss of each of them.
+    """
+    device = next(model.parameters()).device
+    size = max(1, min(_SEQUENCES_AT_ONCE, _TOKENS_AT_ONCE // len(shards[0][0])))
+    step, world = size * ranks.data_ranks(), ranks.data_ranks()
+    width = max((one.id for one in sources), default=-1) + 1
+    places: list[NDArray[np.int64]] = []
+    rows: list[NDArray[np.float64]] = []
+    by_source = np.zeros((2, width))
+    others: dict[str, float] = {}
+    with measuring(model):
+        for begin in range(0, len(numbers), step):
+            end = min(begin + step, len(numbers))
+            mine = np.arange(begin, end)[ranks.data_rank() :: world]
+            # Ranks that share a model compute together, as many sequences each: a pipeline's microbatches, and with
+            # them what experts exchange, are by their number. What is computed beside one's own is left out.
+            beside = -(-(end - begin) // world) - len(mine)
+            asked = np.append(numbers[mine], numbers[:1].repeat(beside))
+            [packed] = packed_batches(shards, asked, size, with_sources=bool(sources))
+            batch = objective.batch(packed)
+            found = model.losses({name: value.to(device) for name, value in batch.items()}).double().cpu().numpy()
+            run.stop_if_cancelled()
+            run.progress(end, len(numbers), "sequences", "validating")
+            if not len(mine):
+                continue
+            packed, found = packed.first(len(mine)), found[: len(mine)]
+            labels = batch["labels"].numpy()[: len(mine)]
+            places.append(mine)
+            rows.append(np.stack([found.sum(1), (labels != IGNORE).sum(1)]))
+            for name, loss in baselines.losses(packed, labels).items():
+                others[name] = others.get(name, 0.0) + loss
+            if sources:
+                source_ids = packed.token_sources()[:, 1:].ravel()
+                by_source[0] += np.bincount(source_ids, found[:, :-1].ravel(), minlength=width)[:width]
+                by_source[1] += np.bincount(source_ids, minlength=width)[:width]
+    return _together(places, rows, by_source, others, sources)
+
+
+def _together(
+    places: Sequence[NDArray[np.int64]],
+    rows: Sequence[NDArray[np.float64]],
+    by_source: NDArray[np.float64],
+    others: Mapping[str, float],
+    sources: Sequence[Side],
+) -> HeldOut:
+    """The parts of all ranks as one, in the order of the sequences."""
+    own = np.concatenate(places) if places else np.zeros(0, np.int64), np.hstack(rows) if rows else np.zeros((2, 0))
+    # Ranks that share layers or sequences have the same part.
+    parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.group_size()]
+    order = np.argsort(np.concatenate([place for place, _, _, _ in parts]))
+    losses, labels = np.hstack([row for _, row, _, _ in parts])[:, order]
+    sums, counts = np.sum([found for _, _, found, _ in parts], axis=0)
+    names = sorted({name for _, _, _, found in parts for name in found})
+    total = labels.sum()
+    return HeldOut(
+        losses,
+        labels.astype(np.int64),
+        {one.name: float(sums[one.id] / counts[one.id]) for one in sources if counts[one.id]},
+        {name: math.fsum(found.get(name, 0.0) for _, _, _, found in parts) / total for name in names},
+    )
