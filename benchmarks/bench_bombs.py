@@ -60,7 +60,7 @@ def read(reader: str, folder: Path) -> None:
         outcome = f"{type(error).__name__}: {str(error)[:100]}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     with contextlib.suppress(ImportError):
-        from infra import templates
+        from infra.io import templates
 
         templates.end()
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6

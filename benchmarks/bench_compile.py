@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch._dynamo.utils import counters
 
-from cli.output import print_table
+from cli.common.output import print_table
 from infra.launch.config import LaunchConfig
 from training.config import ModelConfig
 from training.core.hardware import prepare

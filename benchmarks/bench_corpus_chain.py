@@ -41,7 +41,7 @@ from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.stage import decontaminate
 from corpus.dedupe.config import DedupeConfig
 from corpus.dedupe.stage import dedupe
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.launch.config import LaunchConfig
 from infra.run import Run

@@ -87,7 +87,7 @@ def ours() -> Callable[[list[str]], list[str | None]]:
     from corpus.cleaning.config import CleanConfig
     from corpus.cleaning.rules import Broken
     from corpus.cleaning.steps import steps_of
-    from corpus.documents import Document
+    from corpus.documents.parts import Document
 
     config = CleanConfig(min_characters=None, max_characters=None, c4={"line_ends": ()}, fineweb={})
     steps = steps_of(config, None)

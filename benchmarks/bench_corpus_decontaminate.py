@@ -29,7 +29,7 @@ from benchmarks.planted import SHARED, real_texts
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.items import hashes_of, read_items
 from corpus.decontaminate.stage import decontaminate
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents.parts import DocumentWriter, make_document
 from evaluation.benchmark_text import benchmark_text
 from evaluation.config import BenchmarkTask, BenchmarkTextConfig
 from infra.launch.config import LaunchConfig

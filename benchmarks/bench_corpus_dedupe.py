@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks.planted import Truth, all_pairs, planted, real_texts, words_of
 from corpus.dedupe.config import DedupeConfig
 from corpus.dedupe.stage import dedupe
-from corpus.documents import DocumentWriter, document_parts, make_document
-from corpus.selection import read_table
+from corpus.documents.parts import DocumentWriter, document_parts, make_document
+from corpus.documents.selection import read_table
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 

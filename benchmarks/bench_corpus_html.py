@@ -21,7 +21,7 @@ import lxml.html
 import trafilatura
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from corpus.readers.web import main_text
+from corpus.readers.formats.web import main_text
 
 
 def words(text: str) -> Counter[str]:

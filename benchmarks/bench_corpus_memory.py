@@ -100,7 +100,7 @@ def resident(pid: int) -> dict[str, int]:
         children = psutil.Process(pid).children(recursive=True)
         for child in children:
             arguments = child.cmdline()
-            if "tasks.child" in arguments:
+            if "tasks.processes.child" in arguments:
                 stage = Path(arguments[-1]).parts[-4]
                 family = [child, *child.children(recursive=True)]
                 sizes[stage] = sum(member.memory_full_info().pss for member in family)

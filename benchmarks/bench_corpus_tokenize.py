@@ -31,7 +31,7 @@ import pyarrow as pa
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from corpus.config import ShardConfig, TokenizerConfig
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokenizer import tokenizer
 from corpus.tokens import tokenise

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from infra.hashing import HashBook
+from infra.io.hashing import HashBook
 
 
 def rate(what: str, work: Callable[[], object], size: int) -> float:

@@ -22,8 +22,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from flows.config import load  # noqa: E402
-from flows.journal import latest  # noqa: E402
+from flows.config.read import load  # noqa: E402
+from flows.runs.journal import latest  # noqa: E402
 from infra.project import default_root  # noqa: E402
 from infra.servers.state import prefect_api_url  # noqa: E402
 from infra.store.store import Store  # noqa: E402

@@ -28,7 +28,7 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.train_setting import SETTINGS, VOCABULARY, Setting, llama_values
-from cli.output import print_table
+from cli.common.output import print_table
 
 WARM = 2
 """Steps that are not looked at: DDP lays its buckets out after the first."""

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.train_setting import VOCABULARY, write_tokenizer
-from cli.output import print_table
+from cli.common.output import print_table
 
 LENGTH = 256
 BATCH = 8
@@ -129,8 +129,8 @@ def write(folder: Path, batches: int, file_bytes: int) -> tuple[int, int]:
 def put(folder: Path, imported: Path) -> None:
     """Uploads shards, and imports them as the step `remote_shards` does."""
     from corpus.config import RemoteShardsConfig
-    from corpus.remote import remote_shards
-    from infra import s3
+    from corpus.tokens.remote import remote_shards
+    from infra.io import s3
     from infra.run import Run
 
     s3.client().create_bucket(Bucket=BUCKET)

@@ -34,7 +34,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from benchmarks.train_setting import SETTINGS, Setting, llama_values, write, write_tokenizer
-from cli.output import print_table
+from cli.common.output import print_table
 from training.planner.hardware.network import Network
 
 PROJECT = Path(__file__).resolve().parent.parent

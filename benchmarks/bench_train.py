@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.train_setting import SETTINGS, write, write_tokenizer
-from infra.tail import tail
-from tasks.environment import KEEP_MEMORY
+from infra.process.tail import tail
+from tasks.processes.environment import KEEP_MEMORY
 from training.core.hardware import native_bf16
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -24,16 +24,16 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from infra.forked import ForkServer  # noqa: E402
 from infra.launch.config import LaunchConfig  # noqa: E402
-from tasks.environment import stage_environment  # noqa: E402
+from infra.process.forked import ForkServer  # noqa: E402
+from tasks.processes.environment import stage_environment  # noqa: E402
+from tasks.processes.warm_start import modules_of  # noqa: E402
 from tasks.stages import STAGES  # noqa: E402
-from tasks.warm_start import modules_of  # noqa: E402
 
 KINDS = ("ingest", "clean", "validate", "shard", "pretrain", "sft", "benchmarks", "safety", "report")
 PROGRAM = """
 import importlib, sys, time
-import tasks.child
+import tasks.processes.child
 
 def main(*modules):
     for name in modules:

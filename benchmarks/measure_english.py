@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from evaluation.statistics.intervals import wilson
 
 FEW = 5

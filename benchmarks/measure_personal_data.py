@@ -23,7 +23,7 @@ from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 
-from corpus.cleaning.personal_data import KINDS, find_personal_data
+from corpus.cleaning.people.personal_data import KINDS, find_personal_data
 
 ADDRESS_HEADERS = ("From", "To", "Cc", "Reply-To", "Sender", "Return-Path", "Delivered-To", "Errors-To")
 BRACKETED = re.compile(r"\[(\d+\.\d+\.\d+\.\d+)\]")

@@ -8,38 +8,41 @@ from difflib import get_close_matches
 import click
 
 COMMANDS = {
-    "init": ("cli.init", "Look at files of text and write a config for them."),
-    "plan": ("cli.plan", "What a training needs and costs: size, layout, memory, time, money."),
-    "run": ("cli.run", "Run a pipeline: build what is missing, reuse the rest."),
-    "check": ("cli.check", "Say what a run would build and reuse, and why; start nothing."),
-    "status": ("cli.status", "What runs now, and what is built of a pipeline."),
-    "why": ("cli.check:why", "Why a stage was built or reused the last time."),
-    "logs": ("cli.logs", "What a stage printed."),
-    "lineage": ("cli.lineage", "What an artifact descends from, and what descends from it."),
-    "ls": ("cli.ls", "List runs, models and artifacts with what came out."),
-    "open": ("cli.open", "Open the newest report, card or page in the browser."),
-    "sweep": ("cli.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),
-    "compare": ("cli.compare", "What differs between runs, configs or models, with figures and curves."),
-    "export": ("cli.export", "Write a model as a folder for the Hugging Face hub."),
-    "verify": ("cli.verify", "Hash an artifact, or its whole ancestry, again."),
-    "adopt": ("cli.adopt", "Import a corpus, shards or a model made elsewhere."),
-    "gc": ("cli.gc", "Remove artifacts that nothing needs."),
-    "up": ("cli.up", "Start the Prefect and MLflow servers and a worker in the background."),
-    "down": ("cli.up:down", "Stop what `up` started."),
-    "deploy": ("cli.deploy", "Put a pipeline and its stages on the Prefect page."),
-    "schedule": ("cli.deploy:schedule", "When a pipeline runs by itself next."),
-    "pause": ("cli.deploy:pause", "Keep a pipeline from running by itself."),
-    "resume": ("cli.deploy:resume", "Let a pipeline run by itself again."),
-    "chat": ("cli.chat", "Talk to a model."),
-    "show-chat": ("cli.show_chat", "Print conversations as a model's tokens, and what tuning would learn of them."),
-    "promote": ("cli.promote", "Make a registered model the one to use."),
-    "rollback": ("cli.promote:rollback", "Go back to the model that was promoted before."),
-    "eval": ("cli.eval", "Score models on benchmarks, side by side."),
-    "mirror": ("cli.mirror", "Put a benchmark's data where its task finds them without a network."),
-    "feedback": ("cli.feedback", "Have people choose between answers, and train on what they choose."),
-    "review": ("cli.review", "Have people look through a sample of a corpus and mark what is odd."),
-    "serve": ("cli.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
-    "completion": ("cli.completion", "Print the script that completes commands in a shell."),
+    "init": ("cli.pipelines.init", "Look at files of text and write a config for them."),
+    "plan": ("cli.pipelines.plan", "What a training needs and costs: size, layout, memory, time, money."),
+    "run": ("cli.pipelines.run", "Run a pipeline: build what is missing, reuse the rest."),
+    "check": ("cli.pipelines.check", "Say what a run would build and reuse, and why; start nothing."),
+    "status": ("cli.pipelines.status", "What runs now, and what is built of a pipeline."),
+    "why": ("cli.pipelines.check:why", "Why a stage was built or reused the last time."),
+    "logs": ("cli.pipelines.logs", "What a stage printed."),
+    "lineage": ("cli.store.lineage", "What an artifact descends from, and what descends from it."),
+    "ls": ("cli.store.ls", "List runs, models and artifacts with what came out."),
+    "open": ("cli.pipelines.open", "Open the newest report, card or page in the browser."),
+    "sweep": ("cli.pipelines.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),
+    "compare": ("cli.pipelines.compare", "What differs between runs, configs or models, with figures and curves."),
+    "export": ("cli.models.export", "Write a model as a folder for the Hugging Face hub."),
+    "verify": ("cli.store.verify", "Hash an artifact, or its whole ancestry, again."),
+    "adopt": ("cli.store.adopt", "Import a corpus, shards or a model made elsewhere."),
+    "gc": ("cli.store.gc", "Remove artifacts that nothing needs."),
+    "up": ("cli.pipelines.up", "Start the Prefect and MLflow servers and a worker in the background."),
+    "down": ("cli.pipelines.up:down", "Stop what `up` started."),
+    "deploy": ("cli.pipelines.deploy", "Put a pipeline and its stages on the Prefect page."),
+    "schedule": ("cli.pipelines.deploy:schedule", "When a pipeline runs by itself next."),
+    "pause": ("cli.pipelines.deploy:pause", "Keep a pipeline from running by itself."),
+    "resume": ("cli.pipelines.deploy:resume", "Let a pipeline run by itself again."),
+    "chat": ("cli.models.chat", "Talk to a model."),
+    "show-chat": (
+        "cli.models.show_chat",
+        "Print conversations as a model's tokens, and what tuning would learn of them.",
+    ),
+    "promote": ("cli.models.promote", "Make a registered model the one to use."),
+    "rollback": ("cli.models.promote:rollback", "Go back to the model that was promoted before."),
+    "eval": ("cli.models.eval", "Score models on benchmarks, side by side."),
+    "mirror": ("cli.models.mirror", "Put a benchmark's data where its task finds them without a network."),
+    "feedback": ("cli.models.feedback", "Have people choose between answers, and train on what they choose."),
+    "review": ("cli.models.review", "Have people look through a sample of a corpus and mark what is odd."),
+    "serve": ("cli.models.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
+    "completion": ("cli.common.completion", "Print the script that completes commands in a shell."),
 }
 
 
@@ -102,7 +105,7 @@ def run() -> int:
     try:
         stemma.main(prog_name="stemma", standalone_mode=False)
     except click.UsageError as error:
-        from cli.output import fail_usage
+        from cli.common.output import fail_usage
 
         return fail_usage(error)
     except click.exceptions.Exit as error:

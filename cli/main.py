@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from cli.answer import CANCELLED, answer, cancelled
-from infra import interrupts
+from cli.common.answer import CANCELLED, answer, cancelled
+from infra.process import interrupts
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
         if "--json" in sys.argv:
             answer(cancelled())
         code = CANCELLED
-    from infra.process import leave
+    from infra.process.lifetime import leave
 
     leave(code)
 

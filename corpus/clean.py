@@ -17,14 +17,14 @@ from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.partition import CHANGED, clean_partition, merge_samples
 from corpus.cleaning.rules import Rule
 from corpus.cleaning.steps import steps_of
-from corpus.documents import concatenate, document_parts, link_parts, read_documents
-from corpus.dropped import SCHEMA as DROPPED
-from corpus.dropped import tell_of_vanished, warning
-from corpus.passes import write_json
-from corpus.source_names import unknown_source
-from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.documents.dropped import SCHEMA as DROPPED
+from corpus.documents.dropped import tell_of_vanished, warning
+from corpus.documents.parts import concatenate, document_parts, link_parts, read_documents
+from corpus.documents.passes import write_json
+from corpus.documents.source_names import unknown_source
+from corpus.documents.sources import SourceCounts, read_sources, write_sources
 from infra.errors import StageError, stage_error
-from infra.partitions import map_partitions, partition_folder
+from infra.process.partitions import map_partitions, partition_folder
 from infra.run import Result, Run
 
 

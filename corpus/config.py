@@ -32,9 +32,9 @@ from corpus.readers.config import (
     SomeOf,
 )
 from infra.config import Config, Seed, StageConfig, outside_identity
+from infra.io.s3 import SCHEME
+from infra.io.sources import Source, SourceLocation, SourcePath, expand, expand_objects
 from infra.project import PROJECT
-from infra.s3 import SCHEME
-from infra.sources import Source, SourceLocation, SourcePath, expand, expand_objects
 
 if TYPE_CHECKING:
     from corpus.validation.suites import Suite

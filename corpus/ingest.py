@@ -17,17 +17,17 @@ from corpus.config import IngestConfig
 from corpus.demo.comments import comment_documents
 from corpus.demo.config import CommentDocuments, DocstringDocuments
 from corpus.demo.texts import ALL_DOCSTRINGS_MB, documents
-from corpus.documents import Document, DocumentWriter, link_parts, make_document
-from corpus.quarantine import Rejected, Tally
+from corpus.documents.parts import Document, DocumentWriter, link_parts, make_document
+from corpus.documents.quarantine import Rejected, Tally
+from corpus.documents.sources import SourceCounts, SourceFacts, write_sources
 from corpus.readers.encodings import whole_characters
 from corpus.readers.plan import Piece, partitions_of
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.selected import note_left_out
 from corpus.readers.texts import read_texts
-from corpus.sources import SourceCounts, SourceFacts, write_sources
-from infra.json import parse_own_json
-from infra.pace import report
-from infra.partitions import Summary, map_partitions, partition_folder
+from infra.io.json import parse_own_json
+from infra.process.pace import report
+from infra.process.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
 
 STEP = "read"
@@ -48,7 +48,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     Of each source, the records read and those quarantined add up to all that it has.
     Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.demo.docstrings.installed_files` and
-    `corpus.quarantine.Tally.check` raise.
+    `corpus.documents.quarantine.Tally.check` raise.
     """
     left_out = note_left_out(config.read, "ingest", run)
     readings = _readings(config)

@@ -17,7 +17,9 @@ from corpus.config import InstructionsConfig, InstructionSource
 from corpus.demo.comments import reply_pairs
 from corpus.demo.config import CommentReplies, DocstringInstructions
 from corpus.demo.texts import instruction_pairs, verifiable_pairs
-from corpus.dialogues import (
+from corpus.documents.parts import is_heldout
+from corpus.documents.quarantine import Rejected
+from corpus.pairs.dialogues import (
     CHAT_ROLES,
     ToolExchange,
     Turn,
@@ -28,9 +30,7 @@ from corpus.dialogues import (
     trimmed,
     turns_of,
 )
-from corpus.documents import is_heldout
-from corpus.pair_split import write_pairs
-from corpus.pairs import (
+from corpus.pairs.files import (
     CONVERSATIONS,
     PROMPTS,
     Pair,
@@ -41,14 +41,14 @@ from corpus.pairs import (
     records_of,
     turns_field,
 )
-from corpus.quarantine import Rejected
+from corpus.pairs.references import unusable_reference
+from corpus.pairs.split import write_pairs
+from corpus.pairs.templates import check_fields, exchange_of
 from corpus.readers.config import InstructionOptions
-from corpus.readers.json_lines import wrong_field
+from corpus.readers.formats.json_lines import wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, pick
-from corpus.references import unusable_reference
-from corpus.templates import check_fields, exchange_of
+from infra.io.sources import Place
 from infra.run import Result, Run
-from infra.sources import Place
 
 ASKED = (*PROMPTS, "inputs")
 RESPONSES = ("response", "completion", "answer", "targets")
@@ -58,14 +58,15 @@ RESPONSES = ("response", "completion", "answer", "targets")
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
     rule tells whether an answer is right, with "reference" where it holds answers against another field than the
-    response. A conversation of several turns has what was said before under "history" (`corpus.pairs.Pair`), and pairs
-    of a source with a weight have it under "weight". One in which the assistant calls functions, in OpenAI's form, has
-    calls and results behind the prompt under "steps", those of the answer under "tool_calls", and the record's `tools`.
+    response. A conversation of several turns has what was said before under "history" (`corpus.pairs.files.Pair`), and
+    pairs of a source with a weight have it under "weight". One in which the assistant calls functions, in OpenAI's
+    form, has calls and results behind the prompt under "steps", those of the answer under "tool_calls", and the
+    record's `tools`.
 
     A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
     conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
     nobody knows is put aside.
-    Raises StageError as `corpus.pair_split.write_pairs` and the readers do.
+    Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
     figures, headline = write_pairs(config, "instructions", partial(_pairs, config), inputs, out_dir, run)
     return Result(figures, headline)

@@ -15,7 +15,8 @@ from corpus.config import PreferencesConfig, PreferenceSource
 from corpus.demo.comments import reply_pairs
 from corpus.demo.config import CommentReplies, DocstringStyle
 from corpus.demo.texts import preference_pairs, style_pairs
-from corpus.dialogues import (
+from corpus.documents.quarantine import Rejected
+from corpus.pairs.dialogues import (
     ASSISTANT,
     NOT_THE_SAME,
     DialoguePair,
@@ -30,26 +31,33 @@ from corpus.dialogues import (
     trimmed,
     turns_of,
 )
-from corpus.pair_split import write_pairs
-from corpus.pairs import CONVERSATIONS, PROMPTS, Pair, has_any, prompt_field, prompt_of, records_of, turns_field
-from corpus.quarantine import Rejected
-from corpus.rankings import Judged, Tally, answers_field, by_annotators, is_number, pairs_of_ranking, ranked_answers
+from corpus.pairs.files import CONVERSATIONS, PROMPTS, Pair, has_any, prompt_field, prompt_of, records_of, turns_field
+from corpus.pairs.rankings import (
+    Judged,
+    Tally,
+    answers_field,
+    by_annotators,
+    is_number,
+    pairs_of_ranking,
+    ranked_answers,
+)
+from corpus.pairs.split import write_pairs
 from corpus.readers.config import PreferenceOptions
-from corpus.readers.json_lines import wrong_field
+from corpus.readers.formats.json_lines import wrong_field
 from corpus.readers.record import MISSING, Record, Unreadable, pick
+from infra.io.sources import Place
 from infra.run import Result, Run
-from infra.sources import Place
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
-    known with "votes", "margin", and "ranking" (see `corpus.pairs.Pair`). A pair whose assistant may call functions has
-    its conversation under "history", "prompt" and "steps", and both answers as messages.
+    known with "votes", "margin", and "ranking" (see `corpus.pairs.files.Pair`). A pair whose assistant may call
+    functions has its conversation under "history", "prompt" and "steps", and both answers as messages.
 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
     several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
     has a role that nobody knows.
-    Raises StageError as `corpus.pair_split.write_pairs` and the readers do.
+    Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
     seen = Tally()
     figures, headline = write_pairs(config, "preferences", partial(_pairs, config, seen), inputs, out_dir, run)

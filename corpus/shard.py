@@ -15,19 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from corpus.canaries import draw_canaries, plant, write_canaries
 from corpus.config import ShardConfig
-from corpus.documents import document_parts
+from corpus.documents.parts import document_parts
+from corpus.tokens.canaries import draw_canaries, plant, write_canaries
 from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.encode import bounds_of, load_tokenizer, unknown_id
 from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices_of, write_shards
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
-from infra.files import link_or_copy
-from infra.json import read_own_json
-from infra.partitions import map_partitions, partition_folder
+from infra.io.files import link_or_copy
+from infra.io.json import read_own_json
+from infra.process.partitions import map_partitions, partition_folder
+from infra.process.workers import import_once
 from infra.run import Result, Run
-from infra.workers import import_once
 
 STEP = "tokenise"
 SIDES = ("train", "validation")

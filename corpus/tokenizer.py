@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from corpus.config import TokenizerConfig
-from corpus.model_folder import TOKENIZER_FILES
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.folder import TOKENIZER_FILES
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.tokens.compression import heldout_sample, report
 from corpus.tokens.encode import load_tokenizer

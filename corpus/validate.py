@@ -17,7 +17,7 @@ from corpus.validation.page import render
 from corpus.validation.rows import kind_of, load_rows
 from corpus.validation.suites import Suite
 from infra.errors import stage_error
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Result, Run
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from evaluation.pages.verdicts import Claim
 from evaluation.pages.words import compact, count, language, percent, size
 from evaluation.report import facts
 from evaluation.results.pipeline import PipelineResults
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Result, Run
 
 FACTS = "facts.json"

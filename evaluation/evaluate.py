@@ -30,7 +30,7 @@ from evaluation.statistics.calibration import calibration
 from evaluation.statistics.intervals import from_standard_error, wilson
 from evaluation.statistics.paired import compare_models
 from infra.errors import Problem, StageError
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.run import Run
 
 SEED = 1234

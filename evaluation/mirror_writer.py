@@ -29,8 +29,8 @@ from evaluation.harness.tasks import own_cache, quiet
 from evaluation.mirror.layouts import FILE_NAMES, LAYOUTS
 from evaluation.mirror.rows import find_files, read_rows
 from infra.errors import ConfigError, Problem, StageError, stage_error
-from infra.files import sync
-from infra.tables import damaged, read_state, unwritable
+from infra.io.files import sync
+from infra.io.tables import damaged, read_state, unwritable
 
 CARD = "README.md"
 _LOST = "mirror its tasks again"

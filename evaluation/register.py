@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evaluation.config import RegisterConfig
 from infra.errors import GateRefused, Problem
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Result, Run
 
 PROMOTED = "promoted"

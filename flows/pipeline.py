@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from prefect import flow
 from prefect.states import Failed, State
 
-from flows.admission import turned_away
-from flows.config import PipelineConfig, load
-from flows.execution import RUNNER, PipelineRun, flow_run_name
-from flows.forms import WITHOUT_FORM
-from flows.graph import Selection
-from flows.journal import new_run_id
+from flows.config.forms import WITHOUT_FORM
+from flows.config.graph import Selection
+from flows.config.read import PipelineConfig, load
+from flows.prefect.admission import turned_away
+from flows.prefect.execution import RUNNER, PipelineRun, flow_run_name
+from flows.runs.journal import new_run_id
 from infra.errors import StemmaError
 from infra.project import PROJECT, root_of
 from infra.store.store import Store

@@ -19,16 +19,16 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 from prefect.states import State
 
-from flows.admission import turned_away
-from flows.config import PipelineConfig, dump, load, parse
-from flows.execution import RUNNER, PipelineRun, flow_run_name
-from flows.forms import WITHOUT_FORM, form_values
-from flows.graph import Selection, descendants, graph
-from flows.journal import new_run_id
-from flows.page import PATIENCE_S
-from flows.page_queue import PageQueue
-from flows.plan import plan
-from flows.steps import OWN_KEYS
+from flows.config.forms import WITHOUT_FORM, form_values
+from flows.config.graph import Selection, descendants, graph
+from flows.config.read import PipelineConfig, dump, load, parse
+from flows.config.steps import OWN_KEYS
+from flows.planning.plan import plan
+from flows.prefect.admission import turned_away
+from flows.prefect.execution import RUNNER, PipelineRun, flow_run_name
+from flows.prefect.page import PATIENCE_S
+from flows.prefect.page_queue import PageQueue
+from flows.runs.journal import new_run_id
 from infra.config import StageConfig
 from infra.identity import flatten
 from infra.project import root_of

@@ -23,13 +23,13 @@ from pydantic import ValidationError
 from infra.config import StageConfig
 from infra.errors import StemmaError, stage_error
 from infra.identity import canonical_json
-from infra.json import read_own_json
+from infra.io.json import read_own_json
+from infra.io.yaml import BadYaml, read_plain, read_text
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import own_process_group
 from infra.launch.training import run_ranks
-from infra.process import die_with_parent
+from infra.process.lifetime import die_with_parent
 from infra.run import Result, Run
-from infra.yaml import BadYaml, read_plain, read_text
 
 C = TypeVar("C", bound=StageConfig)
 

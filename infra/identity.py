@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from infra.config import IN_IDENTITY, MEASURED_ONLY, OUTSIDE_IDENTITY, normal_default
-from infra.sources import SOURCE_PATH
+from infra.io.sources import SOURCE_PATH
 
 FINGERPRINT_LENGTH = 16
 

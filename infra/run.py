@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from infra.errors import Cancelled
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
+from infra.process.workers import Mapper
 from infra.secrets import Hider
-from infra.workers import Mapper
 
 FLUSH_EVERY_S = 0.5
 # Of the same length, so that no byte behind them moves.
@@ -68,7 +68,7 @@ class Run:
         the same fingerprint finds them again.
     launch: where and how to run; never part of identity.
     listen: installs the signal handlers behind `cancelled` again, for a library that took them when it was imported.
-    mapper: what brings partitions to workers (see `infra.partitions`); None for processes of this machine.
+    mapper: what brings partitions to workers (see `infra.process.partitions`); None for processes of this machine.
     checkpoint_place: the folder on S3 to which checkpoints of this very build are uploaded, and where they are looked
         for; empty for none.
     """

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from infra.config import StageConfig
 from infra.errors import Problem
+from infra.io.sources import Source
 from infra.run import Result, Run
-from infra.sources import Source
 from infra.store.measurements import MEASURE
 
 StageFunction = Callable[[Any, Mapping[str, Path], Path, Run], Result]
@@ -73,7 +73,8 @@ class Stage:
     name: what a step `uses`, and the stage's section in the config where it has one.
     about: one sentence for the config's schema and the page's forms.
     version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
-    section: whether the config has a section of its own for it, which `flows.graph` wires as usual; any stage can be
+    section: whether the config has a section of its own for it, which `flows.config.graph` wires as usual; any stage
+    can be
         used under `steps`.
     function: the import path of its domain function, `package.module:name`.
     inputs: its input artifacts.
@@ -144,7 +145,7 @@ class Node:
     stored_as: the name that its artifacts have in the store, their folder's and the one in their fingerprint; the
         stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
     path: the dotted key of its config; `id` where it is empty.
-    promoted: the record of the promoted model that a registration is held against; see `tasks.promoted`.
+    promoted: the record of the promoted model that a registration is held against; see `tasks.building.promoted`.
     measurement: the node that measures the model that this one trains.
     precision: `launch.precision` of a training; fp8 and fp16 make another model, and are part of its identity.
     """

@@ -154,7 +154,7 @@ STAGES: dict[str, Stage] = {
             about="Shards on S3, fetched while training reads them.",
             version=1,
             config=RemoteShardsConfig,
-            function="corpus.remote:remote_shards",
+            function="corpus.tokens.remote:remote_shards",
             makes="shards",
         ),
         Stage(

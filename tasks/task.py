@@ -15,8 +15,8 @@ from prefect.states import Failed, State
 
 from infra.errors import Cancelled, StemmaError
 from infra.store.manifest import Manifest
-from tasks.build import Done, ensure
-from tasks.page import PageOwner, StagePage
+from tasks.building.build import Done, ensure
+from tasks.pages.page import PageOwner, StagePage
 from tasks.stage import Node
 
 MACHINE_FAULTS = frozenset(
@@ -27,7 +27,7 @@ MACHINE_FAULTS = frozenset(
         # Of the leases: the server was away for longer than a builder waits.
         "database_unreachable",
         "leases_locked",
-        # Of what a library raised: see `tasks.failures`.
+        # Of what a library raised: see `tasks.processes.failures`.
         "device_fault",
         "ranks_disconnected",
         "hang",

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import yaml
 
-from infra.forked import ForkServer, NotForkedError
+from infra.process.forked import ForkServer, NotForkedError
 from tests.forked import ENGINE, CommandServer, ForkedCommand, Session
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.start import CONSOLE_LEVEL
-from infra.forked import ForkServer, Process
-from infra.process import PARENT_FD, die_with_parent
+from flows.deployment.start import CONSOLE_LEVEL
+from infra.process.forked import ForkServer, Process
+from infra.process.lifetime import PARENT_FD, die_with_parent
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -41,14 +41,22 @@ _PREFECTS = (
 forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
 _TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS)
-_COMMAND = ["cli.commands", "cli.run", "cli.check", "cli.status", "flows.pipeline", "fastapi.encoders", "tests.forked"]
+_COMMAND = [
+    "cli.commands",
+    "cli.pipelines.run",
+    "cli.pipelines.check",
+    "cli.pipelines.status",
+    "flows.pipeline",
+    "fastapi.encoders",
+    "tests.forked",
+]
 _WITH_MODELS = {
-    "eval": ["cli.eval", "evaluation.harness.tasks", "evaluation.evaluate"],
-    "mirror": ["cli.mirror", "evaluation.harness.tasks", "evaluation.mirror_writer"],
-    "chat": ["cli.chat", "training.generation.session"],
-    "export": ["cli.export", "evaluation.release.export"],
-    "serve": ["cli.serve", "uvicorn", "training.serving"],
-    "feedback export": ["cli.feedback", "training.generation.candidates"],
+    "eval": ["cli.models.eval", "evaluation.harness.tasks", "evaluation.evaluate"],
+    "mirror": ["cli.models.mirror", "evaluation.harness.tasks", "evaluation.mirror_writer"],
+    "chat": ["cli.models.chat", "training.generation.session"],
+    "export": ["cli.models.export", "evaluation.release.export"],
+    "serve": ["cli.models.serve", "uvicorn", "training.serving"],
+    "feedback export": ["cli.models.feedback", "training.generation.candidates"],
 }
 """Commands that import as much as a stage does: the server of the stages forks them, with this imported."""
 ENGINE = "prefect.engine"
@@ -140,7 +148,7 @@ def _launch(environment: Mapping[str, str], place: Path, line: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
         theirs.bind(str(place))
         process = subprocess.Popen(
-            [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), str(parent)],
+            [sys.executable, "-m", "infra.process.fork_server", str(theirs.fileno()), str(parent)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -245,7 +253,7 @@ def _without_told_later(environment: Mapping[str, str]) -> dict[str, str]:
 def _environment_of_stages(environment: Mapping[str, str]) -> dict[str, str]:
     """That of the stages of a command with this environment."""
     from infra.launch.config import LaunchConfig
-    from tasks.environment import stage_environment
+    from tasks.processes.environment import stage_environment
 
     before = dict(os.environ)
     os.environ.clear()
@@ -264,17 +272,17 @@ def main(path: str) -> int:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.environ.pop(PARENT_FD, None)  # it names a descriptor that is open here, and not in what the command starts
-    import tasks.warm_start
+    import tasks.processes.warm_start
     from cli.main import main as command
 
     if "prefect" in sys.modules:
         _read_prefects_settings_when_they_change()
-    tasks.warm_start.ForkServer = SharedForkServer  # type: ignore[misc]
+    tasks.processes.warm_start.ForkServer = SharedForkServer  # type: ignore[misc]
     sys.argv = ["stemma", *asked["arguments"]]
     with open(asked["stdout"], "wb") as stdout:
         os.dup2(stdout.fileno(), 1)
     if asked["arguments"][0] == ENGINE:
-        from flows.execution import ON_WORKER
+        from flows.prefect.execution import ON_WORKER
 
         sys.argv = asked["arguments"]
         os.environ[ON_WORKER] = sys.argv[1]

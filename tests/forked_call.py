@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import tests.command
-from infra.forked import ForkServer
-from infra.process import die_with_parent
+from infra.process.forked import ForkServer
+from infra.process.lifetime import die_with_parent
 from tests.command import REPOSITORY
 
 

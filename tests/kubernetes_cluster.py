@@ -22,7 +22,7 @@ from typing import Any
 import kubernetes_validate
 import yaml
 
-from infra.process import signal_group
+from infra.process.lifetime import signal_group
 from tests.kubernetes_api import NAMESPACE, handler, status, with_tls
 from tests.kubernetes_jobs import Job
 from tests.kubernetes_pods import Pod, now

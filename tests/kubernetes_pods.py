@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from infra.process import signal_group
+from infra.process.lifetime import signal_group
 
 
 @dataclass

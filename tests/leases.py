@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg2
 
-from infra.store.lease_table import LeaseTable
+from infra.leases.table import LeaseTable
 
 
 def change_leases(table: LeaseTable, assignments: str, key: str = "%") -> None:

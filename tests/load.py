@@ -39,8 +39,8 @@ def load(root: Path, batches: int, at_once: int, folder: Path) -> dict[str, Any]
     from prefect.client.orchestration import get_client
     from prefect.states import Scheduled
 
-    from flows.config import load as load_config
-    from flows.deploy import deploy_pipeline
+    from flows.config.read import load as load_config
+    from flows.deployment.deploy import deploy_pipeline
 
     deployments = []
     for number in range(at_once):

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from infra import s3
+from infra.io import s3
 
 Fault = Callable[["Proxy"], bool]
 """Answers a request itself and returns True, or changes how it is answered and returns False."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 import tests.command
-from infra.process import end_group
+from infra.process.lifetime import end_group
 from infra.run import read_journal
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.process import signal_group
+from infra.process.lifetime import signal_group
 from infra.servers.ports import any_free_port
 from tests.command import environment
 from tests.processes import wait_until

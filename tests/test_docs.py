@@ -19,11 +19,11 @@ import yaml
 from click.testing import CliRunner
 
 from cli.commands import COMMANDS, stemma
-from corpus.documents import DocumentWriter, make_document, read_documents
-from flows.config import load, parse
-from flows.graph import graph
-from flows.picture import pipeline_picture
-from flows.steps import OWN_KEYS
+from corpus.documents.parts import DocumentWriter, make_document, read_documents
+from flows.config.graph import graph
+from flows.config.read import load, parse
+from flows.config.steps import OWN_KEYS
+from flows.planning.picture import pipeline_picture
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tasks.stage import Stage, needs
@@ -57,7 +57,8 @@ def typed(*words: str | Path) -> str:
 
 
 def test_the_picture_of_the_quickstart_is_that_of_its_config() -> None:
-    """After a change of its stages: python -m flows.picture configs/quickstart.yaml > docs/pictures/quickstart.svg"""
+    """After a change of its stages: python -m flows.planning.picture configs/quickstart.yaml >
+    docs/pictures/quickstart.svg"""
     nodes = graph(load(QUICKSTART))
     drawn = pipeline_picture(nodes)
     assert drawn == page("docs/pictures/quickstart.svg")

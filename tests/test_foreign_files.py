@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from corpus.cleaning.neutral import neutral_words
-from corpus.hub import dataset_files
+from corpus.cleaning.people.neutral import neutral_words
+from corpus.readers.hub import dataset_files
 from corpus.validation.suites import read_suite
 from evaluation.config import BenchmarkTask, BiasConfig, LabelledSet, ToxicityConfig
 from evaluation.failures.templates import read_failure_class
@@ -29,13 +29,13 @@ from evaluation.people.sample import Review, Shown
 from evaluation.safety.bias.files import read_bbq, read_stereoset, read_winobias, read_winogender
 from evaluation.safety.probes import COLUMNS, read_pairs, read_prompts
 from evaluation.safety.toxicity_scorers import read_labelled, read_words
-from flows.config import read_yaml
-from flows.sweeps.carried import FILE, read
+from flows.config.carried import FILE, read
+from flows.config.read import read_yaml
 from infra.errors import StemmaError
-from infra.foreign import check_model
-from infra.launch.kube_api import KubeApi
-from infra.tables import read_state
-from tasks.payloads import check_payload
+from infra.io.foreign import check_model
+from infra.io.tables import read_state
+from infra.launch.kube.api import KubeApi
+from tasks.building.payloads import check_payload
 from training.chat.base import read_rows
 from training.planner.laws.scaling_laws import own_law
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from corpus.model_folder import folder_problems
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.folder import folder_problems
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES, PAD
-from corpus.trained import FILE as TRAINED
+from corpus.tokens.trained import FILE as TRAINED
 from infra.errors import StageError, stage_error
-from infra.foreign import check_model
+from infra.io.foreign import check_model
 from infra.run import Result, Run
 from training.chat.base import chat_of
 from training.chat.shown import shown_template

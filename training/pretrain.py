@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
-from corpus.remote import location_of
+from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from corpus.tokens.remote import location_of
 from evaluation.statistics.intervals import Interval, bootstrap_ratio
 from infra.errors import StageError, stage_error
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.checkpoint.export import export
@@ -88,7 +88,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     """Trains on `shards/train` and exports a Hugging Face folder.
 
     With an input `model` it goes on from the weights of that one, under a schedule of its own, instead of fresh ones.
-    trained_sequences.json beside the weights says which sequences were trained on (corpus/trained.py).
+    trained_sequences.json beside the weights says which sequences were trained on (corpus/tokens/trained.py).
     Figures: tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
     skipped_batches of the guard (see aux/corrections.json), and of a mixture epochs_<source>, how often its text was
     read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from corpus.cleaning.characters import DIGIT, LINE_BREAK, SPACE
 from corpus.cleaning.kernels import ALL_PUNCTUATION, SENTENCE_END, Array
+from corpus.cleaning.languages.characters import DIGIT, LINE_BREAK, SPACE
 from infra.native import kernel
 
 _NEW_LINE, _RETURN, _DOT, _OPEN, _CLOSE, _CURLY = 10, 13, 46, 91, 93, 123

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from corpus.cleaning.config import ClassifierConfig
 from corpus.cleaning.rules import Broken, Rule, draw
-from corpus.documents import Document
-from corpus.sources import source_name
+from corpus.documents.parts import Document
+from corpus.documents.sources import source_name
 from infra.errors import stage_error
 
 PAPER = "GPT-3, Brown et al., 2020"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from infra.config import Config, Seed, StageConfig, outside_identity
-from infra.sources import Source, SourcePath, expand
+from infra.io.sources import Source, SourcePath, expand
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NGramLimits = tuple[tuple[Annotated[int, Field(ge=1)], Share], ...]

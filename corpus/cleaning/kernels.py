@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.characters import LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
+from corpus.cleaning.languages.characters import LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
 from infra.native import kernel
 
 Array = NDArray[Any]

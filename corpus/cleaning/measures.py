@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from corpus.cleaning.characters import LINE_BREAK, SPACE, TERMINAL
 from corpus.cleaning.kernels import ALPHABETIC, SOLID, STOP_WORD_SHIFT, Array
+from corpus.cleaning.languages.characters import LINE_BREAK, SPACE, TERMINAL
 from corpus.cleaning.repeats import repeated_pieces
 from infra.native import kernel
 

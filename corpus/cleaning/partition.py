@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.rules import Broken, Step
 from corpus.cleaning.steps import steps_of
-from corpus.documents import Document, DocumentWriter, read_part
-from corpus.dropped import SCHEMA as DROPPED
-from corpus.sources import SourceCounts
-from infra.pace import report
+from corpus.documents.dropped import SCHEMA as DROPPED
+from corpus.documents.parts import Document, DocumentWriter, read_part
+from corpus.documents.sources import SourceCounts
+from infra.process.pace import report
 
 CHANGED = pa.schema([(name, pa.string()) for name in ("id", "new_id", "source", "by")])
 BATCH_CHARACTERS = 1_000_000

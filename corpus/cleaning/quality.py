@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.cleaning import c4, measures
-from corpus.cleaning.characters import CODE_POINTS, class_table, members
 from corpus.cleaning.config import C4Config, CleanConfig, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
-from corpus.cleaning.languages import (
+from corpus.cleaning.languages.characters import CODE_POINTS, class_table, members
+from corpus.cleaning.languages.known import (
     MEAN_WORD_LENGTH,
     MIN_LETTER_SHARE,
     Prose,
@@ -21,9 +21,9 @@ from corpus.cleaning.languages import (
     is_unspaced,
     measure,
 )
+from corpus.cleaning.languages.segment import Batch, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
-from corpus.cleaning.segment import Batch, Segmenter, code_points
 
 Array = NDArray[Any]
 CITATIONS = ("[edit]", "[citation needed]")

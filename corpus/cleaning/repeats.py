@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from corpus.cleaning.characters import SPACE
 from corpus.cleaning.kernels import BASE, ONE, ZERO, Array, power, slot_of
+from corpus.cleaning.languages.characters import SPACE
 from infra.native import kernel
 
 _NEW_LINE = 10

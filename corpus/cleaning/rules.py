@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.documents import Document, make_document
+from corpus.documents.parts import Document, make_document
 
 GOPHER = "Gopher, Rae et al., 2021"
 C4 = "C4, Raffel et al., 2020"

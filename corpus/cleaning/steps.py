@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.rules import Broken, Rule, Step, changed
-from corpus.documents import Document
+from corpus.documents.parts import Document
 
 
 class Quality:
@@ -40,7 +40,7 @@ def steps_of(config: CleanConfig, classifier: Path | None) -> list[Step]:
     """
     steps: list[Step] = [Quality(config)]
     if config.language:
-        from corpus.cleaning.language import Language
+        from corpus.cleaning.languages.language import Language
 
         steps.append(Language(config.language))
     if config.classifier and classifier:
@@ -48,19 +48,19 @@ def steps_of(config: CleanConfig, classifier: Path | None) -> list[Step]:
 
         steps.append(QualityClassifier(config.classifier, classifier))
     if config.toxicity:
-        from corpus.cleaning.toxicity import Toxicity
+        from corpus.cleaning.people.toxicity import Toxicity
 
         steps.append(Toxicity(config.toxicity))
     if config.personal_data:
-        from corpus.cleaning.personal_data import Masking
+        from corpus.cleaning.people.personal_data import Masking
 
         steps.append(Masking(config.personal_data))
     if config.neutral:
-        from corpus.cleaning.neutral import Neutral
+        from corpus.cleaning.people.neutral import Neutral
 
         steps.append(Neutral(config.neutral))
     if config.counterfactual:
-        from corpus.cleaning.counterfactual import Balance
+        from corpus.cleaning.people.counterfactual import Balance
 
         steps.append(Balance(config.counterfactual))
     return steps

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from corpus.cleaning.characters import as_class, in_categories, uncased
+from corpus.cleaning.languages.characters import as_class, in_categories, uncased
 
 # The lists of characters and units below are the ones of spaCy 3.8 (spacy/lang/char_classes.py).
 _PUNCTUATION = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"

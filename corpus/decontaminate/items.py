@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.kernels import Index
-from corpus.words import Hashes, character_table, hash_ngrams, hash_words
-from infra.json import read_own_json_lines
+from corpus.documents.words import Hashes, character_table, hash_ngrams, hash_words
+from infra.io.json import read_own_json_lines
 
 SHARED_BY_ITEMS = 10
 """An n-gram of more items of one task is of the task's template and no sign of an item; items about one passage count

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from corpus.words import Bytes, Hashes, character_table, hash_ngrams, hash_words, text_buffers
+from corpus.documents.words import Bytes, Hashes, character_table, hash_ngrams, hash_words, text_buffers
 from infra.native import kernel
 
 FILTER_BITS = 16

@@ -17,9 +17,9 @@ from corpus.decontaminate.items import make_index, read_items
 from corpus.decontaminate.kernels import Searcher
 from corpus.decontaminate.report import not_searched, write_contamination
 from corpus.decontaminate.write import HITS, PAPER, RULE, by_text, items_shown, rows_of_hits
-from corpus.dropped import SCHEMA as DROPPED
-from corpus.dropped import dropped_rows
-from corpus.pairs import Pair
+from corpus.documents.dropped import SCHEMA as DROPPED
+from corpus.documents.dropped import dropped_rows
+from corpus.pairs.files import Pair
 
 
 class PairFilter:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from corpus.decontaminate.items import Item, Owners
-from corpus.passes import write_json
+from corpus.documents.passes import write_json
 
 SAMPLES_OF_A_TASK = 5
 

@@ -17,19 +17,19 @@ from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.items import make_index, read_items
 from corpus.decontaminate.report import not_searched, write_contamination
 from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
-from corpus.documents import concatenate, document_parts
-from corpus.dropped import SCHEMA as DROPPED
-from corpus.dropped import tell_of_vanished, warning
-from corpus.passes import Passes, write_json
-from corpus.selection import link_selections
-from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.documents.dropped import SCHEMA as DROPPED
+from corpus.documents.dropped import tell_of_vanished, warning
+from corpus.documents.parts import concatenate, document_parts
+from corpus.documents.passes import Passes, write_json
+from corpus.documents.selection import link_selections
+from corpus.documents.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
 from infra.run import Result, Run
 
 
 def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/dropped.parquet, aux/hits.parquet
-    (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
+    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
+    aux/hits.parquet (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
 
     inputs: documents; benchmark_text, with items.jsonl.
     A document that is cut keeps its id and group. Memory holds the items' n-grams, and grows with nothing else.

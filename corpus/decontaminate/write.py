@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from corpus.cuts import Cut, without
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.items import Item, Owners
 from corpus.decontaminate.kernels import Index, Searcher
-from corpus.dropped import dropped_rows
-from corpus.selection import read_table, write_selection
-from corpus.sources import count_table
-from infra.partitions import Summary
+from corpus.documents.cuts import Cut, without
+from corpus.documents.dropped import dropped_rows
+from corpus.documents.selection import read_table, write_selection
+from corpus.documents.sources import count_table
+from infra.process.partitions import Summary
 
 RULE, PAPER = "test_item", "GPT-3, Brown et al., 2020, appendix C"
 HITS = pa.schema(

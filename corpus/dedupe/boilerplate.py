@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from corpus.cuts import Cut, without
 from corpus.dedupe.config import Boilerplate
-from corpus.dropped import dropped_rows
-from corpus.passes import Passes
-from corpus.selection import read_table, write_selection
-from corpus.words import Bytes, Hashes, mix64, text_buffers
+from corpus.documents.cuts import Cut, without
+from corpus.documents.dropped import dropped_rows
+from corpus.documents.passes import Passes
+from corpus.documents.selection import read_table, write_selection
+from corpus.documents.words import Bytes, Hashes, mix64, text_buffers
 from infra.native import kernel
-from infra.partitions import Summary
+from infra.process.partitions import Summary
 
 RULE, PAPER = "boilerplate", "CCNet, Wenzek et al., 2020"
 BUCKETS = 64

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.marks import MarkTables, hash_marked_ngrams, hash_marked_words
-from corpus.words import Bytes, Hashes, hash_ngrams, hash_words, mix64
+from corpus.documents.marks import MarkTables, hash_marked_ngrams, hash_marked_words
+from corpus.documents.words import Bytes, Hashes, hash_ngrams, hash_words, mix64
 from infra.native import kernel
 
 SET_LIMIT = 16_384
@@ -80,8 +80,8 @@ def sign_texts(
 ) -> None:
     """MinHash (Broder, 1997) of each text's word n-grams, hashed by bands. factors, shifts: (H,); out: (bands, N).
 
-    with_marks: whether the marks of `corpus.marks` are part of the words. Texts without words get bands that no other
-    text has.
+    with_marks: whether the marks of `corpus.documents.marks` are part of the words. Texts without words get bands that
+    no other text has.
     """
     bands = out.shape[0]
     hashes = factors.size

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from corpus.dedupe.config import Bands, DedupeConfig, NearDuplicates, choose_bands
 from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
-from corpus.marks import mark_tables
-from corpus.selection import read_table
-from corpus.sources import source_numbers
-from corpus.words import Bytes, text_buffers
-from infra.partitions import Summary
+from corpus.documents.marks import mark_tables
+from corpus.documents.selection import read_table
+from corpus.documents.sources import source_numbers
+from corpus.documents.words import Bytes, text_buffers
+from infra.process.partitions import Summary
 
 EXACT, BANDS, LENGTHS, IDS, NAMES = "exact.npy", "bands.npy", "lengths.npy", "ids.npy", "names.npy"
 SHINGLES, SIZES = "shingles.npy", "sizes.npy"

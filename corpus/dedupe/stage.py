@@ -27,19 +27,19 @@ from corpus.dedupe.search import (
 )
 from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
-from corpus.documents import concatenate, document_parts
-from corpus.dropped import SCHEMA as DROPPED
-from corpus.dropped import tell_of_vanished, warning
-from corpus.passes import Passes, write_json
-from corpus.selection import link_selections
-from corpus.sources import SourceCounts, read_sources, write_sources
+from corpus.documents.dropped import SCHEMA as DROPPED
+from corpus.documents.dropped import tell_of_vanished, warning
+from corpus.documents.parts import concatenate, document_parts
+from corpus.documents.passes import Passes, write_json
+from corpus.documents.selection import link_selections
+from corpus.documents.sources import SourceCounts, read_sources, write_sources
 from infra.errors import stage_error
-from infra.partitions import Summary
+from infra.process.partitions import Summary
 from infra.run import Result, Run
 
 
 def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/dropped.parquet,
+    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
     aux/duplicates.parquet (who duplicates whom, and how much), aux/clusters.json (samples) and aux/counts.json.
 
     Raises StageError `nothing_left` if every document is boilerplate.

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from corpus.dropped import dropped_rows
-from corpus.selection import read_table, write_selection
-from corpus.sources import count_table
-from infra.partitions import Summary
+from corpus.documents.dropped import dropped_rows
+from corpus.documents.selection import read_table, write_selection
+from corpus.documents.sources import count_table
+from infra.process.partitions import Summary
 
 EXACT_RULE, NEAR_RULE = "exact_duplicate", "near_duplicate"
 PAPERS = {EXACT_RULE: "C4, Raffel et al., 2020", NEAR_RULE: "Broder, 1997; Lee et al., 2022"}

@@ -15,8 +15,8 @@ from itertools import islice
 from corpus.demo.config import CommentDocuments, CommentReplies, InstalledPackages
 from corpus.demo.docstrings import Docstring, Unparsed, group_of
 from corpus.demo.parsing import read_docstrings
-from corpus.documents import Document, make_document
-from corpus.pairs import Pair
+from corpus.documents.parts import Document, make_document
+from corpus.pairs.files import Pair
 
 PER_THREAD = (4, 8)
 """Fewest and most comments of a document."""

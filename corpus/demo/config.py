@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from corpus.readers.config import SourceDescription
 from infra.config import Config
-from infra.sources import Source
+from infra.io.sources import Source
 
 
 class InstalledPackages(Config):

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from corpus.demo.docstrings import Docstring, InstalledFile, Unparsed, installed_files, parse_file
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 
 VERSION = 1
 """Raised when `parse_file` gives other docstrings for the same bytes."""

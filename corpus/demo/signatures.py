@@ -13,7 +13,7 @@ from corpus.demo.config import DocstringSignatures
 from corpus.demo.docstrings import Docstring, Unparsed
 from corpus.demo.parsing import read_docstrings
 from corpus.demo.summaries import MAX_SIGNATURE_CHARACTERS
-from corpus.pairs import Pair
+from corpus.pairs.files import Pair
 
 MAX_PARAMETERS = 6
 """More are rare, and hard to count."""

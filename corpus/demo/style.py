@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from corpus.demo.summaries import Summary
-from corpus.pairs import Pair
+from corpus.pairs.files import Pair
 
 _WORDS = """
 Accept Add Adjust Aggregate Align Allocate Allow Append Apply Assert Assign Attach Authenticate Build Calculate Call

@@ -20,9 +20,9 @@ from corpus.demo.parsing import read_docstrings
 from corpus.demo.signatures import read_signatures
 from corpus.demo.style import style_pair
 from corpus.demo.summaries import Summary, read_summaries
-from corpus.documents import Document, is_heldout, make_document
-from corpus.pairs import Pair
-from corpus.quarantine import Rejected
+from corpus.documents.parts import Document, is_heldout, make_document
+from corpus.documents.quarantine import Rejected
+from corpus.pairs.files import Pair
 
 ALL_DOCSTRINGS_MB = 60.0
 """About what all installed packages give."""

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.documents import is_heldout
-from corpus.selection import read_table, write_selection
-from corpus.sources import count_by_source, source_numbers
-from infra.partitions import Summary
+from corpus.documents.parts import is_heldout
+from corpus.documents.selection import read_table, write_selection
+from corpus.documents.sources import count_by_source, source_numbers
+from infra.process.partitions import Summary
 
 BINS = 4096
 """Documents fall into so many bins by a hash of their id; a part of a source is taken as its first bins."""

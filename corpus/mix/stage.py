@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from corpus.documents import document_parts
+from corpus.documents.parts import document_parts
+from corpus.documents.passes import Passes, write_json
+from corpus.documents.selection import link_selections
+from corpus.documents.source_names import unknown_source
+from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from corpus.mix.config import MixConfig
 from corpus.mix.sample import BINS, CountBins, Epoch, WriteSample, choose_dose
-from corpus.passes import Passes, write_json
-from corpus.selection import link_selections
-from corpus.source_names import unknown_source
-from corpus.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from infra.errors import StageError, stage_error
-from infra.partitions import Summary, map_partitions, partition_folder
+from infra.process.partitions import Summary, map_partitions, partition_folder
 from infra.run import Result, Run
 
 
@@ -101,8 +101,8 @@ def target_bytes(config: MixConfig, available: float) -> float:
 
 
 def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.selection`) and sources.json; aux/mixture.json (what was asked for and
-    what came out, by source) and aux/counts.json.
+    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
+    asked for and what came out, by source) and aux/counts.json.
 
     A repeated document keeps its id and group and says in `metadata` which epoch it belongs to, from 1 on; its first
     copy says nothing. Held-out documents are never repeated. Which documents are taken depends on their ids, the

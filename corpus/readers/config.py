@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from corpus.readers.folders import Selection, Splits, is_hidden, select
 from infra.config import Config, Seed, outside_identity
-from infra.s3 import SCHEME
-from infra.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects, glob_root
+from infra.io.s3 import SCHEME
+from infra.io.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects, glob_root
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class FileSelection(Config):
 
     def selection(self) -> Selection[Place]:
         """The files and objects that there are now, and those that are left out. Raises StageError as
-        `infra.sources.expand` and `expand_objects` do."""
+        `infra.io.sources.expand` and `expand_objects` do."""
         found = [self.selected(path) for path in self.paths]
         read = dict.fromkeys(file for one in found for file in one.read)
         side = dict.fromkeys(file for one in found for file in one.side if file not in read)
@@ -181,13 +181,13 @@ class DatasetSelection(Config):
     """Branch, tag or commit on the hub; by default main as it was last fetched."""
 
     def places(self) -> tuple[Place, ...]:
-        """The data files. Raises StageError as `corpus.hub.dataset_files` does."""
-        from corpus.hub import dataset_files
+        """The data files. Raises StageError as `corpus.readers.hub.dataset_files` does."""
+        from corpus.readers.hub import dataset_files
 
         return dataset_files(self.dataset, self.subset, self.split, self.revision)
 
     def source(self, key: str) -> Source:
-        from corpus.hub import dataset_files
+        from corpus.readers.hub import dataset_files
 
         return Source(key, paths=dataset_files(self.dataset, self.subset, self.split, self.revision))
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from corpus.readers.config import PairOptions, TextOptions
-from corpus.readers.json_lines import is_list
+from corpus.readers.formats.json_lines import is_list
+from corpus.readers.formats.table_process import group_bytes
 from corpus.readers.streams import wide_encoding
-from corpus.readers.table_process import group_bytes
 from corpus.readers.unread import UNREAD
-from infra.bounded import Span, compression, opened
 from infra.errors import StageError
-from infra.sources import Place, by_name, open_place, size_of
+from infra.io.bounded import Span, compression, opened
+from infra.io.sources import Place, by_name, open_place, size_of
 
 PARTITION_BYTES = 32_000_000
 """About what is read in one partition. A file that cannot be cut (compressed, HTML, WARC) is never shared out."""

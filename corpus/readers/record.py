@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.sources import Place
+from infra.io.sources import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Text:
 
 
 class Unreadable(Exception):
-    """A record of which no text can be made; says why, as `corpus.quarantine.Rejected.reason` does."""
+    """A record of which no text can be made; says why, as `corpus.documents.quarantine.Rejected.reason` does."""
 
 
 def too_long(limit: int, what: str) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from corpus.quarantine import Rejected
-from corpus.readers.delimited import read_delimited
-from corpus.readers.json_lines import read_records
+from corpus.documents.quarantine import Rejected
+from corpus.readers.formats.delimited import read_delimited
+from corpus.readers.formats.json_lines import read_records
+from corpus.readers.formats.table_batches import Table
+from corpus.readers.formats.table_process import read_rows
 from corpus.readers.plan import suffix_of
 from corpus.readers.record import Record
-from corpus.readers.table_batches import Table
-from corpus.readers.table_process import read_rows
 from corpus.readers.unread import refuse_format
-from infra.bounded import RECORD_BYTES
-from infra.sources import Place
+from infra.io.bounded import RECORD_BYTES
+from infra.io.sources import Place
 
 
 def records_in(place: Place, kind: str, encoding: str, key: str) -> Iterator[Record | Rejected]:

@@ -7,9 +7,9 @@ import io
 from typing import BinaryIO
 
 from corpus.readers.unread import refuse_by_magic
-from infra.bounded import BUFFER_BYTES
 from infra.errors import stage_error
-from infra.sources import Place
+from infra.io.bounded import BUFFER_BYTES
+from infra.io.sources import Place
 
 PROBE_BYTES = 8192
 # In texts NULs are rare accidents; in binary files every tenth byte or so is one.

@@ -8,20 +8,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corpus.quarantine import Rejected
+from corpus.documents.quarantine import Rejected
 from corpus.readers.config import TextOptions
-from corpus.readers.delimited import read_delimited
-from corpus.readers.documents import DOCUMENT_FORMATS, read_document
 from corpus.readers.encodings import decode, mend, no_text
-from corpus.readers.json_lines import read_records, with_fields
-from corpus.readers.mail import mail_text
-from corpus.readers.plain import cut, read_lines, read_paragraphs, read_whole
+from corpus.readers.formats.delimited import read_delimited
+from corpus.readers.formats.documents import DOCUMENT_FORMATS, read_document
+from corpus.readers.formats.json_lines import read_records, with_fields
+from corpus.readers.formats.mail import mail_text
+from corpus.readers.formats.plain import cut, read_lines, read_paragraphs, read_whole
+from corpus.readers.formats.table_batches import Table
+from corpus.readers.formats.table_process import read_rows
+from corpus.readers.formats.web import main_text, read_html, read_warc
 from corpus.readers.plan import BROKEN, Piece, format_of, suffix_of
 from corpus.readers.record import MISSING, Record, Text, Unreadable, pick, too_long
-from corpus.readers.table_batches import Table
-from corpus.readers.table_process import read_rows
 from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_format
-from corpus.readers.web import main_text, read_html, read_warc
 from infra.errors import StageError
 
 
@@ -29,7 +29,7 @@ def read_texts(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | R
     """All texts of a piece of a source, mended and cut as the source asks for; what cannot be read is put aside.
 
     key: the dotted config key of the source, for messages.
-    Raises StageError: `missing_source`, `wrong_field` (with the fields that are there), what `infra.s3` raises, and,
+    Raises StageError: `missing_source`, `wrong_field` (with the fields that are there), what `infra.io.s3` raises, and,
     unless the source puts broken files aside, `binary_source`, `wrong_encoding`, `corrupt_file`, `too_big`.
     """
     try:

@@ -4,7 +4,7 @@ markup nor their bytes become prose."""
 from __future__ import annotations
 
 from infra.errors import StageError, stage_error
-from infra.sources import Place
+from infra.io.sources import Place
 
 _PDF = "convert it, e.g. by `docling FILE --to md` or pymupdf4llm for its layout, or `pdftotext FILE`"
 _OFFICE = "convert it, e.g. by `soffice --headless --convert-to docx FILE`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.json import BadJson, read_json
+from infra.io.json import BadJson, read_json
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from corpus.documents import is_heldout, read_documents
-from corpus.sources import source_name
+from corpus.documents.parts import is_heldout, read_documents
+from corpus.documents.sources import source_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from corpus.tokens.cuts import SPACE_SIGN, Cuts, before_words, between_pretokens
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

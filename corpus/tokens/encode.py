@@ -20,7 +20,7 @@ from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.cuts import kinds
 from corpus.tokens.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error
-from infra.json import BadJson, parse_own_json, read_json
+from infra.io.json import BadJson, parse_own_json, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

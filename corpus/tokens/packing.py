@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.tokens.tokenise import TOKENS, Index
-from infra.pace import report
+from infra.process.pace import report
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.documents import is_heldout
-from corpus.selection import read_batches
-from corpus.sources import source_name
+from corpus.documents.parts import is_heldout
+from corpus.documents.selection import read_batches
+from corpus.documents.sources import source_name
 from corpus.tokens.encode import Encoder, bounds_of, encoder_of, load_tokenizer
 
 BATCH_ROWS = 512

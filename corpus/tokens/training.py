@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corpus.config import TokenizerConfig
-from corpus.documents import count_documents, is_heldout, read_documents
-from corpus.sources import read_sources
+from corpus.documents.parts import count_documents, is_heldout, read_documents
+from corpus.documents.sources import read_sources
 from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.errors import stage_error
-from infra.json import parse_own_json
-from infra.pace import Pace
+from infra.io.json import parse_own_json
+from infra.process.pace import Pace
 from infra.run import Run
 
 if TYPE_CHECKING:

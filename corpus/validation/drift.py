@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corpus.cleaning.languages import has_sentences, is_unspaced, letters_in
+from corpus.cleaning.languages.known import has_sentences, is_unspaced, letters_in
 from corpus.config import DataKind
-from corpus.documents import count_documents, read_documents
+from corpus.documents.parts import count_documents, read_documents
+from corpus.documents.sources import read_sources, source_name
 from corpus.readers.config import RULE
-from corpus.remote import location_of
-from corpus.sources import read_sources, source_name
+from corpus.tokens.remote import location_of
 from infra.errors import stage_error
-from infra.json import parse_own_json, read_own_json, read_own_json_lines
+from infra.io.json import parse_own_json, read_own_json, read_own_json_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame

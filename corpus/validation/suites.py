@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.errors import stage_error
-from infra.yaml import read_plain, read_text
+from infra.io.yaml import read_plain, read_text
 
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation

@@ -10,7 +10,7 @@ from evaluation.config.benchmarks import BenchmarksConfig, TaskByName
 from evaluation.config.safety import SafetyConfig
 from evaluation.config.task_sources import DATA_DIR
 from infra.config import StageConfig
-from infra.sources import Source, SourcePath
+from infra.io.sources import Source, SourcePath
 
 _PROMPTS, _PAIRS = str(DATA_DIR / "toxicity_prompts.jsonl"), str(DATA_DIR / "bias_pairs.csv")
 

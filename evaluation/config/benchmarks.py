@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from evaluation.config.task_sources import DATA_DIR, how_to_mirror, lm_eval_files, mirrored_files
 from infra.config import Config, Seed, StageConfig, outside_identity
-from infra.sources import Source, SourcePath, expand
+from infra.io.sources import Source, SourcePath, expand
 
 ProjectTask = Literal["minimal_pairs", "cloze"]
 PROJECT_TASKS: tuple[str, ...] = ("minimal_pairs", "cloze")

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 
 _NAME = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(\S[^\n#]*)?((?:\n[ \t]*-[ \t]*[^\n]+)*)""", re.MULTILINE)

@@ -20,7 +20,7 @@ from evaluation.config import (
 )
 from infra.config import Config, Seed, StageConfig
 from infra.errors import Problem
-from infra.sources import Source, SourcePath
+from infra.io.sources import Source, SourcePath
 
 
 class Mitigation(Config):

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from corpus.cleaning.config import PhoneRegion
 from evaluation.config.task_sources import DATA_DIR
 from infra.config import Config, Seed, StageConfig
-from infra.sources import Source, SourcePath
+from infra.io.sources import Source, SourcePath
 
 ADVERSARIAL_WORDS = DATA_DIR / "adversarial_words.txt"
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.contained import check_inside, homes, names_outside
 from infra.errors import stage_error
-from infra.sources import expand, files_below
-from infra.yaml import BadYaml, Function, read_plain, read_text
+from infra.io.contained import check_inside, homes, names_outside
+from infra.io.sources import expand, files_below
+from infra.io.yaml import BadYaml, Function, read_plain, read_text
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})

@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from infra.config import Config
 from infra.errors import Problem, StageError, stage_error
-from infra.templates import TemplateFault, fill
-from infra.yaml import BadYaml, read_plain, read_text
+from infra.io.templates import TemplateFault, fill
+from infra.io.yaml import BadYaml, read_plain, read_text
 
 Kind = Literal["minimum_functionality", "invariance", "direction"]
 DRAWS_A_CASE = 50
@@ -124,7 +124,7 @@ def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | 
 
     limit: at most so many of the class: the first of each test, then the second of each. Raises StageError
     `bad_failure_class` naming the test whose template cannot be filled, is never, or takes too much memory or time:
-    templates are rendered in a process with bounds (`infra.templates`).
+    templates are rendered in a process with bounds (`infra.io.templates`).
     """
     drawn = [_draw(failure_class, test, count, seed) for test in failure_class.tests]
     turns = sorted((turn, number) for number, cases in enumerate(drawn) for turn in range(len(cases)))

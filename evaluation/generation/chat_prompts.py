@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, tokenization_utils_base
 
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
-from infra import templates
 from infra.errors import stage_error
+from infra.io import templates
 
 
 @dataclass(frozen=True)

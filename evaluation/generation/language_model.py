@@ -12,14 +12,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.choice_rows import Row
 from evaluation.generation.choice_scoring import ChoiceScorer
 from evaluation.generation.continuations import Sampling, generate
 from evaluation.generation.llama_trunk import LlamaTrunk
 from infra.errors import Problem, StageError, stage_error
-from infra.json import read_json
+from infra.io.json import read_json
 from infra.run import Run
 
 SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB

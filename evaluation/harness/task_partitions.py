@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.config import BenchmarksConfig
 from infra.launch.config import LaunchConfig
-from infra.pace import report
-from infra.partitions import map_partitions, partition_folder
+from infra.process.pace import report
+from infra.process.partitions import map_partitions, partition_folder
 from infra.run import Run
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from corpus.hub import dataset_files
-from corpus.quarantine import Rejected
-from corpus.readers.json_lines import is_list
+from corpus.documents.quarantine import Rejected
+from corpus.readers.formats.json_lines import is_list
+from corpus.readers.hub import dataset_files
 from corpus.readers.plan import named_format
 from corpus.readers.records import records_in
 from evaluation.config import BenchmarkTask
-from infra.bounded import file_lines
 from infra.errors import StageError, stage_error
-from infra.json import BadJson, parse_json
+from infra.io.bounded import file_lines
+from infra.io.json import BadJson, parse_json
 
 
 def task_rows(task: BenchmarkTask, path: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from transformers import AutoModelForCausalLM
 
-from corpus.pretrained import load_pretrained_shape, load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_shape, load_pretrained_tokenizer
 from evaluation.generation.choice_rows import Request
 from evaluation.generation.language_model import dtype_of
 from evaluation.harness.model import ReportingHFLM

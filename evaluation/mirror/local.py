@@ -17,7 +17,7 @@ from typing import Any
 
 import datasets
 
-from corpus.hub import check_dataset
+from corpus.readers.hub import check_dataset
 from evaluation.mirror import checker_data
 
 _FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text"})

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corpus.readers.table_batches import Bad, Table
-from corpus.readers.table_process import table_rows
+from corpus.readers.formats.table_batches import Bad, Table
+from corpus.readers.formats.table_process import table_rows
 from evaluation.mirror.layouts import wikitext_pages
-from infra.bounded import RECORD_BYTES, Expansion, read_expanded
-from infra.contained import check_inside, homes
 from infra.errors import stage_error
-from infra.json import BadJson, parse_json
-from infra.sources import files_below
+from infra.io.bounded import RECORD_BYTES, Expansion, read_expanded
+from infra.io.contained import check_inside, homes
+from infra.io.json import BadJson, parse_json
+from infra.io.sources import files_below
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 _SPLITS = {
@@ -37,7 +37,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
 
     Raises StageError: `missing_source`, `corrupt_file` naming file and line, `empty_source`, and `too_big` for a file
-    that holds far more than its size on disk (`infra.bounded`).
+    that holds far more than its size on disk (`infra.io.bounded`).
     """
     if not path.is_file():
         raise stage_error("missing_source", str(path), "no such file")

@@ -11,9 +11,9 @@ from typing import Any, Literal, cast
 
 from evaluation.people.label_studio import judgements_of_task
 from evaluation.people.pairs import Export
-from infra.bounded import read_text
 from infra.errors import stage_error
-from infra.json import BadJson, parse_json
+from infra.io.bounded import read_text
+from infra.io.json import BadJson, parse_json
 
 Choice = Literal["a", "b", "tie", "neither"]
 CHOICES = ("a", "b", "tie", "neither")

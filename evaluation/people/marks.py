@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from corpus.sources import source_name
+from corpus.documents.sources import source_name
 from evaluation.people.agreement import krippendorff_alpha
 from evaluation.people.judgements import Aside, rows_of_file, seconds_in
 from evaluation.people.outcome import replace_files

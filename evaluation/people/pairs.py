@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from infra.bounded import file_lines, read_bounded
 from infra.errors import stage_error
-from infra.json import parse_json
+from infra.io.bounded import file_lines, read_bounded
+from infra.io.json import parse_json
 
 PAIRS, KEY, PREFERENCES, TIES = "pairs.jsonl", "key.json", "preferences.jsonl", "ties.jsonl"
 _SCHEMA = 1

@@ -20,12 +20,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from corpus.cleaning.rules import draw
-from corpus.documents import Document, read_documents
-from corpus.sources import source_name
+from corpus.documents.parts import Document, read_documents
+from corpus.documents.sources import source_name
 from evaluation.people.page import render_judging
 from evaluation.people.pairs import write_whole
 from infra.errors import stage_error
-from infra.json import parse_json, read_json
+from infra.io.json import parse_json, read_json
 
 DOCUMENTS, KEY, PAGE = "documents.jsonl", "key.json", "review.html"
 SHOWN_CHARACTERS = 4000

@@ -13,14 +13,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from corpus.model_inputs import name_model_inputs
-from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from corpus.model_folders.inputs import name_model_inputs
+from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.config import RegisterConfig
 from evaluation.release.card import model_card
 from evaluation.results.artifacts import Artifact
 from infra.errors import stage_error
-from infra.foreign import check_model
-from infra.json import read_own_json
+from infra.io.foreign import check_model
+from infra.io.json import read_own_json
 from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import Manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.errors import Problem
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 

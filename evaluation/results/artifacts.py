@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from infra.json import read_own_json, read_own_json_lines
+from infra.io.json import read_own_json, read_own_json_lines
 from infra.store.branches import Branch, branch_of
 from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
 from infra.store.measurements import is_measurement, measurement_of, newest_measurement

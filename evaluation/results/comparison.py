@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.dialogues import opening_of
+from corpus.pairs.dialogues import opening_of
 from evaluation.results.artifacts import Artifact
 from evaluation.statistics.clustered import Clusters, clustered_difference, clustered_mean, number_clusters
 from evaluation.statistics.intervals import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from infra.config import StageConfig
-from infra.json import parse_own_json, read_own_json
+from infra.io.json import parse_own_json, read_own_json
+from infra.io.sources import Source
 from infra.run import Run
-from infra.sources import Source
 
 
 class Keep(Protocol):

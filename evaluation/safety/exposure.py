@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.canaries import Canary, read_canaries
-from corpus.remote import location_of
-from corpus.trained import TrainedSequences, split_fingerprint
+from corpus.tokens.canaries import Canary, read_canaries
+from corpus.tokens.remote import location_of
+from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.safety.memorisation import Split
 from evaluation.statistics.intervals import Interval, wilson

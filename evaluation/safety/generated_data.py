@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from corpus.cleaning.config import PersonalDataConfig
-from corpus.cleaning.personal_data import KINDS, find_personal_data
+from corpus.cleaning.people.personal_data import KINDS, find_personal_data
 from evaluation.config import GeneratedPersonalDataConfig
 from evaluation.statistics.intervals import share_of_clusters
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corpus.remote import location_of
-from corpus.trained import TrainedSequences, split_fingerprint
+from corpus.tokens.remote import location_of
+from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from evaluation.config import MemorisationConfig
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
 from evaluation.statistics.intervals import Interval, bootstrap, difference_of_proportions, wilson
 from infra.errors import stage_error
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Run
 
 # At most so many sequences are looked at for each one that is wanted: with short documents, few hold a whole window.

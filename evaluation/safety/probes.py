@@ -8,9 +8,9 @@ from pathlib import Path
 
 from corpus.readers.encodings import whole_characters
 from evaluation.config import DATA_DIR, BiasConfig, ToxicityConfig
-from infra.bounded import read_text
 from infra.errors import stage_error
-from infra.json import parse_json
+from infra.io.bounded import read_text
+from infra.io.json import parse_json
 
 COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
 

@@ -27,8 +27,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     aux/adversarial.jsonl. Until then what is done lies in the run's work folder, part by part, and a build that was
     broken off goes on from there.
     """
-    from corpus.remote import location_of
-    from corpus.trained import TrainedSequences
+    from corpus.tokens.remote import location_of
+    from corpus.tokens.trained import TrainedSequences
     from evaluation.generation.chat_prompts import ChatPrompt
     from evaluation.generation.language_model import load_model
     from evaluation.safety.bias.pairs import measure_bias

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.toxicity import Scorer
+from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.continuations import Sampling

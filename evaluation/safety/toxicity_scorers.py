@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.toxicity import ClassifierScorer, ProfanityScorer, Scorer
+from corpus.cleaning.people.toxicity import ClassifierScorer, ProfanityScorer, Scorer
 from evaluation.config import LabelledSet, ToxicityScorer
 from evaluation.results.kept_parts import Keep
 from infra.errors import StageError, StemmaError, stage_error

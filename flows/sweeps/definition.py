@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.config import PipelineConfig, dump, load
-from flows.graph import Graph, ancestors, graph, known, with_measurements
+from flows.config.graph import Graph, ancestors, graph, known, with_measurements
+from flows.config.read import PipelineConfig, dump, load
 from flows.sweeps.space import Choices, Range, Space, grid, settings_text
 from infra.errors import ConfigError, Problem
 from infra.identity import canonical, canonical_json

@@ -17,14 +17,14 @@ from prefect.states import Cancelled, Completed, Failed, State
 from pydantic import BaseModel, Field
 
 from evaluation.pages.sweep_page import bounds, isoflop_sentences, law_sentences, number
-from flows.admission import turned_away
-from flows.config import PipelineConfig
-from flows.graph import graph
-from flows.journal import RunJournal
+from flows.config.graph import graph
+from flows.config.read import PipelineConfig
+from flows.prefect.admission import turned_away
+from flows.runs.journal import RunJournal
+from flows.runs.trials import Trials
 from flows.sweeps.definition import MEASURED, Pruner, Sampler, Wishes, define
 from flows.sweeps.law import check
 from flows.sweeps.space import read_space, settings_text
-from flows.sweeps.trials import Trials
 from flows.sweeps.whole import whole_sweep
 from infra.errors import Problem, StemmaError
 from infra.lineage.ledger import run_url

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.runs.trials import Trial
 from flows.sweeps.definition import Sweep
-from flows.sweeps.trials import Trial
 from infra.errors import ConfigError, Problem
 
 FILE = "law.json"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from flows.runs.trials import Trial
 from flows.sweeps.definition import BASE, Sweep
 from flows.sweeps.space import Choices, Range, described
-from flows.sweeps.trials import Trial
 
 LEAST_FOR_IMPORTANCE = 4
 _BESIDE = ("parameters", "tokens_per_s")

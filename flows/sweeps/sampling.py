@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from flows.runs.trials import ENDED, Trial, Trials
 from flows.sweeps.definition import Sweep
 from flows.sweeps.space import Choices, Range
-from flows.sweeps.trials import ENDED, Trial, Trials
 
 
 class Chooser(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.config import as_json
 from infra.errors import ConfigError, Problem
-from infra.yaml import BadYaml, read_plain
+from infra.io.yaml import BadYaml, read_plain
 
 _RANGE = re.compile(r"(?P<low>[^,\[\]{}]+?)\.\.(?P<high>[^,\[\]{}@]+)(?P<log>@log)?")
 EXAMPLE = "such as pretrain.optimizer.learning_rate=1e-4,3e-4 or =1e-4..1e-2@log"

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.graph import Graph, Selection, graph
-from flows.journal import HAS_ARTIFACT, PRIVATE, RunJournal, new_run_id
-from flows.plan import plan
-from flows.start import Request, interrupts, name_server, runs_on_worker, start
+from flows.config.graph import Graph, Selection, graph
+from flows.deployment.start import Request, interrupts, name_server, runs_on_worker, start
+from flows.planning.plan import plan
+from flows.runs.journal import HAS_ARTIFACT, PRIVATE, RunJournal, new_run_id
+from flows.runs.trials import Trial, Trials, keep_best
 from flows.sweeps.definition import Sweep
 from flows.sweeps.sampling import Chooser, chooser
 from flows.sweeps.space import described
-from flows.sweeps.trials import Trial, Trials, keep_best
 from infra.errors import ConfigError, Problem
 from infra.lineage import messages
 from infra.lineage.outbox import Outbox
@@ -28,8 +28,8 @@ from infra.project import code_state, lock_hash
 from infra.run import read_journal
 from infra.store.measurements import TRAINED
 from infra.store.store import Store
-from tasks.child import JOURNAL
-from tasks.warm_start import WarmStart
+from tasks.processes.child import JOURNAL
+from tasks.processes.warm_start import WarmStart
 
 LOOK_S = 0.3
 WATCHED = "validation/sample_loss"
@@ -187,7 +187,7 @@ class _Running:
         return self._result(trial, self._start(trial, request, journal))
 
     def _start(self, trial: Trial, request: Request, journal: RunJournal) -> dict[str, Any]:
-        from flows.execution import SHARED, Shared
+        from flows.prefect.execution import SHARED, Shared
 
         def is_cancelled() -> bool:
             return self._stops() or trial.number in self.pruned
@@ -250,7 +250,7 @@ class _Running:
 
 
 def _no_figure(sweep: Sweep, trial: Trial) -> Problem:
-    from flows.problems import nearest
+    from flows.config.problems import nearest
 
     own = [name.removeprefix(f"{sweep.step}.") for name in trial.figures if name.startswith(f"{sweep.step}.")]
     message = f"{sweep.step} has no figure {sweep.figure}; what was built is kept"

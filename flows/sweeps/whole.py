@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,13 @@ from evaluation.pages.charts import Point
 from evaluation.pages.comparison import CURVES
 from evaluation.pages.sweep_page import sweep_page
 from evaluation.results.pipeline import PipelineResults
-from flows.journal import RunJournal
-from flows.sweeps.carried import leave
+from flows.config.carried import FILE
+from flows.runs.journal import RunJournal
+from flows.runs.trials import Trial, Trials
 from flows.sweeps.definition import Sweep
 from flows.sweeps.law import law_of
 from flows.sweeps.results import summary
 from flows.sweeps.sweep import run_sweep
-from flows.sweeps.trials import Trial, Trials
 from infra.lineage.ledger import mlflow_run_id
 from infra.store.layout import AUX
 from infra.store.store import Store
@@ -35,7 +37,7 @@ def whole_sweep(
     ended, cancelled = run_sweep(sweep, store, at_once, tell)
     document = summary(sweep, ended, cancelled)
     document["law"] = law_of(sweep, ended, trials.folder) if law and document["status"] == "done" else None
-    leave(sweep, ended, trials.folder)
+    leave_for_configs(sweep, ended, trials.folder)
     place = page or trials.folder / "sweep.html"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(sweep_page(sweep.base.name, document, _curves(sweep, ended, store)), encoding="utf8")
@@ -64,3 +66,21 @@ def _curves(sweep: Sweep, trials: Sequence[Trial], store: Store) -> dict[str, di
             if points := step.curve(sweep.step, curve.metric):
                 found.setdefault(curve.title, {})[place] = points
     return found
+
+
+def leave_for_configs(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> None:
+    """Writes what the trials found, for configs to take over."""
+    runs = [
+        {
+            "settings": dict(trial.settings),
+            "value": trial.value,
+            "parameters": trial.figures.get(f"{sweep.step}.parameters"),
+            "tokens": trial.figures.get(f"{sweep.step}.tokens"),
+        }
+        for trial in trials
+        if trial.status == "done" and trial.value is not None
+    ]
+    found = {"sweep": sweep.id, "measure": sweep.measure, "maximise": sweep.maximise, "runs": runs}
+    hidden = folder / f".{FILE}"
+    hidden.write_text(json.dumps(found, indent=1) + "\n", encoding="utf8")
+    os.replace(hidden, folder / FILE)

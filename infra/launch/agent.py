@@ -27,7 +27,7 @@ from infra.launch.diagnostics import examine
 from infra.launch.heartbeat import FOLDER, dump_stacks, is_stopped, notes_on, read_beat, stacks
 from infra.launch.node_files import NodeState, Order, Watch
 from infra.launch.ranks import GRACE_S, Node, Ranks, free_port, own_process_group
-from infra.process import PARENT_FD, die_with_parent
+from infra.process.lifetime import PARENT_FD, die_with_parent
 
 POLL_S = 0.1
 _GPU = "/dev/nvidia0"

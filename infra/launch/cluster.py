@@ -21,11 +21,11 @@ from infra.launch.config import LaunchConfig
 from infra.launch.diagnostics import slow_machines
 from infra.launch.heartbeat import Beat, Hang, stuck_ranks
 from infra.launch.hosts import Hosts, passed_on
-from infra.launch.kubernetes import Kubernetes
+from infra.launch.kube.launcher import Kubernetes
 from infra.launch.machines import Machines, Over
 from infra.launch.node_files import NodeState, Order, Watch
 from infra.launch.ranks import GRACE_S, Ended
-from infra.launch.ray_nodes import RayNodes
+from infra.launch.ray.nodes import RayNodes
 from infra.launch.slurm import Slurm
 from infra.launch.training import SETTLE_S
 

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from infra.errors import Problem
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """The oldest Linux driver of each CUDA ("CUDA Toolkit Release Notes", table of minor version compatibility)."""

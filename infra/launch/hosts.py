@@ -15,7 +15,7 @@ from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from infra.launch.machines import Over
 from infra.launch.node_files import node_file
-from infra.process import PARENT_FD
+from infra.process.lifetime import PARENT_FD
 
 _PATIENCE_S = 10.0
 _BEGIN_S = 180.0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 
 ORDER = "order"
 MACHINE = "STEMMA_MACHINE"

@@ -17,7 +17,7 @@ import psutil
 
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
-from infra.process import PARENT_FD
+from infra.process.lifetime import PARENT_FD
 
 # torchrun's and Composer's own name, srun's, an Indexed Job's of Kubernetes.
 _NODE_RANK = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -104,7 +104,8 @@ class Ended:
 class Ranks:
     """The running ranks of one node, all in the process group of whoever starts them.
 
-    Every rank holds the read end of a pipe (see `infra.process.die_with_parent`) whose write end is here alone.
+    Every rank holds the read end of a pipe (see `infra.process.lifetime.die_with_parent`) whose write end is here
+    alone.
     """
 
     def __init__(

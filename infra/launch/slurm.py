@@ -16,8 +16,8 @@ from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.launchers import SLURM_NOTICE_S
 from infra.launch.machines import OneJob, Over
-from infra.process import PARENT_FD
-from infra.tail import Tail, last_lines
+from infra.process.lifetime import PARENT_FD
+from infra.process.tail import Tail, last_lines
 
 _ASK_S = 2.0
 """How often Slurm is asked about a job; its controllers do not like to be asked more."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
+from infra.io.tables import check, set_aside
 from infra.lineage.page import run_path
 from infra.lineage.relay_lock import lineage_folder
 from infra.servers.settings import mlflow_page
-from infra.tables import check, set_aside
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.tracking import database_uri
 

@@ -13,10 +13,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from infra.empty_databases import keep, take
 from infra.errors import StageError, stage_error
-from infra.files import link_or_copy, sync
+from infra.io.files import link_or_copy, sync
 from infra.lineage.tracking import database_path, exclusive
+from infra.servers.databases.empty import keep, take
 
 COPIES_KEPT = 3
 """Databases as they were before their last upgrades."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.lineage.messages import Message
 from infra.lineage.relay_lock import lineage_folder, this_process
 from infra.secrets import Hider

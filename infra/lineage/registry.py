@@ -16,8 +16,8 @@ from urllib.parse import urlparse
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from infra.files import link_or_copy
-from infra.json import parse_own_json
+from infra.io.files import link_or_copy
+from infra.io.json import parse_own_json
 from infra.lineage import page
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import PromoteModel, RegisterModel

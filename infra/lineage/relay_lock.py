@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infra.json import read_own_json
-from infra.process import start_ticks, started_at, this_boot
+from infra.io.json import read_own_json
+from infra.process.lifetime import start_ticks, started_at, this_boot
 from infra.servers.state import same_process
 
 

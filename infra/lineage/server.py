@@ -18,8 +18,8 @@ from infra.errors import StemmaError
 from infra.lineage.migrations import prepare
 from infra.lineage.tracking import artifacts_folder, database_uri, exclusive
 from infra.servers.asgi_server import BoundedBody, Server
-from infra.servers.callers import App, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials, credentials
+from infra.servers.prefect.callers import App, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder, write_private
 

@@ -24,7 +24,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from infra.servers.callers import App, Receive, Refusal, Scope, Send, refuse
+from infra.servers.prefect.callers import App, Receive, Refusal, Scope, Send, refuse
 
 HEAD_S = 20.0
 BODY_S = 20.0

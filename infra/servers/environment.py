@@ -29,7 +29,7 @@ QUIET = {
 
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 """How often a flow run gives the server a sign of life, in seconds: the least that Prefect allows, and 180 by default.
-See `infra.servers.lost_runs`."""
+See `infra.servers.prefect.lost_runs`."""
 
 OF_ONE_RUN = "PREFECT__"
 """How the variables begin that Prefect's workers give to each run."""

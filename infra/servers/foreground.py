@@ -19,7 +19,7 @@ from infra.servers.state import make_servers_folder, prefect_api_url
 from infra.store.roots import root_folder
 
 FLOW_RUN = "flow-run"
-"""The one run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube_runs`."""
+"""The one run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube.runs`."""
 
 
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.servers.credentials import AUTH, credentials
 from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url

@@ -29,19 +29,19 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from infra.errors import StemmaError
-from infra.json import parse_own_json, read_own_json
+from infra.io.json import parse_own_json, read_own_json
+from infra.leases import place as lease_place
+from infra.leases.lease import Leases
+from infra.leases.table import TABLE_ERRORS
 from infra.run import messages_in
 from infra.servers.asgi_server import BoundedBody, Server
-from infra.servers.callers import App, OwnCallersOnly
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.http import post
+from infra.servers.prefect.callers import App, OwnCallersOnly
 from infra.servers.services import services
 from infra.servers.settings import Settings
 from infra.servers.state import prefect_api_url
-from infra.store import lease_place
 from infra.store.layout import Layout
-from infra.store.lease import Leases
-from infra.store.lease_table import TABLE_ERRORS
 
 JOURNAL_END_BYTES = 64_000
 LIVE = {

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from infra.errors import stage_error
-from infra.held_folder import held_folder
-from infra.process import PARENT_FD, group_alive, signal_group
+from infra.process.held_folder import held_folder
+from infra.process.lifetime import PARENT_FD, group_alive, signal_group
+from infra.process.tail import last_lines
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from infra.servers.specs import prefect_server_variables
-from infra.tail import last_lines
 
 START_TIMEOUT_S = 180.0
 LOG = "server.log"
@@ -60,10 +60,10 @@ def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subpr
     port = any_free_port()
     url = f"http://{HOST}:{port}"
     wanted = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
-    command = ("infra.servers.prefect_server", "--host", HOST, "--port", str(port))
+    command = ("infra.servers.prefect.server", "--host", HOST, "--port", str(port))
     with open(home / LOG, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "infra.process", *command],
+            [sys.executable, "-m", "infra.process.lifetime", *command],
             env=server_environ(prefect_server_variables(home, url) | wanted),
             stdin=subprocess.DEVNULL,
             stdout=output,

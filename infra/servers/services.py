@@ -17,7 +17,8 @@ from typing import Literal
 import psutil
 
 from infra.errors import ConfigError, Problem, StageError, stage_error
-from infra.process import end_group, group_alive, signal_group, start_ticks, started_at, this_boot
+from infra.process.lifetime import end_group, group_alive, signal_group, start_ticks, started_at, this_boot
+from infra.process.tail import last_lines
 from infra.project import PROJECT
 from infra.servers.environment import server_environ
 from infra.servers.ports import reserved_port
@@ -33,7 +34,6 @@ from infra.servers.specs import (
     worker_spec,
 )
 from infra.servers.state import Service, make_servers_folder, record, recorded, servers_folder
-from infra.tail import last_lines
 
 PORT_PATIENCE_S = 3.0
 """People have the address of a server that is started again in their bookmarks."""

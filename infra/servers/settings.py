@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 from infra.errors import ConfigError, Problem
-from infra.servers.callers import NAMES, Callers, host_name
+from infra.io.tables import damaged, read_state
 from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
-from infra.servers.database import SQLITE, Postgres, database, described, requested_database
+from infra.servers.databases.database import SQLITE, Postgres, database, described, requested_database
 from infra.servers.ports import HOST
+from infra.servers.prefect.callers import NAMES, Callers, host_name
 from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
-from infra.tables import damaged, read_state
 
 _LOST = "delete it: `stemma up` then sets the servers up anew, on its usual ports"
 EVERYWHERE = ("0.0.0.0", "::")

@@ -28,7 +28,7 @@ TITLES = {
     "metrics": "the metrics for Prometheus",
 }
 
-_PREFECT_SERVER = (sys.executable, "-m", "infra.servers.prefect_server")
+_PREFECT_SERVER = (sys.executable, "-m", "infra.servers.prefect.server")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
     return Spec(
         "worker",
         f"{prefect_url}/work-pools/work-pool/{WORK_POOL}",
-        (sys.executable, "-m", "infra.servers.worker", WORK_POOL, str(root)),
+        (sys.executable, "-m", "infra.servers.prefect.worker", WORK_POOL, str(root)),
         lambda service: _worker_polls(service, prefect_url),
         HEARTBEAT
         | {
@@ -114,11 +114,11 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
 
 
 def flow_run_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
-    """One run in a pod, see `infra.servers.flow_pod`, which has the variables of a worker's."""
+    """One run in a pod, see `infra.servers.prefect.flow_pod`, which has the variables of a worker's."""
     worker = worker_spec(root, prefect_url, settings)
     told = {name: value for name, value in os.environ.items() if name.startswith(OF_ONE_RUN)}
     return replace(
-        worker, command=(sys.executable, "-m", "infra.servers.flow_pod"), variables={**worker.variables, **told}
+        worker, command=(sys.executable, "-m", "infra.servers.prefect.flow_pod"), variables={**worker.variables, **told}
     )
 
 

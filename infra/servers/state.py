@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from infra.process import start_ticks, started_at, this_boot
-from infra.tables import damaged, read_state
+from infra.io.tables import damaged, read_state
+from infra.process.lifetime import start_ticks, started_at, this_boot
 
 # The kernel's clock of process starts drifts from ours by less than this; no pid comes round again that fast.
 START_TOLERANCE_S = 5.0

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Cancelled, Problem, StageError, stage_error
-from infra.json import parse_json
+from infra.io.json import parse_json
 from infra.launch.launchers import VllmConfig
-from infra.process import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
+from infra.process.lifetime import GRACE_S, PARENT_FD, end_group, group_alive, signal_group
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE
 

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from infra.errors import Cancelled, StageError, stage_error
-from infra.store import lease_table
-from infra.store.lease import Lease
-from infra.store.lease_table import Holder
+from infra.leases import table as lease_table
+from infra.leases.lease import Lease
+from infra.leases.table import Holder
+from infra.store.bucket.runs import RUNS, RemoteRuns
 from infra.store.manifest import Manifest
-from infra.store.remote_runs import RUNS, RemoteRuns
 from infra.store.store import Store
 
 _GC = f"{RUNS}/gc"

@@ -13,8 +13,8 @@
 <root>/feedback/<round>/                answers that people judge, and what they said, see `stemma feedback`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
 
-Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.remote` says where
-the artifacts are.
+Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.bucket.artifacts`
+says where the artifacts are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from functools import cached_property
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
+from infra.io.tables import unwritable
 from infra.store.roots import RECORD, url_of
-from infra.tables import unwritable
 
 FORMAT = 1
 MARKER = "format"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
-from infra.files import sync
+from infra.io.files import sync
 from infra.store.layout import AUX, MANIFEST, MIRROR
 
 SCHEMA = 1

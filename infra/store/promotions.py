@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError, stage_error
-from infra.json import parse_own_json
-from infra.s3 import read_object
-from infra.s3_write import put_if
+from infra.io.json import parse_own_json
+from infra.io.s3 import read_object
+from infra.io.s3_write import put_if
+from infra.io.tables import damaged, read_state
 from infra.store.roots import url_of
-from infra.tables import damaged, read_state
 
 FILE = "promotions.json"
 _LOST = "correct it, or delete it: then nothing is promoted"

@@ -3,9 +3,9 @@
     --root s3://bucket/prefix   →   <cache>/<bucket>-<prefix>-<hash>/
 
 The cache of a root is an ordinary root, whose `remote.json` names the URL: work in progress, journals and what was
-downloaded lie there, and the artifacts are where the URL says (`infra.store.remote`). So a path to it is enough for
-whoever opens the store. <cache> is $STEMMA_CACHE, by default `stemma` in the user's cache folder ($XDG_CACHE_HOME, else
-~/.cache); it is for one user of one machine, and may be deleted when nothing runs on it.
+downloaded lie there, and the artifacts are where the URL says (`infra.store.bucket.artifacts`). So a path to it is
+enough for whoever opens the store. <cache> is $STEMMA_CACHE, by default `stemma` in the user's cache folder
+($XDG_CACHE_HOME, else ~/.cache); it is for one user of one machine, and may be deleted when nothing runs on it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem
-from infra.s3 import SCHEME
-from infra.tables import damaged, read_state, unwritable
+from infra.io.s3 import SCHEME
+from infra.io.tables import damaged, read_state, unwritable
 
 CACHE = "STEMMA_CACHE"
 RECORD = "remote.json"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.errors import Problem, StageError, stage_error
-from infra.files import sync
-from infra.json import read_own_json
+from infra.io.files import sync
+from infra.io.json import read_own_json
 from infra.store.layout import AUX
 from infra.store.manifest import File, Manifest
 

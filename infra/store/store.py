@@ -1,8 +1,8 @@
 """The store: finished artifacts by address, verified before they are trusted, committed by one rename.
 
-Of a root on an object store the artifacts are there (`infra.store.remote`) and the folder is a cache of them: a folder
-at an artifact's address is a whole copy of it, and most artifacts have none. Look-ups ask for manifests alone; `fetch`
-brings the files here, `peek` a few small ones.
+Of a root on an object store the artifacts are there (`infra.store.bucket.artifacts`) and the folder is a cache of
+them: a folder at an artifact's address is a whole copy of it, and most artifacts have none. Look-ups ask for manifests
+alone; `fetch` brings the files here, `peek` a few small ones.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
-from infra.files import give_usual_rights, sync
-from infra.hashing import HashBook
 from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
-from infra.s3 import Stopped
-from infra.store import lease_place
+from infra.io.files import give_usual_rights, sync
+from infra.io.hashing import HashBook
+from infra.io.s3 import Stopped
+from infra.leases import place as lease_place
+from infra.leases.lease import Leases
+from infra.store.bucket.artifacts import EXTRA, Remote
+from infra.store.bucket.root import open_root
 from infra.store.layout import AUX, MANIFEST, MIRROR, RESERVED, Layout
-from infra.store.lease import Leases
 from infra.store.manifest import File, Input, Manifest, glance_folder
-from infra.store.remote import EXTRA, Remote
-from infra.store.remote_root import open_root
 from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states, take_states, without_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -80,7 +80,7 @@ class Store:
 
     @cached_property
     def leases(self) -> Leases:
-        """Raises StageError where they are out of reach, see `infra.store.lease_place`."""
+        """Raises StageError where they are out of reach, see `infra.leases.place`."""
         return Leases(lease_place.table(self.layout), partial(lease_place.table, self.layout))
 
     def check_leases(self) -> None:
@@ -155,8 +155,8 @@ class Store:
         its model, stay there, but for the one that is asked for.
 
         folder: of a replaced artifact, which is not that of its address. say: told before a download. stopped: see
-        `infra.store.remote.Remote`. state: digest of a state. Raises StageError `damaged_object`, `disk_full`, and as
-        `infra.s3.persistently` does.
+        `infra.store.bucket.artifacts.Remote`. state: digest of a state. Raises StageError `damaged_object`,
+        `disk_full`, and as `infra.io.s3.persistently` does.
         """
         place = folder or self.path(manifest)
         if self.remote is None or not self._is_address(place):
@@ -347,12 +347,12 @@ class Store:
         stopped: Stopped = lambda: False,
     ) -> Path:
         """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that. On an object
-        store by a put of its manifest, see `infra.store.remote`, and this folder becomes the copy of it here.
+        store by a put of its manifest, see `infra.store.bucket.artifacts`, and this folder becomes the copy of it here.
 
         A finished artifact at that address is kept if its payload is the same and its files are whole, and gets the
         states of its training that this build kept and it lacks; otherwise it moves to `<fingerprint>.<digest8>`, where
         lineage still finds it. check: called after an upload, which may take hours; what it raises ends the commit.
-        stopped: see `infra.store.remote.Remote`.
+        stopped: see `infra.store.bucket.artifacts.Remote`.
         """
         place = self.path(manifest)
         place.parent.mkdir(parents=True, exist_ok=True)

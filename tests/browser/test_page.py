@@ -12,7 +12,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from flows.journal import latest
+from flows.runs.journal import latest
 from infra.run import read_journal
 from tests.command import environment, finish, start, stemma, write_config
 from tests.pipelines import data_config, full_config

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.config import parse
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse
 from infra.errors import ConfigError
 from tests.command import Answer, write_config
 

@@ -13,10 +13,10 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from cli.commands import stemma
-from flows.compare import compare
-from flows.compared import find
-from flows.journal import RunJournal, StageRow
-from flows.listing import runs
+from flows.compare.compare import compare
+from flows.compare.compared import find
+from flows.runs.journal import RunJournal, StageRow
+from flows.runs.listing import runs
 from infra.project import code_state, lock_hash
 from infra.store.reference import resolve
 from infra.store.store import Store

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.garbage import Pins, refuse_if_unsure, remove, survey
-from flows.journal import RunJournal, new_run_id
-from flows.sweeps.trials import Trial, Trials
+from flows.runs.garbage import Pins, refuse_if_unsure, remove, survey
+from flows.runs.journal import RunJournal, new_run_id
+from flows.runs.trials import Trial, Trials
 from infra.errors import StageError
 from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest

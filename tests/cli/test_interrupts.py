@@ -44,7 +44,7 @@ def test_an_interrupt_before_the_flow_begins_is_answered(tmp_path: Path, number:
 
 def test_an_interrupt_where_nothing_can_be_raised_is_noted_and_not_printed() -> None:
     program = (
-        "import os, signal, weakref; from infra import interrupts\n"
+        "import os, signal, weakref; from infra.process import interrupts\n"
         "class Thing: pass\n"
         "def gone(_, number=signal.SIGTERM): os.kill(os.getpid(), number); [None for _ in range(1000)]\n"
         "interrupts.listen(); thing = Thing(); watched = weakref.ref(thing, gone); del thing\n"

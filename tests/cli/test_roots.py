@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.output import as_json
+from cli.common.output import as_json
 from infra.errors import StageError
 from infra.store.store import Store
 from tests.command import Answer

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from corpus.readers.table_batches import Bad, Rows, Table, read_table
+from corpus.readers.formats.table_batches import Bad, Rows, Table, read_table
 
 
 def crash_after_reading(table: Table) -> Iterator[Rows | Bad]:

@@ -22,10 +22,10 @@ import zstandard
 from pydantic import ValidationError
 
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
-from corpus.readers import table_process
-from corpus.readers.json_lines import read_records
+from corpus.readers.formats import table_process
+from corpus.readers.formats.json_lines import read_records
 from corpus.readers.record import Record
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
@@ -303,8 +303,8 @@ from corpus.config import IngestConfig
 from corpus.ingest import ingest
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from corpus.readers import table_process
-from corpus.readers.json_lines import read_records
+from corpus.readers.formats import table_process
+from corpus.readers.formats.json_lines import read_records
 from corpus.readers.record import Record
 from tests.memory import own_peak_mb
 read, out = json.loads(sys.argv[1]), Path(sys.argv[2])

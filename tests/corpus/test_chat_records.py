@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs
-from corpus.pairs import Pair
+from corpus.pairs.files import Pair
 from corpus.preferences import file_pairs as preference_pairs
-from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions, FilePreferences
 
 Write = Callable[..., str]

@@ -10,7 +10,7 @@ import pytest
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
 

@@ -9,10 +9,10 @@ import pytest
 
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.counterfactual import counterfactual
-from corpus.cleaning.neutral import NEUTRAL_WORDS, neutral, neutral_words
+from corpus.cleaning.people.counterfactual import counterfactual
+from corpus.cleaning.people.neutral import NEUTRAL_WORDS, neutral, neutral_words
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
 

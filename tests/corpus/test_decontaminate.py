@@ -13,7 +13,7 @@ import yaml
 
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.stage import decontaminate
-from corpus.documents import DocumentWriter, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from evaluation.benchmark_text import benchmark_text
 from evaluation.config import BenchmarksConfig, BenchmarkTask, BenchmarkTextConfig, SafetyConfig
 from infra.errors import StageError

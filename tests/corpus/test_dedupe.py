@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from benchmarks.planted import all_pairs, ngrams_of, planted, real_texts, words_of
 from corpus.dedupe.config import DedupeConfig, choose_bands
 from corpus.dedupe.stage import dedupe
-from corpus.documents import DocumentWriter, link_parts, make_document, read_documents
-from corpus.words import character_table, hash_words
+from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents
+from corpus.documents.words import character_table, hash_words
 from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
 from infra.run import Run

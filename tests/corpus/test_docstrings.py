@@ -21,7 +21,7 @@ from corpus.demo.docstrings import (
     parse_file,
 )
 from corpus.demo.parsing import read_docstrings
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 
 MODULE = '''"""The module."""

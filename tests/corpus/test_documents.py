@@ -11,9 +11,16 @@ import pytest
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
-from corpus.documents import DocumentWriter, concatenate, document_parts, link_parts, make_document, read_documents
+from corpus.documents.parts import (
+    DocumentWriter,
+    concatenate,
+    document_parts,
+    link_parts,
+    make_document,
+    read_documents,
+)
+from corpus.documents.sources import read_sources
 from corpus.ingest import ingest
-from corpus.sources import read_sources
 
 PROSE = (
     "The quiet river of the north bends twice before it reaches the old mill, and that is all there is to say of it."
@@ -38,7 +45,7 @@ def test_a_part_is_full_of_metadata_too_and_texts_may_be_empty(tmp_path, monkeyp
         for index in range(20):
             writer.write(make_document(f"{index}", "here", metadata=f'{{"page": "{"x" * 1_000_000}"}}'))
     assert [pq.read_metadata(part).num_rows for part in document_parts(tmp_path / "metadata")] == [4] * 5
-    monkeypatch.setattr("corpus.documents.BATCH_DOCUMENTS", 10)
+    monkeypatch.setattr("corpus.documents.parts.BATCH_DOCUMENTS", 10)
     with DocumentWriter(tmp_path / "empty" / "documents") as writer:
         for _ in range(30):
             writer.write(make_document("", "here"))

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import (
     WhitespaceSplit,
 )
 
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.tokens.chunks import Table
 from corpus.tokens.cutting import EXPRESSIONS, cutting_of
 from corpus.tokens.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
-from corpus.first_records import first_record_problems
+from corpus.recognition.first_records import first_record_problems
 
 
 def lines(path: Path, *records: dict[str, Any]) -> str:

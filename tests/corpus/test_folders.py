@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
-from corpus.first_records import first_record_problems
-from corpus.hub import dataset_files
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from corpus.readers.config import FileDocuments
+from corpus.readers.hub import dataset_files
+from corpus.recognition.first_records import first_record_problems
 from infra.errors import StageError
 
 LINE = json.dumps({"text": "A sentence about pears."}) + "\n"

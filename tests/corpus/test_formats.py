@@ -19,7 +19,7 @@ from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corpus.readers.formulas import with_formulas
-from corpus.readers.web import main_text
+from corpus.readers.formats.formulas import with_formulas
+from corpus.readers.formats.web import main_text
 
 PAGE = "<html><body><main><article><h1>Area</h1>{}<p>{}</p></article></main></body></html>"
 PROSE = "<p>The council described a jar of river clay to the surprise of everyone who had stayed behind.</p>" * 3

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
 from tests.command import Answer, write_config

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
-from corpus.first_records import first_record_problems
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
+from corpus.recognition.first_records import first_record_problems
 from infra.errors import StageError
 
 PROSE = "It was the best of times, it was the worst of times.\n"

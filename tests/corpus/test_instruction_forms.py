@@ -8,8 +8,8 @@ import json
 import pytest
 
 from corpus.config import InstructionsConfig, ValidateConfig
+from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs, instructions
-from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
 from corpus.validate import validate
 

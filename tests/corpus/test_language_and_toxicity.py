@@ -11,7 +11,7 @@ import pytest
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig, LanguageConfig
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
 
@@ -64,7 +64,7 @@ def test_a_source_can_have_languages_of_its_own(build, ingested):
 
 
 def test_languages_of_real_text(real_data):
-    from corpus.cleaning.language import Language
+    from corpus.cleaning.languages.language import Language
 
     identify = Language(LanguageConfig()).identify
     with open(real_data("web_demo/c4_demo.jsonl"), encoding="utf8") as file:

@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from corpus.documents import DocumentWriter, is_heldout, link_parts, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, is_heldout, link_parts, make_document, read_documents
+from corpus.documents.sources import SourceCounts, SourceFacts, source_name, write_sources
 from corpus.mix.config import MixConfig
 from corpus.mix.stage import mix
-from corpus.sources import SourceCounts, SourceFacts, source_name, write_sources
 from infra.errors import StageError
 
 SIZES = {"books": 600, "web": 2400, "wiki": 300}

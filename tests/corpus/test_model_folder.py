@@ -36,17 +36,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from corpus.cleaning.toxicity import ClassifierScorer
-from corpus.model_folder import folder_problems
-from corpus.pretrained import load_pretrained_model, weights_problems
+from corpus.cleaning.people.toxicity import ClassifierScorer
+from corpus.model_folders.folder import folder_problems
+from corpus.model_folders.pretrained import load_pretrained_model, weights_problems
 from evaluation.generation.language_model import load_model
-from flows.config import load
-from flows.graph import graph
-from flows.needs import model_folder_problems
+from flows.config.graph import graph
+from flows.config.read import load
+from flows.planning.needs import model_folder_problems
 from infra.errors import ConfigError, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
-from tasks.payloads import check_payload
+from tasks.building.payloads import check_payload
 from training.adopt import import_model
 from training.config import BaseModelConfig
 from training.core.hardware import Hardware

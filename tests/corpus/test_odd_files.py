@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from corpus.config import TokenizerConfig
-from corpus.hub import dataset_files
-from corpus.quarantine import Rejected
+from corpus.documents.quarantine import Rejected
 from corpus.readers.config import FileDocuments
-from corpus.readers.json_lines import is_list
+from corpus.readers.formats.json_lines import is_list
+from corpus.readers.hub import dataset_files
 from corpus.readers.plan import Piece
 from corpus.readers.texts import read_texts
-from infra.bounded import opened
 from infra.errors import StageError
+from infra.io.bounded import opened
 
 
 def read(path: Path, **options: object) -> list[str | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus.quarantine import Rejected
+from corpus.documents.quarantine import Rejected
 from corpus.readers.config import FileDocuments
 from corpus.readers.plan import Piece
 from corpus.readers.texts import read_texts

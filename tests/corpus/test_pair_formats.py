@@ -17,16 +17,16 @@ import pytest
 from datasets import Dataset
 
 from corpus.config import InstructionsConfig, PreferencesConfig
-from corpus.first_records import first_record_problems
+from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs, instructions
-from corpus.pairs import Pair
+from corpus.pairs.files import Pair
 from corpus.preferences import file_pairs as preference_pairs
-from corpus.quarantine import Rejected
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences
-from corpus.readers.delimited import read_delimited
+from corpus.readers.formats.delimited import read_delimited
 from corpus.readers.plan import Piece
 from corpus.readers.record import Record
 from corpus.readers.texts import read_texts
+from corpus.recognition.first_records import first_record_problems
 from infra.errors import StageError
 
 CHATS = [

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.config import InstructionsConfig, NearPrompts, PreferencesConfig
-from corpus.documents import is_heldout
+from corpus.documents.parts import is_heldout
 from corpus.instructions import instructions
+from corpus.pairs.prompt_groups import PromptGroups
 from corpus.preferences import preferences
-from corpus.prompt_groups import PromptGroups
-from flows.config import parse
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse
 from infra.errors import StageError
 
 WORDS = ("river", "stone", "window", "garden", "letter", "winter", "market", "orange", "captain", "silver")

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from corpus.cleaning.toxicity import ProfanityScorer
+from corpus.cleaning.people.toxicity import ProfanityScorer
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.comments import comment_documents
 from corpus.demo.config import CommentDocuments
@@ -16,12 +16,12 @@ from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
 from corpus.demo.style import both_moods
 from corpus.demo.summaries import shortened, summary_of
-from corpus.dialogues import split_dialogues
-from corpus.documents import is_heldout
+from corpus.documents.parts import is_heldout
+from corpus.documents.quarantine import Rejected
 from corpus.instructions import instructions
-from corpus.pairs import Pair
+from corpus.pairs.dialogues import split_dialogues
+from corpus.pairs.files import Pair
 from corpus.preferences import file_pairs, preferences
-from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from infra.errors import StageError
 from training.rl.verify import rules_of

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.measure_personal_data import addresses
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.personal_data import KINDS, find_personal_data
+from corpus.cleaning.people.personal_data import KINDS, find_personal_data
 from corpus.config import IngestConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 
 ALL = frozenset(KINDS)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from corpus.config import PreferencesConfig
+from corpus.documents.quarantine import Rejected
 from corpus.preferences import file_pairs, preferences
-from corpus.quarantine import Rejected
 from corpus.readers.config import FilePreferences
 from infra.errors import StageError
 

@@ -9,7 +9,7 @@ import pytest
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig, ValidateConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from corpus.instructions import instructions
 from corpus.preferences import preferences

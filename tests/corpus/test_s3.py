@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus.config import IngestConfig, InstructionsConfig
-from corpus.documents import read_documents
+from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
-from infra import s3
 from infra.errors import StageError
-from infra.hashing import HashBook
-from infra.sources import expand, open_place
+from infra.io import s3
+from infra.io.hashing import HashBook
+from infra.io.sources import expand, open_place
 from tests.command import write_config
 from tests.object_store import bucket, cut_off, silent, unavailable
 

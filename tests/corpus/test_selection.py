@@ -18,18 +18,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus.config import ShardConfig
-from corpus.cuts import Cut, joined, without
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.stage import decontaminate
 from corpus.dedupe.config import DedupeConfig
 from corpus.dedupe.stage import dedupe
-from corpus.documents import DocumentWriter, copy_documents, document_parts, link_parts, make_document, read_documents
+from corpus.documents.cuts import Cut, joined, without
+from corpus.documents.parts import (
+    DocumentWriter,
+    copy_documents,
+    document_parts,
+    link_parts,
+    make_document,
+    read_documents,
+)
+from corpus.documents.selection import link_selections, read_batches, read_table, write_selection
 from corpus.mix.config import MixConfig
 from corpus.mix.stage import mix
-from corpus.selection import link_selections, read_batches, read_table, write_selection
 from corpus.shard import shard
 from infra.errors import ConfigError, StageError
-from tasks.payloads import check_payload
+from tasks.building.payloads import check_payload
 from tests.command import REPOSITORY
 from tests.corpus.conftest import build_stage
 
@@ -184,7 +191,7 @@ def test_what_reads_parts_gives_the_same_rows_whatever_it_reads_at_a_time(chain)
 
 
 def test_the_text_of_an_artifact_is_had_in_files_of_its_own(chain, tmp_path):
-    command = [sys.executable, "-m", "corpus.documents", chain["decontaminate"], tmp_path / "documents"]
+    command = [sys.executable, "-m", "corpus.documents.parts", chain["decontaminate"], tmp_path / "documents"]
     subprocess.run(command, check=True, cwd=REPOSITORY)
     rows = pq.read_table(tmp_path / "documents").to_pylist()
     assert rows == [document._asdict() for document in read_documents(chain["decontaminate"])]

@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from corpus.config import IngestConfig, InstructionsConfig, ShardConfig
-from corpus.documents import DocumentWriter, is_heldout, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, is_heldout, make_document, read_documents
 from corpus.ingest import ingest
 from corpus.instructions import instructions
 from corpus.shard import shard

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from corpus.documents import is_heldout
+from corpus.documents.parts import is_heldout
 
 GROUPS = [f"group {i}" for i in range(20_000)]
 

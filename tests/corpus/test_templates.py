@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from corpus.config import InstructionsConfig
-from corpus.first_records import first_record_problems
+from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs, instructions
-from corpus.quarantine import Rejected
 from corpus.readers.config import FileInstructions
+from corpus.recognition.first_records import first_record_problems
 
 WORDS = {0: "yes", 1: "perhaps", 2: "no"}
 ENTAILS = [

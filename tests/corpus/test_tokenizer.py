@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from corpus.config import IngestConfig, TokenizerConfig
-from corpus.documents import DocumentWriter, is_heldout, read_documents
+from corpus.documents.parts import DocumentWriter, is_heldout, read_documents
 from corpus.ingest import ingest
 from corpus.tokenizer import tokenizer
 from corpus.tokens.chat_template import SPECIAL_TOKENS

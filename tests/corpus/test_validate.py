@@ -14,7 +14,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
 from corpus.config import InstructionsConfig, ShardConfig, ValidateConfig
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents.parts import DocumentWriter, make_document
 from corpus.instructions import instructions
 from corpus.shard import shard
 from corpus.validate import validate

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from corpus.model_inputs import name_model_inputs
+from corpus.model_folders.inputs import name_model_inputs
 from corpus.tokens.chat_template import CHAT_TEMPLATE
 from evaluation.release.export import card_of, check_elsewhere, export
 from evaluation.results.artifacts import Artifact

@@ -13,8 +13,8 @@ from evaluation.config import FAILURE_CLASSES, FAILURE_CLASSES_DIR, BenchmarksCo
 from evaluation.failures.classes import answer_given, failed_by_likelihood, measure_failures
 from evaluation.failures.templates import Case, draw_cases, read_failure_class
 from infra.errors import StageError
+from infra.io.template_process import in_words
 from infra.run import Run
-from infra.template_process import in_words
 
 MINE = """
 name: mine
@@ -119,7 +119,7 @@ def test_a_class_of_ones_own_and_a_wrong_one(tmp_path: Path) -> None:
 
 
 def test_two_classes_of_one_name_are_not_counted_as_one(model_dir: Path, tmp_path: Path, run: Run) -> None:
-    from cli.eval import _failure_classes
+    from cli.models.eval import _failure_classes
     from evaluation.generation.language_model import load_model
     from infra.errors import Problem
 

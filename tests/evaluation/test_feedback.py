@@ -19,8 +19,8 @@ from evaluation.people.label_studio import tasks
 from evaluation.people.outcome import outcome
 from evaluation.people.pairs import Export, blind
 from evaluation.people.win_rates import ELO, Contest, strengths, win_rates
-from flows.config import parse
-from flows.feedback import with_feedback
+from flows.config.read import parse
+from flows.feedback.round import with_feedback
 from infra.errors import StageError
 from infra.run import Run
 from training.generation.candidates import prompts_in

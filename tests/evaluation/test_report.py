@@ -140,7 +140,7 @@ def rows_of(html: str, caption: str) -> list[list[str]]:
 
 def test_what_safety_found_of_canaries_and_in_newer_bias_sets_is_read_in_rows(model_dir: Path, tmp_path: Path) -> None:
     """The tables of a real artifact: a model with random weights, two canaries of ten texts, HONEST and BEC-Pro."""
-    from corpus.canaries import Canary, Format, write_canaries
+    from corpus.tokens.canaries import Canary, Format, write_canaries
     from evaluation.config import SafetyConfig
     from evaluation.safety.stage import safety
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from corpus.documents import DocumentWriter, make_document
-from corpus.sources import source_name
+from corpus.documents.parts import DocumentWriter, make_document
+from corpus.documents.sources import source_name
 from evaluation.people.marks import Marks, write_outcome
 from evaluation.people.sample import SHOWN_CHARACTERS, Review, sample
 from infra.errors import StageError

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from corpus.trained import TrainedSequences, split_fingerprint
+from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from evaluation.config import BiasConfig, GeneratedPersonalDataConfig, SafetyConfig, ToxicityConfig
 from evaluation.safety.stage import safety
 from infra.errors import Cancelled, StageError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 faults = json.loads(os.environ.get("STEMMA_TEST_FAULTS", "{}"))
 if (
-    sys.orig_argv[1:3] == ["-m", "tasks.child"]
+    sys.orig_argv[1:3] == ["-m", "tasks.processes.child"]
     and json.loads(Path(sys.orig_argv[3]).read_text())["node"] == faults["stage"]
 ):
     from tasks.stage import Stage

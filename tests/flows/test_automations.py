@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.journal import latest
+from flows.runs.journal import latest
 from infra.servers.http import post
 from tests.command import environment, start, stemma, write_config
 from tests.pipelines import DOCSTRING_RULES, data_config, short_config

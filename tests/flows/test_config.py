@@ -13,8 +13,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from corpus.config import IngestConfig
-from flows.config import dump, load, parse, set_value
-from flows.schema import schema
+from flows.config.read import dump, load, parse, set_value
+from flows.config.schema import schema
 from infra.errors import ConfigError
 from tests.command import REPOSITORY, Answer, write_config
 
@@ -180,7 +180,7 @@ def test_each_config_fits_the_committed_schema(config: Path) -> None:
 
 def test_the_committed_schema_is_todays() -> None:
     assert (REPOSITORY / "configs" / "schema.json").read_text() == schema(), (
-        "run: python -m flows.schema > configs/schema.json"
+        "run: python -m flows.config.schema > configs/schema.json"
     )
 
 

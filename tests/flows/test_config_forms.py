@@ -20,17 +20,17 @@ from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from flows.config import PipelineConfig, dump, load, parse
-from flows.forms import form_values, with_form
-from flows.graph import Selection, graph
+from flows.config.forms import form_values, with_form
+from flows.config.graph import Selection, graph
+from flows.config.read import PipelineConfig, dump, load, parse
+from flows.config.steps import STEP_CLASSES
+from flows.deployment.start import Request
 from flows.pipeline import pipeline
 from flows.stage import FLOWS
-from flows.start import Request
-from flows.steps import STEP_CLASSES
 from infra.config import Config, normal_default
 from infra.identity import canonical, canonical_json, same
+from infra.io.yaml import read_plain
 from infra.launch.config import LaunchConfig
-from infra.yaml import read_plain
 from tests.command import REPOSITORY
 from training.config import ModelConfig, PretrainConfig, ScheduleConfig
 

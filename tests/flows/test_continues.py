@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.branches import branch_notes
-from flows.config import dump, parse
-from flows.graph import graph
-from flows.plan import Row
+from flows.config.graph import graph
+from flows.config.read import dump, parse
+from flows.planning.branches import branch_notes
+from flows.planning.plan import Row
 from infra.errors import ConfigError
 from tests.command import Answer, write_config
 

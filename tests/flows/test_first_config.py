@@ -19,8 +19,8 @@ from datasets import Dataset, DatasetDict
 
 from cli.commands import stemma
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
-from corpus.first_records import first_record_problems
-from flows.first_config import fit, look
+from corpus.recognition.first_records import first_record_problems
+from flows.planning.first_config import fit, look
 from infra.errors import ConfigError
 
 PROSE = "The ferry captain measured the mill's wheel, and wrote a short report about it for the museum. " * 3

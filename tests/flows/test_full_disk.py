@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flows.config import load
-from flows.graph import Selection
-from flows.start import Request, _lost
+from flows.config.graph import Selection
+from flows.config.read import load
+from flows.deployment.start import Request, _lost
 from infra.store.layout import MANIFEST
 from tests.command import Answer, environment, finish, start, write_config
 from tests.pipelines import short_config

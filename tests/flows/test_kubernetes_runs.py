@@ -26,10 +26,11 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Cancelling
 from prefect.utilities.templating import apply_values
 
-from flows.config import PipelineConfig, load
-from flows.deploy import deploy_pipeline, deploy_stages, deploy_sweep
+from flows.config.read import PipelineConfig, load
+from flows.deployment.deploy import deploy_pipeline, deploy_stages
+from flows.sweeps.deploy import deploy_sweep
 from infra.errors import ConfigError
-from infra.launch import kube_runs
+from infra.launch.kube import runs as kube_runs
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
 from tests.command import REPOSITORY, Answer, environment, stemma, write_config
@@ -69,7 +70,7 @@ def _printed(folder: Path, runs: dict[str, Any] | None, **launch: Any) -> subpro
     kubernetes = {**ASKED, **({"runs": runs} if runs else {})}
     content = {"name": "x", "launch": {"device": "gpu", "processes": 8, "kubernetes": kubernetes, **launch}}
     config = write_config(folder / "pipeline.yaml", content)
-    command = [sys.executable, "-m", "infra.launch.kube_runs", str(config), "--root", "/store/lab"]
+    command = [sys.executable, "-m", "infra.launch.kube.runs", str(config), "--root", "/store/lab"]
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
 
 

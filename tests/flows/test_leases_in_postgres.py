@@ -16,7 +16,7 @@ import psutil
 import psycopg2
 import pytest
 
-from infra.store.lease_table import HEARTBEAT_S
+from infra.leases.table import HEARTBEAT_S
 from tests.command import environment, finish, start, stemma, write_config
 from tests.namespaces import network
 from tests.pipelines import short_config

@@ -21,11 +21,11 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running, Scheduled
 
-from flows.config import load
-from flows.deploy import deploy_pipeline
-from flows.journal import latest
-from flows.schedules import Schedule
-from infra.process import signal_group
+from flows.config.read import load
+from flows.deployment.deploy import deploy_pipeline
+from flows.prefect.schedules import Schedule
+from flows.runs.journal import latest
+from infra.process.lifetime import signal_group
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
 from tests.command import environment, stemma, write_config

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.config import parse
+from flows.config.read import parse
 from infra.errors import ConfigError
 from tests.command import REPOSITORY, Answer, write_config
 from tests.pipelines import SENTENCES

@@ -12,10 +12,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from corpus.config import InstructionsConfig
-from flows.config import load
-from flows.graph import graph
-from flows.needs import architecture_of, check_hardware, refuse, refuse_run, stage_needs
-from flows.plan import plan
+from flows.config.architecture import architecture_of
+from flows.config.graph import graph
+from flows.config.read import load
+from flows.planning.needs import check_hardware, refuse, refuse_run, stage_needs
+from flows.planning.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
 from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer
@@ -323,14 +324,14 @@ def test_a_run_says_at_its_beginning_that_training_could_not_begin(
             return [(one.code, one.path) for one in error.problems]
         return []
 
-    monkeypatch.setattr("flows.needs.has_gpu", lambda: False)
+    monkeypatch.setattr("flows.planning.needs.has_gpu", lambda: False)
     monkeypatch.delenv("NODE_RANK", raising=False)
     assert problems(device="gpu") == [("no_gpu", "launch.device")]
     assert problems(nodes="2") == [("no_node_rank", "launch.nodes")]
     assert not problems(nodes="2", device="gpu", cluster="slurm"), "which has its own machines"
     assert not problems(("ingest",), nodes="2", device="gpu"), "nothing trains"
-    monkeypatch.setattr("flows.needs.has_gpu", lambda: True)
-    monkeypatch.setattr("flows.needs.ask_torch", lambda: TORCH)
+    monkeypatch.setattr("flows.planning.needs.has_gpu", lambda: True)
+    monkeypatch.setattr("flows.planning.needs.ask_torch", lambda: TORCH)
     monkeypatch.setenv("NODE_RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert not problems(nodes="2", device="gpu")
@@ -339,12 +340,14 @@ def test_a_run_says_at_its_beginning_that_training_could_not_begin(
 def test_a_run_is_refused_for_a_gpu_that_its_trainings_cannot_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.needs.has_gpu", lambda: True)
-    monkeypatch.setattr("flows.needs.device_at_hand", lambda _: DEVICES["h100"])
-    monkeypatch.setattr("flows.needs.ask_driver", lambda: DriverAnswer("570.86.15", "", ("pid 4711 (python)",), True))
+    monkeypatch.setattr("flows.planning.needs.has_gpu", lambda: True)
+    monkeypatch.setattr("flows.planning.needs.device_at_hand", lambda _: DEVICES["h100"])
+    monkeypatch.setattr(
+        "flows.planning.needs.ask_driver", lambda: DriverAnswer("570.86.15", "", ("pid 4711 (python)",), True)
+    )
 
     def problems(gpu: Gpu, chosen: str = "pretrain", **launch: str) -> list[tuple[str, str]]:
-        monkeypatch.setattr("flows.needs.ask_torch", lambda: replace(TORCH, gpus=(gpu,)))
+        monkeypatch.setattr("flows.planning.needs.ask_torch", lambda: replace(TORCH, gpus=(gpu,)))
         config = load(CONFIG, {f"launch.{key}": value for key, value in {"processes": "1", **launch}.items()})
         try:
             refuse_run(config, graph(config), (chosen,), Store(tmp_path / "store", reading=True), ())

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from flows import page_queue
-from flows.page_queue import PageQueue
+from flows.prefect import page_queue
+from flows.prefect.page_queue import PageQueue
 
 
 class Server:

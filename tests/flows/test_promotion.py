@@ -13,8 +13,8 @@ import pytest
 
 from evaluation.results.comparison import Paired
 from evaluation.statistics.intervals import Interval
-from flows.execution import RELAY, refused_by
-from flows.promotion import is_worse, promote, rollback
+from flows.prefect.execution import RELAY, refused_by
+from flows.prefect.promotion import is_worse, promote, rollback
 from infra.errors import ConfigError, GateRefused, StageError
 from infra.lineage.outbox import Outbox
 from infra.store.manifest import File, Manifest

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from corpus.documents import read_documents
-from infra.store.lease_table import LEASE_S
+from corpus.documents.parts import read_documents
+from infra.leases.table import LEASE_S
 from infra.store.manifest import Manifest
 from tasks.stages import STAGES as DECLARED
 from tests.command import Answer, start, stemma, write_config

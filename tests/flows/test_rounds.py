@@ -9,7 +9,7 @@ from evaluation.people.judgements import Judgement, Judgements
 from evaluation.people.outcome import outcome
 from evaluation.people.pairs import Export, blind
 from evaluation.results.artifacts import read_artifacts
-from flows.rounds import as_line, as_markdown, compare_round, last_comparison
+from flows.feedback.gain import as_line, as_markdown, compare_round, last_comparison
 from infra.store.store import Store
 
 

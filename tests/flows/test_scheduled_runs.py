@@ -25,12 +25,12 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingConcurrencySlot, Scheduled
 
-import flows.admission
-import flows.deploy
-from flows.admission import GRACE, _missed
-from flows.config import load
-from flows.deploy import deploy_pipeline, deploy_stages
-from flows.schedules import CATCH_UP_TAG, Schedule, next_dates
+import flows.deployment.deploy
+import flows.prefect.admission
+from flows.config.read import load
+from flows.deployment.deploy import deploy_pipeline, deploy_stages
+from flows.prefect.admission import GRACE, _missed
+from flows.prefect.schedules import CATCH_UP_TAG, Schedule, next_dates
 from infra.errors import ConfigError
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
@@ -300,7 +300,7 @@ def test_a_run_that_waited_for_another_to_end_is_no_missed_one(
 ) -> None:
     """The risk: with --catch-up none a night's run is left out because the one before it took longer."""
     grace = timedelta(seconds=3)
-    monkeypatch.setattr(flows.admission, "GRACE", grace)
+    monkeypatch.setattr(flows.prefect.admission, "GRACE", grace)
     facts: dict[str, Any] = {"tags": [f"{CATCH_UP_TAG}none"], "auto_scheduled": True, "run_count": 0}
     with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
         made = client.request("POST", "/flow_runs/", json={"flow_id": str(client.create_flow_from_name("a-pipeline"))})
@@ -347,7 +347,7 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
     os.killpg(child.pid, signal.SIGSTOP)  # the first is under way for as long as it must be
     flow = child.parent()
     assert flow is not None
-    assert "infra.fork_server" in flow.cmdline(), "the worker forks its runs"
+    assert "infra.process.fork_server" in flow.cmdline(), "the worker forks its runs"
     assert os.getpgid(flow.pid) == recorded(house.root)["worker"].pid, "and they end with it"
     said = tmp_path / "second.stderr"
     try:
@@ -375,7 +375,7 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
 @pytest.mark.cluster
 def test_a_worker_with_other_code_refuses_naming_both(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = "0123456789abcdef" * 2
-    monkeypatch.setattr(flows.deploy, "code_state", lambda: {"commit": theirs, "dirty": False})
+    monkeypatch.setattr(flows.deployment.deploy, "code_state", lambda: {"commit": theirs, "dirty": False})
     run = house.client.create_flow_run_from_deployment(house.deploy("other-code"))
     [run] = house.ended(run)
     name, message = told(run)

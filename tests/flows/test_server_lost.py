@@ -24,12 +24,12 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed
 
-from flows.config import PipelineConfig
-from flows.graph import Selection
-from flows.journal import RunJournal
-from flows.page import RunPage
-from flows.start import Request, _follow
-from infra.process import signal_group
+from flows.config.graph import Selection
+from flows.config.read import PipelineConfig
+from flows.deployment.start import Request, _follow
+from flows.prefect.page import RunPage
+from flows.runs.journal import RunJournal
+from infra.process.lifetime import signal_group
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
@@ -56,7 +56,7 @@ class Server:
     def start(self) -> None:
         with open(self.home / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "infra.servers.prefect_server", "--host", HOST, "--port", str(self.port)],
+                [sys.executable, "-m", "infra.servers.prefect.server", "--host", HOST, "--port", str(self.port)],
                 env=server_environ(prefect_server_variables(self.home, self.url)),
                 stdout=log,
                 stderr=log,
@@ -169,7 +169,7 @@ def test_who_follows_a_run_without_a_server_is_not_left_waiting(
     """The server and the run's process are gone: nobody will say how it ended, and Ctrl-C is heard."""
     journal = RunJournal(tmp_path, "run")
     if begins == "gone":
-        begin = f"from flows.journal import *; RunJournal(Path({str(tmp_path)!r}), 'run').begin()"
+        begin = f"from flows.runs.journal import *; RunJournal(Path({str(tmp_path)!r}), 'run').begin()"
         subprocess.run([sys.executable, "-c", begin], check=True, cwd=REPOSITORY)
     answer = followed_without_server(journal, tmp_path, interrupted)
     assert (answer["status"], [error["code"] for error in answer["errors"]]) == (status, [code])
@@ -178,7 +178,7 @@ def test_who_follows_a_run_without_a_server_is_not_left_waiting(
 def test_ctrl_c_reaches_a_run_whose_server_is_gone(tmp_path: Path) -> None:
     program = f"""if True:
         import signal
-        from flows.journal import *
+        from flows.runs.journal import *
         journal = RunJournal(Path({str(tmp_path)!r}), 'run')
         signal.signal(signal.SIGTERM, lambda *_: journal.end({{"status": "cancelled", "stages": [], "errors": []}}))
         journal.begin()
@@ -204,7 +204,7 @@ def followed_without_server(journal: RunJournal, root: Path, interrupted: bool) 
 def test_a_slot_that_cannot_be_renewed_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     from prefect.concurrency._leases import maintain_concurrency_lease
 
-    from flows.admission import LOST, keep_slots
+    from flows.prefect.admission import LOST, keep_slots
 
     keep_slots()
     nobody = f"http://{HOST}:{any_free_port()}/api"
@@ -219,7 +219,7 @@ def test_a_run_whose_signs_of_life_came_late_is_followed_to_its_end(prefect_url:
     """Of a server that has too much to do some never come: it takes the run for dead."""
     living, dead = RunJournal(tmp_path, "living"), RunJournal(tmp_path, "dead")
     living.begin()
-    begin = f"from flows.journal import *; RunJournal(Path({str(tmp_path)!r}), 'dead').begin()"
+    begin = f"from flows.runs.journal import *; RunJournal(Path({str(tmp_path)!r}), 'dead').begin()"
     subprocess.run([sys.executable, "-c", begin], check=True, cwd=REPOSITORY)
     request = Request(PipelineConfig(name="late"), Selection(), tmp_path, False, "late.yaml")
     told: list[str] = []

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.config import dump, parse
-from flows.graph import Selection, graph
+from flows.config.graph import Selection, graph
+from flows.config.read import dump, parse
 from infra.errors import ConfigError
 from tasks.stages import STAGES
 from tests.command import REPOSITORY, Answer, stemma, write_config

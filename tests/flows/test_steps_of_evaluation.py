@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from flows.execution import RELAY
-from flows.promotion import promote, rollback
+from flows.prefect.execution import RELAY
+from flows.prefect.promotion import promote, rollback
 from infra.store.store import Store
 from tests.command import Answer, stemma, write_config
 from tests.evaluation.conftest import make_model

@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running
 
-from flows.stop import Stop
-from infra.process import GRACE_S
+from flows.runs.stop import Stop
+from infra.process.lifetime import GRACE_S
 
 
 @pytest.mark.parametrize(("number", "patience_s"), [(signal.SIGINT, GRACE_S), (signal.SIGTERM, 60.0)])

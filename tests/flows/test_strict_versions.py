@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
-from flows.config import parse
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse
 from infra.store.manifest import SourceRecord
 from infra.store.store import Store
-from tasks.build import build_request
-from tasks.explain import find, identity_of
+from tasks.building.build import build_request
+from tasks.building.explain import find, identity_of
 from tasks.stage import Node
 from tests.artifacts import make_artifact
 from tests.command import Answer

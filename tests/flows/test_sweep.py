@@ -17,16 +17,16 @@ import pytest
 from scipy.stats import ttest_rel
 
 from evaluation.pages.sweep_page import sweep_page
-from flows.config import load
-from flows.graph import graph
-from flows.needs import architecture_of
-from flows.sweeps.carried import FILE
+from flows.config.architecture import architecture_of
+from flows.config.carried import FILE
+from flows.config.graph import graph
+from flows.config.read import load
+from flows.runs.trials import Trial, Trials
 from flows.sweeps.definition import Sweep, Wishes, define, more_is_better
 from flows.sweeps.law import check, law_of
 from flows.sweeps.results import summary
 from flows.sweeps.sampling import Drawn, chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
-from flows.sweeps.trials import Trial, Trials
 from infra.errors import ConfigError
 from tests.command import start, stemma, write_config
 from tests.pipelines import data_config

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.execution import TOLD_AT_ONCE
+from flows.prefect.execution import TOLD_AT_ONCE
 from infra.run import read_journal
 from tests.command import Answer, write_config
 from tests.pipelines import data_config

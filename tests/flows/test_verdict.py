@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.journal import HAS_ARTIFACT, StageRow, Status
-from flows.start import exit_code
-from flows.verdict import verdict
+from flows.deployment.start import exit_code
+from flows.runs.journal import HAS_ARTIFACT, StageRow, Status
+from flows.runs.verdict import verdict
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
-from tasks.failures import failure_of
+from tasks.processes.failures import failure_of
 from tests.command import Answer
 from tests.flows.test_rerun import STAGES
 
@@ -110,4 +110,4 @@ def test_a_folder_that_cannot_be_written_is_named(run: Run, data_pipeline: Path)
     (problem,) = answer.document["errors"]
     assert problem["code"] == "not_permitted"
     assert str(work) in problem["path"] and "clean" in problem["message"] and problem["fix"]
-    assert "Traceback" in answer.stderr and "tasks/build.py" in answer.stderr
+    assert "Traceback" in answer.stderr and "tasks/building/build.py" in answer.stderr

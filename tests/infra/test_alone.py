@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus.documents import DocumentWriter, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from tests.command import REPOSITORY
 
 

@@ -18,8 +18,8 @@ from corpus.preferences import preferences
 from evaluation.config import BenchmarkTask
 from evaluation.harness.task_file import check_rows
 from evaluation.mirror.rows import read_rows
-from infra.bounded import RECORD_BYTES, SMALL_BYTES, SMALL_VALUES, file_lines, read_bounded, read_text
 from infra.errors import StageError
+from infra.io.bounded import RECORD_BYTES, SMALL_BYTES, SMALL_VALUES, file_lines, read_bounded, read_text
 from infra.run import Run
 from training.chat.base import read_rows as read_pairs
 

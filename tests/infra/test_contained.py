@@ -14,16 +14,16 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from corpus.config import IngestConfig
-from corpus.hub import check_dataset, dataset_files
 from corpus.ingest import ingest
-from corpus.remote import checksums
+from corpus.readers.hub import check_dataset, dataset_files
+from corpus.tokens.remote import checksums
 from evaluation.config import lm_eval_files
 from evaluation.mirror.local import mirrored
 from evaluation.mirror.rows import find_files
-from infra.contained import contained, contained_glob, homes
 from infra.errors import StageError
+from infra.io.contained import contained, contained_glob, homes
+from infra.io.sources import expand, files_below
 from infra.run import Run
-from infra.sources import expand, files_below
 from tests.command import stemma
 
 SECRET = "the password is swordfish"

@@ -21,12 +21,12 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from corpus.cleaning.toxicity import ClassifierScorer
+from corpus.cleaning.people.toxicity import ClassifierScorer
 from corpus.config import TokenizerConfig
 from corpus.tokenizer import tokenizer
 from evaluation.generation.language_model import load_model
 from infra.errors import StageError
-from infra.foreign import dangers
+from infra.io.foreign import dangers
 from infra.launch.config import LaunchConfig
 from infra.lineage.registry import artifact_folder
 from infra.run import Run
@@ -240,7 +240,7 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
         if calls.search(text := path.read_text(encoding="utf8")) and any(map(calls.search, _calls(text)))
     }
     # The second is a process of strangers' snippets, which starts once `check_model` has looked at the folder.
-    assert found == {"corpus/pretrained.py", "evaluation/release/elsewhere.py"}
+    assert found == {"corpus/model_folders/pretrained.py", "evaluation/release/elsewhere.py"}
 
 
 def _calls(source: str) -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.forked import ForkServer, NotForkedError, Process
-from infra.process import PARENT_FD
+from infra.process.forked import ForkServer, NotForkedError, Process
+from infra.process.lifetime import PARENT_FD
 from tests.command import REPOSITORY, environment
 from tests.processes import gone, wait_until
 
@@ -25,7 +25,7 @@ PROGRAM = """
 import json, logging, os, random, signal, sys, threading, time
 from pathlib import Path
 import numpy, psutil
-from infra.process import die_with_parent
+from infra.process.lifetime import die_with_parent
 
 STREAM = logging.StreamHandler()
 
@@ -169,7 +169,7 @@ def test_a_killed_server_leaves_its_children_alone_and_forks_no_more(forks: Fork
 OWNER = """
 import os, sys
 from pathlib import Path
-from infra.forked import ForkServer
+from infra.process.forked import ForkServer
 server = ForkServer({**os.environ})
 read_end, write_end = os.pipe()
 begun = Path(sys.argv[1], "begun")
@@ -198,7 +198,7 @@ def test_a_server_that_imports_ends_with_its_owner_too(tmp_path: Path) -> None:
     )
     code = """
         import os, time
-        from infra.forked import ForkServer
+        from infra.process.forked import ForkServer
         server = ForkServer({**os.environ})
         server.expect(["endless"])
         print(server.pid, flush=True)

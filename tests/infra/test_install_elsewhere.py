@@ -16,13 +16,13 @@ import psycopg2
 import pytest
 import yaml
 
+from infra.leases import place as lease_place
+from infra.leases.lease import Leases
 from infra.run import read_journal
 from infra.servers.foreground import spec_for
 from infra.servers.http import post
 from infra.servers.ports import any_free_port
-from infra.store import lease_place
 from infra.store.layout import Layout
-from infra.store.lease import Leases
 from infra.store.store import Store
 from tests.command import REPOSITORY, environment, finish, start, write_config
 from tests.pipelines import data_config

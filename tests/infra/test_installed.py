@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.output import _unforeseen
+from cli.common.output import _unforeseen
 from infra import installed
 from infra.installed import differing_packages
-from tasks.failures import failure_of
+from tasks.processes.failures import failure_of
 
 
 def lock(folder: Path, **versions: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.errors import StageError
-from infra.json import BadJson, parse_json, parse_own_json, read_json, read_own_json, read_own_json_lines
+from infra.io.json import BadJson, parse_json, parse_own_json, read_json, read_own_json, read_own_json_lines
 
 REPOSITORY = Path(__file__).parents[2]
 DEEP = b"[" * 100_000

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flows.journal import RunJournal
+from flows.runs.journal import RunJournal
 from infra.run import Run, open_journal
 from infra.servers.http import answers
 from infra.servers.metrics import StoreCollector

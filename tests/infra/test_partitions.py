@@ -17,8 +17,8 @@ import pytest
 
 from infra.errors import Cancelled, StageError, stage_error
 from infra.launch.config import LaunchConfig
-from infra.pace import Pace, read_reports, report, report_file
-from infra.partitions import map_partitions, partition_folder
+from infra.process.pace import Pace, read_reports, report, report_file
+from infra.process.partitions import map_partitions, partition_folder
 from infra.run import Run
 from tests.command import REPOSITORY, environment
 from tests.processes import gone, wait_until
@@ -110,7 +110,8 @@ def test_killed_work_continues_at_the_partition_and_leaves_no_process(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
         "import sys; from functools import partial; from pathlib import Path\n"
-        "from infra.partitions import map_partitions; from tests.infra.test_partitions import hang_at_last, run_with\n"
+        "from infra.process.partitions import map_partitions\n"
+        "from tests.infra.test_partitions import hang_at_last, run_with\n"
         "if __name__ == '__main__':\n"
         "    log, work = map(Path, sys.argv[1:])\n"
         "    map_partitions(run_with(work, 2), 'step', partial(hang_at_last, log, 4), range(5))\n"
@@ -148,7 +149,7 @@ def test_a_partition_that_a_power_cut_took_bytes_of_is_done_again(tmp_path: Path
 def test_work_has_the_same_name_in_every_process():
     program = (
         "from functools import partial; from corpus.config import IngestConfig\n"
-        "from corpus.ingest import read_partition; from infra.partitions import _keys\n"
+        "from corpus.ingest import read_partition; from infra.process.partitions import _keys\n"
         "config = IngestConfig(read=[{'kind': 'files', 'paths': ['a', 'b'], 'language': 'en', 'content': 'html'}])\n"
         "print(*_keys(partial(read_partition, config), [('item', 1)]))"
     )

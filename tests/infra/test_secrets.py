@@ -20,14 +20,14 @@ from detect_secrets.plugins.base import RegexBasedDetector
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis.strategies import DataObject, data, from_regex
 
-from flows.config import parse
+from flows.config.read import parse
 from infra.errors import ConfigError, stage_error
 from infra.lineage.messages import PipelineStarted
 from infra.lineage.outbox import Outbox
 from infra.project import PROJECT as REPOSITORY
 from infra.run import Run, read_journal
 from infra.secrets import HIDDEN, SHORTEST, Hider, HidingStream, recognised
-from tasks.sheet import failed_sheet
+from tasks.pages.sheet import failed_sheet
 from tests.command import Answer, stemma, write_config
 from tests.pipelines import data_config
 

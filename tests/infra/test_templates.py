@@ -11,8 +11,8 @@ import pytest
 
 from evaluation.failures.templates import draw_cases, read_failure_class
 from infra.errors import StageError
-from infra.template_process import MEMORY_BYTES, TEXT_CHARACTERS
-from infra.templates import TemplateFault, chat, fill
+from infra.io.template_process import MEMORY_BYTES, TEXT_CHARACTERS
+from infra.io.templates import TemplateFault, chat, fill
 
 GROWING = "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
 LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flows.config import parse
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse
 from infra.identity import canonical, fingerprint
 from infra.store.manifest import Input, Manifest, SourceRecord
 from infra.store.store import Store
-from tasks.explain import BuildRequest, find
+from tasks.building.explain import BuildRequest, find
 from tasks.stage import Node
 from tests.infra.store.pin import SAMPLE
 

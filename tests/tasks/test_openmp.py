@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from infra.project import PROJECT
-from tasks import openmp
+from tasks.processes import openmp
 
 WATCHING = """
 import json, os, sys, threading, time
 import torch
-from tasks import openmp
+from tasks.processes import openmp
 
 rate, at, seconds = 0.0, time.monotonic(), 0.0
 def others():

@@ -13,10 +13,10 @@ from evaluation.config import RegisterConfig
 from infra.store.manifest import Manifest
 from infra.store.promotions import Promotion, Promotions
 from infra.store.store import Store
-from tasks.build import build_request, ensure
-from tasks.build_context import BuildContext
-from tasks.explain import changes
-from tasks.promoted import held_against
+from tasks.building.build import build_request, ensure
+from tasks.building.context import BuildContext
+from tasks.building.explain import changes
+from tasks.building.promoted import held_against
 from tasks.stage import Node
 from tasks.stages import STAGES
 from tests.evaluation.pipeline import write_pipeline

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.page import LINES, WINDOW_S, Throttle
-from tasks.sheet import drawings, read_curves
+from tasks.pages.page import LINES, WINDOW_S, Throttle
+from tasks.pages.sheet import drawings, read_curves
 from tests.command import Answer
 from tests.prefect_page import sheets
 

@@ -12,7 +12,7 @@ from tests.command import REPOSITORY, environment
 
 KILLED = """
 import os, pathlib, signal, sys
-from tasks.child import import_torch
+from tasks.processes.child import import_torch
 import_torch(pathlib.Path(sys.argv[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """

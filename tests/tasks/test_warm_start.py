@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.processes.warm_start import IMPORTED_LATER
 from tasks.stages import STAGES
-from tasks.warm_start import IMPORTED_LATER
 from tests.command import finish, start_new, stemma
 from tests.processes import COLD, gone, wait_until
 
@@ -28,7 +28,7 @@ def servers_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
         with suppress(psutil.Error):
-            found += [child] if "infra.fork_server" in child.cmdline() else []
+            found += [child] if "infra.process.fork_server" in child.cmdline() else []
     return found
 
 

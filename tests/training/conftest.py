@@ -111,7 +111,7 @@ def shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) ->
 def mixed_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """Shards of three sources by the stages `mix` and `shard`: some `numbers` come twice, some `letters` never."""
     from corpus.config import ShardConfig
-    from corpus.documents import DocumentWriter, make_document
+    from corpus.documents.parts import DocumentWriter, make_document
     from corpus.mix.config import MixConfig
     from corpus.mix.stage import mix
     from corpus.shard import shard
@@ -145,7 +145,7 @@ def mixed_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Pa
 def apart_shards_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Path:
     """Shards of three sources, packed by source in several files each."""
     from corpus.config import ShardConfig
-    from corpus.documents import DocumentWriter, make_document
+    from corpus.documents.parts import DocumentWriter, make_document
     from corpus.shard import shard
 
     words = np.random.default_rng(5)

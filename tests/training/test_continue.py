@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from corpus.trained import TrainedSequences, split_fingerprint
+from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from corpus.config import ShardConfig, ValidateConfig
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from corpus.validate import validate
 from evaluation.safety.memorisation import Split
-from flows.config import parse
+from flows.config.read import parse
 from infra.errors import ConfigError, StageError
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.open_models import SENTENCES, save_model, tokenizer_of

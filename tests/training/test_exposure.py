@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from corpus.canaries import Format, draw_canaries
 from corpus.config import CanariesConfig, ShardConfig
-from corpus.documents import DocumentWriter, make_document
+from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
+from corpus.tokens.canaries import Format, draw_canaries
 from evaluation.config import SafetyConfig
 from evaluation.safety.exposure import exposure
 from evaluation.safety.stage import safety

@@ -37,7 +37,7 @@ def _slow_rank(rank: int) -> None:
 
     import training.guard.liveness
 
-    training.liveness._COMPARE_EVERY = 3
+    training.guard.liveness._COMPARE_EVERY = 3
     forward, last = LlamaDecoderLayer.forward, time.monotonic()
 
     def slow(self: LlamaDecoderLayer, *args: Any, **kwargs: Any) -> Any:

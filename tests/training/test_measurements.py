@@ -16,7 +16,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from infra.store.measurements import TRAINED
-from tasks.child import JOURNAL, OUTCOME, Job, Outcome, _alone
+from tasks.processes.child import JOURNAL, OUTCOME, Job, Outcome, _alone
 from tasks.stages import STAGES
 from training.checkpoint.export import copy_beside
 from training.core.hardware import prepare

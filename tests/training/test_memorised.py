@@ -11,7 +11,7 @@ import pytest
 import torch
 from streaming import MDSWriter
 
-from corpus.trained import FILE, TrainedSequences, split_fingerprint
+from corpus.tokens.trained import FILE, TrainedSequences, split_fingerprint
 from evaluation.config import SafetyConfig
 from evaluation.safety.stage import safety
 from infra.errors import StageError

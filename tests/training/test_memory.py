@@ -117,7 +117,7 @@ def _out_of_memory(rank: int) -> None:
     import training.trainer.microbatch
     from training.train_modules.language_model import LanguageModel
 
-    training.microbatch.can_be_tried = lambda device: True
+    training.trainer.microbatch.can_be_tried = lambda device: True
     forward = LanguageModel.forward
 
     def limited(self: LanguageModel, batch: dict[str, torch.Tensor]) -> Any:

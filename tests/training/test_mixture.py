@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from corpus.trained import TrainedSequences
+from corpus.tokens.trained import TrainedSequences
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

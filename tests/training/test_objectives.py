@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from flows.config import parse
+from flows.config.read import parse
 from infra.errors import Cancelled, ConfigError, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

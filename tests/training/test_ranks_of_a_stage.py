@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 import tests.command
-from infra.process import signal_group
+from infra.process.lifetime import signal_group
 from infra.run import read_journal
-from tasks.child import OUTCOME, Job, Outcome
+from tasks.processes.child import OUTCOME, Job, Outcome
 from tests.command import environment
 from tests.processes import gone, wait_until
 
@@ -44,7 +44,7 @@ def _job(folder: Path, shards: Path, tokenizer: Path, launch: Mapping[str, Any] 
 def _running(job: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the stage, the head of a group that is gone afterwards."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tasks.child", str(job)],
+        [sys.executable, "-m", "tasks.processes.child", str(job)],
         start_new_session=True,
         stderr=subprocess.PIPE,
         env=environment(OMP_NUM_THREADS="1"),

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from corpus.config import RemoteShardsConfig, ShardConfig
-from corpus.documents import DocumentWriter, make_document
-from corpus.remote import remote_shards
+from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
+from corpus.tokens.remote import remote_shards
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cli.show_chat import command
+from cli.models.show_chat import command
 from corpus.instructions import file_pairs
-from corpus.pairs import Pair
+from corpus.pairs.files import Pair
 from corpus.readers.config import FileInstructions
-from flows.branches import chat_notes
-from flows.config import parse
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse
+from flows.planning.branches import chat_notes
 from infra.errors import ConfigError, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run

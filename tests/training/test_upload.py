@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from infra import s3
 from infra.errors import Cancelled, StageError
+from infra.io import s3
+from infra.io.s3_write import remove_below, upload
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
-from infra.s3_write import remove_below, upload
 from tests.object_store import bucket as make_bucket
 from tests.object_store import cut_off, knows_no_upload, loses_the_answer, refused, silent, unavailable
 from tests.processes import wait_until
@@ -260,7 +260,7 @@ def test_a_large_file_goes_up_in_parts_that_are_tried_again_and_nothing_is_left_
 ) -> None:
     source = tmp_path / "large"
     source.write_bytes(os.urandom(12 << 20))
-    monkeypatch.setattr("infra.s3_write.PART_BYTES", 5 << 20)  # the smallest that S3 takes
+    monkeypatch.setattr("infra.io.s3_write.PART_BYTES", 5 << 20)  # the smallest that S3 takes
     proxy.faults[:] = [unavailable, lambda proxy: False, cut_off, unavailable]
     upload(source, "s3://saved/large")
     assert not proxy.faults

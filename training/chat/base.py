@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_template import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
-from infra.bounded import file_lines
 from infra.errors import StageError, stage_error
-from infra.json import BadJson, parse_json, read_json
+from infra.io.bounded import file_lines
+from infra.io.json import BadJson, parse_json, read_json
 from training.model.loss import IGNORE
 
 ROLE_TOKENS = 3

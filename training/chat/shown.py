@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError, stage_error
-from infra.json import BadJson, parse_json
+from infra.io.json import BadJson, parse_json
 from training.chat.base import Chat, Conversation
 from training.model.loss import IGNORE
 

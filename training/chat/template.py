@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from infra.errors import StageError, stage_error
-from infra.json import BadJson, parse_json
+from infra.io.json import BadJson, parse_json
 from training.chat.base import Answer, Chat, Conversation, Message, calls_functions, no_tools
 
 Offsets = Sequence[tuple[int, int]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from corpus.model_inputs import name_model_inputs
+from corpus.model_folders.inputs import name_model_inputs
 from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
-from corpus.trained import FILE as TRAINED
+from corpus.tokens.trained import FILE as TRAINED
 from training.core import ranks
 from training.distributed.parallel import whole_weights
 from training.model.new_tokens import unused_ids

@@ -15,8 +15,8 @@ from pathlib import Path
 import xxhash
 
 from infra.errors import stage_error
-from infra.files import sync
-from infra.json import read_own_json
+from infra.io.files import sync
+from infra.io.json import read_own_json
 from infra.store.states import state_name
 from training.core import ranks
 

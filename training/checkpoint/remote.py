@@ -22,11 +22,11 @@ from typing import TypeVar
 
 import xxhash
 
-from infra.contained import names_outside
 from infra.errors import Problem, StageError
-from infra.files import sync
-from infra.json import parse_own_json
-from infra.s3 import S3Object, download, list_objects, open_object
+from infra.io.contained import names_outside
+from infra.io.files import sync
+from infra.io.json import parse_own_json
+from infra.io.s3 import S3Object, download, list_objects, open_object
 from infra.store.states import state_name
 from training.checkpoint.folder import MANIFEST, clean, unfinished
 from training.core import ranks
@@ -78,7 +78,7 @@ def url_of(place: str, folder: str, batch: int, manifest: bytes) -> str:
 
 
 def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
-    """All that lie there, the newest first, complete or not. Raises StageError as `infra.s3.list_objects` does."""
+    """All that lie there, the newest first, complete or not. Raises StageError as `infra.io.s3.list_objects` does."""
     rows = []
     for item in list_objects(f"{place}/"):
         if match := _PLACE.search(str(item)):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from training.core import ranks
 from training.distributed.gradients import local
 from training.distributed.zero import ShardedOptimizer

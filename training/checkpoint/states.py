@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from infra.errors import Problem, StageError, stage_error
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.store.layout import AUX
 from infra.store.states import STATE_FOLDER, KeptState, removed_state, state_at, write_states
 from training.checkpoint.folder import batch_of, damage

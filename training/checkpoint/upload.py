@@ -20,10 +20,10 @@ from pathlib import Path
 import xxhash
 
 from infra.errors import StageError
-from infra.files import link_or_copy
-from infra.json import parse_own_json
+from infra.io.files import link_or_copy
+from infra.io.json import parse_own_json
+from infra.io.s3_write import UploadStopped, check_writable, put, remove, upload
 from infra.run import Run
-from infra.s3_write import UploadStopped, check_writable, put, remove, upload
 from training.checkpoint.folder import MANIFEST, batch_of, checkpoints
 from training.checkpoint.remote import (
     CHECKPOINTS,

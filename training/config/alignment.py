@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from infra.config import Config, in_identity, measured_only, outside_identity
 from infra.errors import Problem
-from infra.sources import Source
+from infra.io.sources import Source
 from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
 from training.config.functions import file_of, missing_functions

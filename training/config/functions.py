@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from infra.errors import Problem
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 
 FIX = "name a function of a module that is installed or lies on PYTHONPATH"
 _PATIENCE_S = 120

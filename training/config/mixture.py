@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from corpus.source_names import unknown_source
+from corpus.documents.source_names import unknown_source
 from infra.config import Config
 from infra.errors import Problem
 from training.config.duration import LengthOrShare, parse_duration

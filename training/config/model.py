@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from infra.config import Config, as_json
-from infra.json import parse_json
-from infra.sources import absolute
-from infra.yaml import read_text
+from infra.io.json import parse_json
+from infra.io.sources import absolute
+from infra.io.yaml import read_text
 from training.config.presets import MIXTURES, PRESETS, Family, Preset, known_presets
 
 _SIZES = ("layers", "width", "heads")

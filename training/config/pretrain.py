@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from evaluation.config import TaskByName
 from infra.config import Config, Seed, StageConfig, is_group, measured_only, outside_identity
 from infra.errors import Problem
-from infra.sources import Source, SourcePath, expand
+from infra.io.sources import Source, SourcePath, expand
 from training.config.duration import Length, parse_duration
 from training.config.families import LEARNED_POSITIONS, documents_problem
 from training.config.mixture import MixtureConfig, phase_problem

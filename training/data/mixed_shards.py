@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.trained import split_fingerprint
+from corpus.tokens.trained import split_fingerprint
 from infra.errors import StageError, stage_error
 from training.config import MixtureConfig, MixtureWeights, phase_problem
 from training.core import ranks

@@ -17,8 +17,8 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
-from corpus.remote import location_of
-from corpus.trained import split_fingerprint
+from corpus.tokens.remote import location_of
+from corpus.tokens.trained import split_fingerprint
 from infra.errors import StageError, stage_error
 from training.config.batch_size import BatchSizeRampup
 from training.core import ranks

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.passes import write_json
+from corpus.documents.passes import write_json
 from corpus.tokens.chat_template import END_OF_TEXT
-from corpus.trained import TrainedSequences
+from corpus.tokens.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from infra.store.states import KeptState, kept_states

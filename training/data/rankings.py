@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corpus.dialogues import opening_of
+from corpus.pairs.dialogues import opening_of
 from evaluation.statistics.clustered import number_clusters
 from infra.run import Run
 from training.chat.base import Answer, Chat, Conversation, pad

@@ -17,10 +17,10 @@ from pathlib import Path
 from streaming import Stream
 from streaming.base.dataset import _ShardState
 
-from corpus.remote import Checksum, checksums, location_of
+from corpus.tokens.remote import Checksum, checksums, location_of
 from infra.errors import Problem, StageError, stage_error
-from infra.json import read_own_json
-from infra.s3 import download
+from infra.io.json import read_own_json
+from infra.io.s3 import download
 from training.core import ranks
 from training.data.shard_index import read_index
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from corpus.remote import location_of
+from corpus.tokens.remote import location_of
 from infra.errors import StageError, stage_error
-from infra.json import BadJson, read_own_json
+from infra.io.json import BadJson, read_own_json
 
 _FIX = "copy the shards again, or run the shard stage"
 _META = ("sequence_length", "vocab_size")

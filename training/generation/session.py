@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from infra.errors import stage_error
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from training.chat.base import Chat, chat_of
 from training.core.hardware import Hardware, prepare

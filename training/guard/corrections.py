@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import stage_error
-from infra.json import parse_own_json
+from infra.io.json import parse_own_json
 from infra.run import json_number
 from training.config.guard import GuardConfig
 from training.core import ranks

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from corpus.model_folder import named
-from corpus.pretrained import is_finite
+from corpus.model_folders.folder import named
+from corpus.model_folders.pretrained import is_finite
 from infra.errors import stage_error
 from training.core import ranks
 from training.distributed.gradients import local

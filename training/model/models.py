@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from corpus.pretrained import load_pretrained_model
+from corpus.model_folders.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
 from training.config import ModelConfig
 from training.config.families import FAMILIES, experts_problem

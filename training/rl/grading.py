@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.errors import Problem, StageError, stage_error
-from infra.json import parse_own_json
-from infra.process import PARENT_FD, die_with_parent, signal_group
+from infra.io.json import parse_own_json
+from infra.process.lifetime import PARENT_FD, die_with_parent, signal_group
 from infra.project import PROJECT
 from training.rl.reward_functions import KEY, Answered, RewardFunction, call, reward_function
 from training.sandbox.runner import Kind, Wanted, find

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from corpus.dialogues import opening_of
+from corpus.pairs.dialogues import opening_of
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, number_clusters
 from training.chat.base import Chat
 from training.config import RlhfConfig

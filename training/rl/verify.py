@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus.pairs.references import number_in, unusable_reference
 from corpus.readers.config import RULE
-from corpus.references import number_in, unusable_reference
 from infra.errors import stage_error
-from infra.json import BadJson, parse_json
+from infra.io.json import BadJson, parse_json
 from infra.run import Run
 from training.rl.grading import Graders
 from training.sandbox.runner import described
@@ -26,9 +26,9 @@ class Rule(NamedTuple):
     """What tells whether an answer to a prompt is right.
 
     name: `exact` (it equals the response, but for white space around it), `number` (it ends with the response's number,
-    see `corpus.references.number_in`), `json` (it is JSON, with all keys of the response where that is an object),
-    `words:4-6` (it has so many words), `format:REGEX` (the whole of it matches, but for white space around it) or
-    `tests` (it is code that passes the assertions in the response, see `training.sandbox.unit_tests`).
+    see `corpus.pairs.references.number_in`), `json` (it is JSON, with all keys of the response where that is an
+    object), `words:4-6` (it has so many words), `format:REGEX` (the whole of it matches, but for white space around
+    it) or `tests` (it is code that passes the assertions in the response, see `training.sandbox.unit_tests`).
     response: that of the pairs file, or the reference beside it.
     """
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from infra.errors import stage_error
-from infra.process import signal_group
+from infra.process.lifetime import signal_group
 
 Kind = Literal["bubblewrap", "namespaces", "none"]
 Wanted = Literal["auto", "bubblewrap", "namespaces", "none"]

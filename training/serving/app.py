@@ -22,13 +22,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from corpus.pretrained import load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from evaluation.pages.parts import TEMPLATES
 from infra.errors import StemmaError
 from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
-from infra.servers.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from infra.servers.credentials import Credentials
+from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.generation.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
 from training.generation.session import loaded, positions_of
 from training.generation.token_choice import SamplingOptions

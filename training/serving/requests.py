@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from infra.json import BadJson, parse_json
+from infra.io.json import BadJson, parse_json
 from training.generation.session import chat_prompt, text_prompt
 
 MOST_CHOICES = 128

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from infra.json import BadJson, parse_json
+from infra.io.json import BadJson, parse_json
 
 OPEN, CLOSE, LIST, PYTHON = "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
 MARKS = (OPEN, CLOSE, LIST, PYTHON, "[ARGS]", "[CALL_ID]")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from corpus.source_names import unknown_source
+from corpus.documents.source_names import unknown_source
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from training.chat.base import Conversation

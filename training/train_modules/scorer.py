@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from corpus.pretrained import load_pretrained_model, load_pretrained_tokenizer
+from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from infra.errors import stage_error
 from training.chat.base import Chat
 from training.core.hardware import Hardware

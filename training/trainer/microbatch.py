@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from evaluation.generation.random_state import kept_random_state
 from infra.errors import StageError, stage_error
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.run import Run
 from training.core import ranks
 from training.core.hardware import Hardware

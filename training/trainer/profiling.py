@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation.generation.random_state import kept_random_state
-from infra.json import read_own_json_lines
+from infra.io.json import read_own_json_lines
 from infra.run import Run
 from training.config import PretrainConfig
 from training.core import ranks

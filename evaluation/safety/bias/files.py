@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.bounded import file_lines, read_text
-from infra.contained import contained_glob
 from infra.errors import stage_error
-from infra.json import parse_json
+from infra.io.bounded import file_lines, read_text
+from infra.io.contained import contained_glob
+from infra.io.json import parse_json
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from infra.launch.heartbeat import Heartbeat
-from infra.process import die_with_parent
+from infra.process.lifetime import die_with_parent
 die_with_parent()
 rank, folder = os.environ["RANK"], Path(sys.argv[1])
 start = len(list(folder.glob(f"start.*.{rank}")))

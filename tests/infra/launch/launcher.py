@@ -16,7 +16,7 @@ from tests.command import REPOSITORY
 _RANK = """
 import os, sys, time
 from pathlib import Path
-from infra.process import die_with_parent
+from infra.process.lifetime import die_with_parent
 die_with_parent()
 rank = os.environ["RANK"]
 Path(sys.argv[1], rank).write_text(str(os.getpid()))

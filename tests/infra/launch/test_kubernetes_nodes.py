@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
-from infra.launch.kube_api import KubeApi, KubeError
-from infra.launch.kube_manifest import manifest
-from infra.launch.kube_pods import Pods
-from infra.launch.kubernetes import Kubernetes
+from infra.launch.kube.api import KubeApi, KubeError
+from infra.launch.kube.launcher import Kubernetes
+from infra.launch.kube.manifest import manifest
+from infra.launch.kube.pods import Pods
 from infra.launch.machines import Over
 from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
@@ -116,7 +116,7 @@ def test_a_job_asks_for_all_that_the_config_says() -> None:
 def test_the_job_of_a_config_is_printed(tmp_path: Path) -> None:
     config = tmp_path / "pipeline.yaml"
     config.write_text(yaml.safe_dump({"name": "x", "launch": {**SETTINGS, "nodes": 3}}))
-    command = [sys.executable, "-m", "infra.launch.kube_manifest", str(config), "reward_model"]
+    command = [sys.executable, "-m", "infra.launch.kube.manifest", str(config), "reward_model"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
     job = _validated(yaml.safe_load(told.stdout))
     assert job["spec"]["completions"] == 3 and job["metadata"]["name"].startswith("stemma-reward-model")

@@ -27,7 +27,7 @@ from infra.lineage.messages import (
     StageReused,
     StageStarted,
 )
-from infra.process import started_at
+from infra.process.lifetime import started_at
 from infra.servers import state
 from infra.servers.environment import server_environ
 from infra.servers.http import answers

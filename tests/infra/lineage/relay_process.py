@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from infra.lineage import migrations
-from infra.process import die_with_parent
+from infra.process.lifetime import die_with_parent
 from infra.servers.environment import server_environ
 from tests.command import REPOSITORY, session_folder
 from tests.forked import SessionServer

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from infra.servers.asgi_server import BoundedBody, Server, TimedProtocol
-from infra.servers.callers import App, Receive, Scope, Send
+from infra.servers.prefect.callers import App, Receive, Scope, Send
 from tests.processes import wait_until
 from tests.raw_http import ask
 

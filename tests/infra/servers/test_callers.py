@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from infra.servers.callers import Callers
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
+from infra.servers.prefect.callers import Callers
 from infra.servers.settings import Settings
 from infra.servers.specs import server_spec
 from tests.processes import wait_until
@@ -163,7 +163,7 @@ def test_a_worker_that_calls_the_server_by_an_unknown_name_says_so_and_does_not_
 ) -> None:
     # Linux takes this address for loopback, too, and the server does not.
     env = server_environ({"PREFECT_API_URL": prefect_url.replace("127.0.0.1", "0.0.0.0"), "NO_PROXY": "*"})
-    command = [sys.executable, "-m", "infra.servers.worker", "stemma", str(tmp_path)]
+    command = [sys.executable, "-m", "infra.servers.prefect.worker", "stemma", str(tmp_path)]
     worker = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert worker.returncode == 1
     assert "not known as 0.0.0.0" in worker.stderr

@@ -15,8 +15,8 @@ import prefect.runner.runner
 import psutil
 import pytest
 
-from infra.servers import flow_runs
-from infra.servers.flow_runs import ENGINE, FlowRuns
+from infra.servers.prefect import flow_runs
+from infra.servers.prefect.flow_runs import ENGINE, FlowRuns
 from tests.command import environment
 from tests.processes import gone
 
@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", ENGINE]
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlowRuns]:
     """What the worker would use, but its server imports no flows."""
-    monkeypatch.setattr(flow_runs, "MODULES", ("infra.servers.flow_runs",))
+    monkeypatch.setattr(flow_runs, "MODULES", ("infra.servers.prefect.flow_runs",))
     runs = FlowRuns(prefect.runner.runner.run_process)
     yield runs
     if runs._server is not None:

@@ -277,7 +277,7 @@ def test_no_planted_secret_is_written_anywhere(guarded: Guarded, command_lines: 
         "what commands printed": "\n".join(guarded.said).encode(),
     }
     assert any("mlflow" in name for name in written)
-    assert "infra.servers.worker" in command_lines
+    assert "infra.servers.prefect.worker" in command_lines
     found = {(name, secret) for name, text in written.items() for secret in NEVER_WRITTEN if secret.encode() in text}
     assert not found
 
@@ -288,7 +288,7 @@ def test_state_is_for_its_owner_only(guarded: Guarded) -> None:
     for name in ("services.json", "settings.json", "mlflow-auth.ini"):
         assert (servers / name).stat().st_mode & 0o077 == 0, name
     for service in psutil.process_iter(["cmdline", "pid"]):
-        if "infra.servers.worker" in (service.info["cmdline"] or []):
+        if "infra.servers.prefect.worker" in (service.info["cmdline"] or []):
             assert os.stat(f"/proc/{service.info['pid']}/environ").st_mode & 0o077 == 0
 
 

@@ -120,7 +120,7 @@ def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monk
     import asyncio
     from types import SimpleNamespace
 
-    from infra.servers import prefect_server
+    from infra.servers.prefect import server as prefect_server
 
     async def migrate(server: Any) -> None:
         with closing(sqlite3.connect(server.path)) as database:

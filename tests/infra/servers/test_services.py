@@ -12,7 +12,7 @@ import pytest
 
 from infra.errors import StageError
 from infra.lineage.relay_lock import anyone_registered, register
-from infra.process import start_ticks, started_at, this_boot
+from infra.process.lifetime import start_ticks, started_at, this_boot
 from infra.servers import state
 from infra.servers.http import post
 from infra.servers.ports import any_free_port

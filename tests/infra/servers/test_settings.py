@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConfigError, StageError
-from infra.servers.database import Postgres, requested_database
+from infra.servers.databases.database import Postgres, requested_database
 from infra.servers.ports import is_free
 from infra.servers.services import of_older_code
 from infra.servers.settings import Settings, chosen, settings_of

@@ -15,7 +15,7 @@ import pytest
 
 from infra.errors import Cancelled, StageError
 from infra.launch.launchers import VllmConfig
-from infra.process import started_at
+from infra.process.lifetime import started_at
 from infra.servers.vllm import Vllm, program_of, program_problem, vllm_command
 from tests.processes import wait_until
 

@@ -10,8 +10,8 @@ from prefect.client.orchestration import PrefectClient
 from prefect.runner._state_proposer import StateProposer
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
+from infra.servers.prefect.worker import unless_ended
 from infra.servers.private import private_prefect_server
-from infra.servers.worker import unless_ended
 
 pytestmark = pytest.mark.cluster
 

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from flows.config import parse, section_classes
-from flows.graph import graph
+from flows.config.graph import graph
+from flows.config.read import parse, section_classes
 from infra.identity import bears_on_result, canonical, fingerprint
 from tasks.stages import STAGES
 

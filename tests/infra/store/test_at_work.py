@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows.garbage import STALE_S, survey
+from flows.runs.garbage import STALE_S, survey
 from infra.errors import StageError
-from infra.store import lease_table
+from infra.leases import table as lease_table
+from infra.leases.table import LEASE_S, Holder
 from infra.store.at_work import GoingRun, nobody_at_work
-from infra.store.lease_table import LEASE_S, Holder
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 from tests.infra.store.conftest import Host
@@ -77,7 +77,7 @@ def test_a_run_whose_machine_died_counts_no_longer_and_what_it_came_to_is_spared
     store.remote.runs.begin("dead", {**ABOUT, "artifacts": [row]})
     with nobody_at_work(store, STALE_S):
         assert survey(store).artifacts == []
-    monkeypatch.setattr("flows.garbage.STALE_S", 0.0)
+    monkeypatch.setattr("flows.runs.garbage.STALE_S", 0.0)
     with nobody_at_work(store, 0.0):
         assert [one.id for one in survey(store).artifacts] == [f"clean/{made.fingerprint}"]
     assert (store.remote.runs.going(), store.leases.table.rows()) == ([], []), "nothing of it is left"

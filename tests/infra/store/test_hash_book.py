@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import infra.hashing
+import infra.io.hashing
 from infra.errors import StageError
-from infra.hashing import HashBook, hash_file
-from infra.sources import Source, expand
+from infra.io.hashing import HashBook, hash_file
+from infra.io.sources import Source, expand
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         seen.append(path)
         return hash_file(path)
 
-    monkeypatch.setattr(infra.hashing, "hash_file", spy)
+    monkeypatch.setattr(infra.io.hashing, "hash_file", spy)
     return seen
 
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
-from flows.config import parse
+from flows.config.read import parse
 from infra.config import StageConfig, in_identity, outside_identity
 from infra.identity import NoStableForm, canonical, canonical_json, changed_settings, digest_files, fingerprint
-from infra.sources import SourcePath
+from infra.io.sources import SourcePath
 from tests.infra.store.pin import PINNED, current
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

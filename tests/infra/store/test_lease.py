@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.process import PARENT_FD
-from infra.servers.database import Postgres
-from infra.store import lease_table
-from infra.store.lease import Leases
-from infra.store.lease_postgres import PostgresTable
-from infra.store.lease_sqlite import SqliteTable
-from infra.store.lease_table import LEASE_S, Holder, LeaseTable
+from infra.leases import table as lease_table
+from infra.leases.lease import Leases
+from infra.leases.postgres import PostgresTable
+from infra.leases.sqlite import SqliteTable
+from infra.leases.table import LEASE_S, Holder, LeaseTable
+from infra.process.lifetime import PARENT_FD
+from infra.servers.databases.database import Postgres
 from tests.command import REPOSITORY
 from tests.leases import change_leases
 from tests.processes import wait_until
@@ -29,8 +29,8 @@ from tests.processes import wait_until
 HOLD = """
 import json, sys
 from pathlib import Path
-from infra.store.lease import Leases
-from infra.store.lease_place import opened
+from infra.leases.lease import Leases
+from infra.leases.place import opened
 lease = Leases(opened(json.loads(sys.argv[1]))).acquire("sft/1")
 print("held", flush=True)
 sys.stdin.read()
@@ -39,8 +39,8 @@ lease.release()
 
 WITH_A_WORKER = """
 import json, subprocess, sys
-from infra.store.lease import Leases
-from infra.store.lease_place import opened
+from infra.leases.lease import Leases
+from infra.leases.place import opened
 lease = Leases(opened(json.loads(sys.argv[1]))).acquire("sft/1")
 worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
 lease.works_in(worker.pid)
@@ -50,7 +50,7 @@ sys.stdin.read()
 
 CLAIMED = """
 import json, sys
-from infra.store.lease import Claim
+from infra.leases.lease import Claim
 Claim(**json.loads(sys.argv[1])).hold()
 print("works", flush=True)
 sys.stdin.read()
@@ -59,8 +59,8 @@ sys.stdin.read()
 COUNT = """
 import json, sys
 from pathlib import Path
-from infra.store.lease import Leases
-from infra.store.lease_place import opened
+from infra.leases.lease import Leases
+from infra.leases.place import opened
 leases, number = Leases(opened(json.loads(sys.argv[1]))), Path(sys.argv[2])
 for _ in range(20):
     lease = leases.acquire("number/1")
@@ -247,7 +247,7 @@ def test_who_works_for_a_stopped_holder_renews_and_ends_once_the_lease_is_lost(
     monkeypatch.setattr(lease_table, "HEARTBEAT_S", 3600.0)  # the holder itself is silent
     lease = Leases(table).acquire("sft/1")
     assert lease is not None
-    code = "import infra.store.lease_table as table\ntable.HEARTBEAT_S = 0.05\n" + CLAIMED
+    code = "import infra.leases.table as table\ntable.HEARTBEAT_S = 0.05\n" + CLAIMED
     process = subprocess.Popen(
         [sys.executable, "-c", code, json.dumps(asdict(lease.claim))],
         cwd=REPOSITORY,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 BUILD = """
 import os, sys, time
 from pathlib import Path
-from infra.store import lease_table
+from infra.leases import table as lease_table
 from infra.store.store import Store
 from tests.artifacts import make_artifact
 

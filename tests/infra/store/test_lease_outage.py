@@ -10,12 +10,12 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-from infra.servers.database import Postgres
-from infra.store import lease as lease_module
-from infra.store import lease_table
-from infra.store.lease import Lease, Leases
-from infra.store.lease_postgres import PostgresTable
-from infra.store.lease_table import Holder, TableAway
+from infra.leases import lease as lease_module
+from infra.leases import table as lease_table
+from infra.leases.lease import Lease, Leases
+from infra.leases.postgres import PostgresTable
+from infra.leases.table import Holder, TableAway
+from infra.servers.databases.database import Postgres
 from tests.leases import change_leases
 from tests.processes import wait_until
 

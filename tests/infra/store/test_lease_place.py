@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConfigError, StageError
+from infra.leases.postgres import PostgresTable
+from infra.leases.table import Holder
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder
-from infra.store.lease_postgres import PostgresTable
-from infra.store.lease_table import Holder
 from infra.store.store import Store
 from tests.command import environment
 from tests.postgres import PASSWORD

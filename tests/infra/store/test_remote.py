@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from infra.errors import Cancelled, ConfigError, StageError, stage_error
-from infra.s3 import read_object
-from infra.s3_write import put_if
+from infra.io.s3 import read_object
+from infra.io.s3_write import put_if
 from infra.store.ancestry import locate
 from infra.store.manifest import Manifest
 from infra.store.promotions import FILE, Promotion, Promotions
@@ -306,7 +306,7 @@ def test_without_postgresql_without_rights_or_with_a_server_that_knows_no_condit
         Store(root_folder(URL))
     assert _keys(bucket) == []
     monkeypatch.setenv("STEMMA_DATABASE_URL", database)
-    monkeypatch.setattr("infra.store.remote_root.put_if", lambda content, url, etag: True)
+    monkeypatch.setattr("infra.store.bucket.root.put_if", lambda content, url, etag: True)
     with pytest.raises(ConfigError, match="If-None-Match"):
         host("a")
     assert _keys(bucket) == []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.garbage import Pins
-from flows.journal import RunJournal
+from flows.runs.garbage import Pins
+from flows.runs.journal import RunJournal
 from infra.errors import StageError
 from infra.lineage.ledger import Ledger, ledger_path, mlflow_run_id
 from infra.servers.settings import settings_of

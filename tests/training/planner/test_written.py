@@ -9,11 +9,11 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from evaluation.pages.planning_page import planning_page
-from flows.config import load
-from flows.graph import graph
-from flows.needs import check_hardware, stage_needs
-from flows.plan import plan as would
-from flows.planned_config import write_config
+from flows.config.graph import graph
+from flows.config.read import load
+from flows.planning.needs import check_hardware, stage_needs
+from flows.planning.plan import plan as would
+from flows.planning.planned_config import write_config
 from infra.errors import ConfigError
 from infra.store.store import Store
 from training.planner.laws.curves import curves

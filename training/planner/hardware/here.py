@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from infra.json import read_own_json
+from infra.io.json import read_own_json
 from infra.launch.config import LaunchConfig
 from training.core.devices import Device, device_called
 from training.planner.stages import this_machine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from infra.json import read_json
+from infra.io.json import read_json
 
 PF_DAY = 8.64e19
 _CHINCHILLA_FLOPS, _CHINCHILLA_TOKENS = 5.76e23, 1.4e12

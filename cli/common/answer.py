@@ -1,0 +1,38 @@
+"""The one JSON document that a command prints. Nothing heavy is imported: an interrupt is answered from the start."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from infra.process import interrupts
+
+CANCELLED = 130
+
+_given = False
+
+
+def begin() -> None:
+    """A command begins that has not answered yet: a program may call several, one after the other."""
+    global _given
+    _given = False
+
+
+def answer(document: Mapping[str, Any]) -> None:
+    """Prints the document on stdout, unless this command printed one before. No interrupt is heard from here on."""
+    global _given
+    if threading.current_thread() is threading.main_thread():
+        interrupts.ignore()
+    if not _given:
+        _given = True
+        print(json.dumps({"errors": [], **document}, indent=1))
+        sys.stdout.flush()
+
+
+def cancelled() -> dict[str, Any]:
+    """What a command answers that was interrupted before it had anything to say."""
+    problem = {"code": "cancelled", "path": "", "message": "interrupted", "fix": ""}
+    return {"status": "cancelled", "errors": [problem]}

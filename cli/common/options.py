@@ -1,0 +1,164 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from flows.config.graph import Selection
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+
+
+class Root(click.Path):
+    """A folder, or the URL of a root on an object store; `root_of` says which folder that is here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of floats without NaN, which no comparison excludes, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--root",
+        type=Root(file_okay=False),
+        default=None,
+        metavar="DIR|URL",
+        help="The store's folder, or s3://BUCKET/PREFIX; by default .stemma/ in the project, or $STEMMA_ROOT.",
+    )(function)
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A mapping as JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        from infra.io.json import BadJson, parse_json
+
+        if isinstance(value, dict):
+            return value
+        try:
+            found = parse_json(value, expected="a JSON object")
+        except BadJson as error:
+            self.fail(str(error), param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f"expected a JSON object, not {value}", param, ctx)
+        return found
+
+
+def template_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--chat-template-kwargs",
+        type=JsonObject(),
+        default="{}",
+        metavar="JSON",
+        help="Values of the model's own chat template, such as '{\"enable_thinking\": false}'.",
+    )(function)
+
+
+SEED = click.IntRange(0, 2**31 - 1)
+"""Seeds, as in a config (`infra.config.Seed`)."""
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a dotted config key, e.g. sft.seed=3."
+    )(function)
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for flag, message in (
+        ("force", "Build these stages even if their artifacts are there."),
+        ("until", "These stages and all that they need."),
+        ("from", "These stages and all downstream of them."),
+        ("only", "Just these stages."),
+    ):
+        function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=message)(function)
+    return click.option(
+        "--strict-versions",
+        is_flag=True,
+        help="Build again what other versions of torch, transformers, lm-eval and the like made.",
+    )(function)
+
+
+def names(values: tuple[str, ...]) -> tuple[str, ...]:
+    """`--only a,b --only c` as (a, b, c). Raises click.UsageError where an option was given and names none."""
+    found = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    if values and not found:
+        raise click.UsageError(f"a stage was expected, or several with commas between, not {values[0]!r}")
+    return found
+
+
+def selection_of(
+    only: tuple[str, ...], from_: tuple[str, ...], until: tuple[str, ...], force: tuple[str, ...], strict_versions: bool
+) -> Selection:
+    """The values of `selection_options`."""
+    from flows.config.graph import Selection
+
+    return Selection(
+        only=names(only), from_=names(from_), until=names(until), force=names(force), strict_versions=strict_versions
+    )
+
+
+def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`--set a.b=c` as {"a.b": "c"}. Raises click.UsageError for one without an equals sign."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise click.UsageError(f"--set wants KEY=VALUE, e.g. --set sft.seed=3, not {pair!r}")
+        settings[key] = value
+    return settings
+
+
+def root_of(root: str | None) -> Path:
+    """The store's folder, which need not be there yet; of one on an object store its cache.
+
+    Raises ConfigError for a folder that is no store, and for a URL that can be none.
+    """
+    from infra import project
+    from infra.store.layout import Layout
+
+    return Layout(project.root_of(root or "")).root
+
+
+def say_local(root: Path, what: str) -> None:
+    """Says on stderr of a root on an object store that `what` is known to this machine alone."""
+    from infra.store.roots import url_of
+
+    if url := url_of(root):
+        click.echo(f"{what} on this machine alone, in {root}; its artifacts are in {url}", err=True)
+
+
+def reach_server(root: Path) -> None:
+    """Points Prefect's client at the server that `up` started, with our credentials.
+
+    Raises ConfigError if there is none, or if it does not let us in.
+    """
+    from infra.errors import ConfigError, Problem
+    from infra.servers.credentials import client_variables
+    from infra.servers.environment import QUIET
+    from infra.servers.http import check_credentials
+    from infra.servers.state import prefect_api_url
+
+    url = prefect_api_url(root)
+    if url is None:
+        raise ConfigError(Problem("no_server", str(root), "no Prefect server runs for this store", "stemma up"))
+    check_credentials(root)
+    os.environ.update(QUIET | client_variables() | {"PREFECT_API_URL": url})

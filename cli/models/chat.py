@@ -1,0 +1,133 @@
+"""stemma chat MODEL: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import SEED, FiniteRange, root_of, root_option, template_option
+from cli.common.output import as_json, print_warnings
+from infra.io.json import read_own_json
+
+if TYPE_CHECKING:
+    from infra.errors import Problem
+
+
+@click.command("chat")
+@click.argument("model", shell_complete=artifacts)
+@click.option("--prompt", help="Ask this, print the answer, and end.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=SEED, default=17, show_default=True)
+@template_option
+@root_option
+@as_json
+def command(
+    model: str,
+    prompt: str | None,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    chat_template_kwargs: dict[str, Any],
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
+    stage id such as rlhf for its newest. Of a model that a gate refused a warning says so.
+    """
+    model_dir = writing_model(model, root_of(root))
+    refused = refused_by_gates(model_dir)
+    print_warnings(refused)
+    from training.generation.session import answer
+
+    messages: list[dict[str, str]] = []
+    interactive = prompt is None and sys.stdin.isatty()
+    if interactive:
+        click.echo(f"{model_dir.parent.name}/{model_dir.name}; an empty line or Ctrl-D ends", err=True)
+    turns = iter([prompt]) if prompt is not None else _lines(interactive)
+    for asked in turns:
+        messages.append({"role": "user", "content": asked})
+        pieces = []
+        for piece in answer(model_dir, messages, max_new_tokens, temperature, seed, chat_template_kwargs):
+            pieces.append(piece)
+            if not as_json:
+                click.echo(piece, nl=False)
+        if not as_json:
+            click.echo()
+        messages.append({"role": "assistant", "content": "".join(pieces)})
+    document = {"status": "done", "model": str(model_dir), "messages": messages}
+    return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
+
+
+def model_folder(model: str, root: Path) -> Path:
+    """The folder of a model: a folder, an artifact, or a stage for its newest.
+
+    Raises ConfigError `unknown_artifact`, `no_model`.
+    """
+    from infra.errors import ConfigError, Problem
+    from infra.store.reference import opened
+    from infra.store.store import Store
+    from tasks.stages import STAGES
+
+    models = [name for name, stage in STAGES.items() if stage.makes == "model"]
+    folder = Path(model) if Path(model).is_dir() else opened(Store(root, reading=True), model, models)[0]
+    if not (folder / "config.json").is_file():
+        raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
+    return folder
+
+
+def writing_model(model: str, root: Path) -> Path:
+    """The folder of a model that writes text, as of `model_folder`. Raises ConfigError `writes_no_text` for a reward
+    model and its like.
+    """
+    from infra.errors import ConfigError, Problem
+
+    folder = model_folder(model, root)
+    kinds = read_own_json(folder / "config.json").get("architectures") or []
+    if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
+        message = f"it is a {kinds[0]}, which scores or labels text and writes none"
+        raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))
+    return folder
+
+
+def refused_by_gates(folder: Path) -> list[Problem]:
+    """What the gates of the store that a model's folder is in refused it for; empty where that is no store."""
+    from evaluation.release.registrations import refusals_of
+    from infra.errors import ConfigError
+    from infra.store.manifest import Manifest, store_root
+    from infra.store.store import Store
+
+    place = folder.absolute()
+    try:
+        return refusals_of(Store(store_root(place), reading=True), Manifest.read(place).digest)
+    except (FileNotFoundError, ValueError, ConfigError):
+        return []
+
+
+_WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How the names of transformers' classes end that write text."""
+
+
+def _instead(folder: Path) -> str:
+    from infra.store.manifest import Manifest
+
+    try:
+        made_from = Manifest.read(folder).inputs.get("model")
+    except FileNotFoundError:
+        made_from = None
+    known = f"stemma chat {made_from.stage}/{made_from.fingerprint[:8]}, which it was made from" if made_from else ""
+    return known or "name a model that writes text, such as sft or rlhf"
+
+
+def _lines(interactive: bool) -> Any:
+    while True:
+        if interactive:
+            click.echo("> ", nl=False, err=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line

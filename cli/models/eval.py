@@ -1,0 +1,354 @@
+"""stemma eval MODEL …: benchmarks of any models, side by side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import SEED, names, root_of, root_option
+from cli.common.output import as_json, print_table
+from cli.models.chat import writing_model
+from infra.servers.environment import OFFLINE, QUIET
+
+if TYPE_CHECKING:
+    from evaluation.config import AnswerLimits, FailureClassesConfig
+    from evaluation.evaluate import EvalOptions
+    from evaluation.results.kept_parts import KeptParts
+    from infra.errors import Problem
+
+MIRROR = click.option(
+    "--mirror",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder with the tasks' data, as `stemma mirror` makes it; by default tasks_mirror/ in the store.",
+)
+
+
+@click.command("eval")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
+@click.option("--tasks", multiple=True, metavar="TASK,…", help="Tasks or groups by lm-eval's names.")
+@click.option(
+    "--failure-classes",
+    "classes",
+    multiple=True,
+    metavar="CLASS,…",
+    help="Templated tests: all, names such as negation, or YAML files of yours.",
+)
+@click.option(
+    "--num-fewshot", "shots", multiple=True, metavar="N,…", help="Solved examples before each question, e.g. 0,1,5."
+)
+@click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task and failure class.")
+@MIRROR
+@click.option("--seed", type=SEED, default=1234, show_default=True, help="Draws the few-shot examples.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
+)
+@click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@click.option("--system-instruction", metavar="TEXT", help="Said before each question, by the system of the chat.")
+@click.option(
+    "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
+    default=None,
+    help="Solved examples as turns of the chat; by default with --chat-template, as in lm-eval.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["own", "vllm"]),
+    default="own",
+    show_default=True,
+    help="What answers tasks; vllm: the program that $STEMMA_VLLM names, else the one on the PATH.",
+)
+@click.option(
+    "--answer-limit",
+    "limits",
+    multiple=True,
+    metavar="KIND=SHARE,…",
+    help="Largest share of items failed (0 by default), truncated, empty or unparsable (1 by default): empty=0.1.",
+)
+@root_option
+@as_json
+def command(
+    models: tuple[str, ...],
+    tasks: tuple[str, ...],
+    classes: tuple[str, ...],
+    shots: tuple[str, ...],
+    limit: int | None,
+    mirror: Path | None,
+    seed: int,
+    batch_size: int,
+    chat_template: bool,
+    system_instruction: str | None,
+    fewshot_as_multiturn: bool | None,
+    engine: Literal["own", "vllm"],
+    limits: tuple[str, ...],
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Score each MODEL on lm-eval's tasks, offline, with standard errors, and say which differences are more than
+    chance.
+
+    MODEL is a Hugging Face folder with safetensors, an artifact such as sft/1f2e, or a stage id such as rlhf for its
+    newest. Differences are taken in the order given: of base, tuned and aligned model they are the alignment tax.
+    """
+    store = root_of(root)
+    asked = tuple(dict.fromkeys(names(tasks)))
+    if not asked and not classes:
+        raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
+    if fewshot_as_multiturn and not chat_template:
+        raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
+    folders, failures, numbers, answer_limits = _understood(
+        models, store, asked, names(classes), names(shots), names(limits)
+    )
+    os.environ.update(QUIET | OFFLINE)
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from infra.run import Run
+
+    place = mirror.absolute() if mirror else store / "tasks_mirror"
+    options = EvalOptions(
+        asked,
+        numbers,
+        limit,
+        place,
+        seed,
+        batch_size=batch_size,
+        chat_template=chat_template,
+        system_instruction=system_instruction,
+        fewshot_as_multiturn=fewshot_as_multiturn,
+        engine=engine,
+        failure_classes=failures,
+        answer_limits=answer_limits,
+    )
+    kept = _kept(store, options) if len(folders) > 1 else None
+    terminal = sys.stderr  # lm-eval's own words are kept from it
+    with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
+        try:
+            done = evaluate_models(
+                folders, options, Run(Path(work)), lambda text: click.echo(text, file=terminal), kept
+            )
+        except BaseException:
+            if kept and (ready := kept.names()):
+                said = f"{len(ready)} of {len(folders)} models scored, kept in {kept.folder}"
+                click.echo(f"{said}: the same question goes on from there", err=True)
+            raise
+    if kept:
+        kept.clear()
+    document: dict[str, Any] = {
+        "status": "done",
+        "engine": engine,
+        "models": [
+            {
+                "model": one.name,
+                "path": str(one.path),
+                "results": one.results,
+                "calibration": one.calibration,
+                **({"failure_classes": one.failures["classes"]} if one.failures else {}),
+            }
+            for one in done.models
+        ],
+        "comparisons": done.comparisons,
+    }
+    if not as_json:
+        _print(document)
+    return document, 0
+
+
+def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
+    """Where the models' scores stay until all are there; None where the store cannot be written."""
+    from evaluation.config import mirrored_files
+    from evaluation.results.kept_parts import KeptParts, state_of
+
+    data = {str(path): path for task in options.tasks for path in mirrored_files(options.mirror or root, task)}
+    own = {str(path): path for path in options.failure_classes.paths()} if options.failure_classes else {}
+    asked = json.dumps([repr(options), state_of({**data, **own})])
+    digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    try:
+        return KeptParts(root / ".work" / "eval" / digest, asked)
+    except OSError:
+        return None
+
+
+def _understood(
+    models: tuple[str, ...],
+    root: Path,
+    tasks: tuple[str, ...],
+    classes: tuple[str, ...],
+    shots: tuple[str, ...],
+    limits: tuple[str, ...],
+) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...], AnswerLimits]:
+    """The models' folders by the names they were given, the failure classes, numbers of shots and limits. Raises
+    ConfigError with everything that is wrong with a command."""
+    from evaluation.config.lm_tasks import unknown_tasks
+    from infra.errors import ConfigError
+
+    problems: list[Problem] = []
+    folders = _folders(models, root, problems)
+    problems += unknown_tasks(tasks, "--tasks")
+    failures = _failure_classes(classes, problems)
+    numbers = _numbers(shots, problems)
+    answer_limits = _answer_limits(limits, problems)
+    if problems:
+        raise ConfigError(*problems)
+    return folders, failures, numbers, answer_limits
+
+
+def _answer_limits(given: tuple[str, ...], problems: list[Problem]) -> AnswerLimits:
+    from pydantic import ValidationError
+
+    from evaluation.config import ANSWER_FAULTS, AnswerLimits
+    from infra.errors import Problem
+
+    shares = dict(one.partition("=")[::2] for one in given)
+    try:
+        return AnswerLimits.model_validate(shares, strict=False)
+    except ValidationError:
+        message = f"expected {', '.join(ANSWER_FAULTS)} and a share from 0 to 1, e.g. empty=0.1, not {','.join(given)}"
+        problems.append(Problem("bad_usage", "--answer-limit", message))
+        return AnswerLimits()
+
+
+def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]:
+    from infra.errors import Problem
+
+    if wrong := [one for one in shots if not one.isdecimal()]:
+        message = f"expected numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}"
+        problems.append(Problem("bad_usage", "--num-fewshot", message))
+    return tuple(sorted({int(one) for one in shots if one.isdecimal()}))
+
+
+def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
+    """None where none were asked, or one is neither a class that ships nor a file."""
+    if not given:
+        return None
+    from pydantic import ValidationError
+
+    from evaluation.config import FAILURE_CLASSES, FailureClassesConfig
+    from infra.errors import Problem
+
+    own = [one for one in given if one not in FAILURE_CLASSES and one != "all"]
+    if wrong := [one for one in own if not Path(one).is_file()]:
+        message = f"{', '.join(wrong)} is neither all, one of {', '.join(FAILURE_CLASSES)}, nor a file"
+        problems.append(Problem("bad_usage", "--failure-classes", message))
+        return None
+    chosen = FAILURE_CLASSES if "all" in given else tuple(one for one in FAILURE_CLASSES if one in given)
+    try:
+        return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        problems.append(Problem("bad_usage", "--failure-classes", message))
+        return None
+
+
+def _folders(models: tuple[str, ...], root: Path, problems: list[Problem]) -> dict[str, Path]:
+    from infra.errors import StemmaError
+
+    found: dict[str, Path] = {}
+    for model in models:
+        try:
+            found[model] = writing_model(model, root).absolute()
+        except StemmaError as error:
+            problems += error.problems
+    return found
+
+
+def _print(document: dict[str, Any]) -> None:
+    """One table of all tasks and shots, a column a model."""
+    columns = {one["model"]: one["model"] for one in document["models"]}
+    rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+    for one in document["models"]:
+        for row in one["results"]:
+            key = (row["task"], row["metric"], row["filter"], row["num_fewshot"])
+            metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
+            line = rows.setdefault(
+                key, {"task": row["task"], "metric": metric, "shots": row["num_fewshot"], "n": row["n"]}
+            )
+            line[one["model"]] = _with_error(row)
+    shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
+    print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
+    _print_answers(document["models"])
+    if any(one["calibration"] for one in document["models"]):
+        click.echo("\ncalibration of choices")
+        _print_calibration(document["models"])
+    if document["comparisons"]:
+        click.echo("\nover the same items")
+        _print_comparisons(document["comparisons"])
+
+
+def _print_answers(models: list[dict[str, Any]]) -> None:
+    """Counts of the items behind the scores, where any is without a proper answer."""
+    faults = ("failed", "truncated", "empty", "unparsable")
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in models:
+        for row in one["results"]:
+            if any(row.get(fault) for fault in faults):
+                task = row["task"] if row["filter"] == "none" else f"{row['task']} ({row['filter']})"
+                line = {"model": one["model"], "task": task, "shots": row["num_fewshot"]}
+                counts = {field: row[field] for field in ("asked", "answered", *faults)}
+                lines.setdefault(tuple(line.values()), {**line, **counts})
+    if lines:
+        click.echo("\nanswers, in items")
+        fields = ("model", "task", "shots", "asked", "answered", *faults)
+        print_table(list(lines.values()), {field: field for field in fields})
+
+
+def _print_calibration(models: list[dict[str, Any]]) -> None:
+    """How far confidence in a choice is what is got right."""
+    rows = [
+        {
+            "model": one["model"],
+            "task": row["task"],
+            "shots": row["num_fewshot"],
+            "n": row["n"],
+            "sure": f"{row['mean_confidence']:.3f}",
+            "right": f"{row['accuracy']:.3f}",
+            "ece": f"{row['ece']:.3f}",
+            "brier": f"{row['brier']:.3f} ({row['brier_low']:.3f} to {row['brier_high']:.3f})",
+        }
+        for one in models
+        for row in one["calibration"]
+    ]
+    columns = {"model": "model", "task": "task", "shots": "shots", "n": "items"}
+    print_table(rows, {**columns, "sure": "confidence", "right": "accuracy", "ece": "ECE", "brier": "Brier"})
+
+
+def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
+    """Differences over the same items; Holm's p-value says which are more than chance among so many."""
+    rows = [
+        {
+            "models": f"{row['second']} − {row['first']}",
+            "task": row["task"],
+            "metric": row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})",
+            "shots": row["num_fewshot"],
+            "difference": f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})",
+            "p": f"{row['p_holm']:.3g}",
+            "so": _in_words(row),
+        }
+        for row in comparisons
+    ]
+    columns = {"models": "models", "task": "task", "metric": "metric", "shots": "shots"}
+    print_table(rows, {**columns, "difference": "difference, 95 % interval", "p": "p (Holm)", "so": "so"})
+
+
+def _in_words(row: dict[str, Any]) -> str:
+    if not row["significant"]:
+        return "no difference is shown"
+    if row["higher_is_better"] is None:
+        return "differs"
+    return "better" if (row["difference"] > 0) == row["higher_is_better"] else "worse"
+
+
+def _with_error(row: dict[str, Any]) -> str:
+    if row["value"] is None:
+        return "not a number"
+    if row["stderr"] is None and row["low"] is not None:
+        return f"{row['value']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+    return f"{row['value']:.4f}" + (f" ± {row['stderr']:.4f}" if row["stderr"] is not None else "")

@@ -1,0 +1,63 @@
+"""stemma export MODEL DIR: a model as a folder that the Hugging Face hub takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_warnings
+from cli.models.chat import model_folder, refused_by_gates
+
+
+@click.command("export")
+@click.argument("model", shell_complete=artifacts)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--force", is_flag=True, help="Although a gate refused it; its card says so.")
+@root_option
+@as_json
+def command(model: str, folder: Path, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
+    model card as README.md. Before FOLDER appears, a new process that knows nothing of this project loads it with
+    transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
+
+    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
+    model that a gate refused is not written, unless --force is given.
+    """
+    from evaluation.release.export import REGISTERED_CARD, card_of, export
+    from evaluation.release.registrations import newest_registration
+    from evaluation.results.artifacts import read_artifacts
+    from infra.errors import GateRefused
+    from infra.store.reference import require_whole
+    from infra.store.store import Store
+
+    store = Store(root_of(root), reading=True)
+    source = model_folder(model, store.root)
+    if (manifest := store.read(source)) is not None:
+        require_whole(store, source, manifest)
+    refused = refused_by_gates(source)
+    if refused and not force:
+        fix = "--force writes it all the same, stemma chat talks to it without"
+        raise GateRefused(*(replace(problem, fix=f"{problem.fix}; {fix}") for problem in refused))
+    print_warnings(refused)
+    artifact = read_artifacts({source.parent.name: source})[source.parent.name]
+    registered = newest_registration(store, manifest.digest) if manifest else None
+    if registered:
+        place, registration = registered
+        registered = store.peek(registration, REGISTERED_CARD, folder=place), registration
+    card, card_from = card_of(artifact, registered)
+    loaded = export(artifact, card, folder)
+    if not as_json:
+        chat = "with" if loaded.chat_template else "without"
+        click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
+        click.echo("in a new process, with transformers alone and the model's logits:")
+        for check in loaded.checks:
+            click.echo(f"  {check}")
+        click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
+        click.echo(f"written to {folder}")
+    document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}
+    return {**document, "loaded": asdict(loaded), "warnings": [problem.as_json() for problem in refused]}, 0

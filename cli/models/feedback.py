@@ -1,0 +1,208 @@
+"""stemma feedback export, import: people choose between answers, and their choices become data to train on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import CONFIG, SEED, FiniteRange, reach_server, root_of, root_option, say_local
+from cli.common.output import as_json, print_table
+from cli.models.chat import writing_model
+from infra.servers.environment import OFFLINE, QUIET
+
+if TYPE_CHECKING:
+    from evaluation.people.pairs import Export
+
+
+@click.group("feedback")
+def command() -> None:
+    """People choose between two answers, and what they choose becomes data to train on.
+
+    \b
+    stemma feedback export rlhf --out round1          two answers of one model a prompt
+    stemma feedback export sft rlhf --out blind       two models, side by side and blind
+    stemma feedback import round1 judgements-*.jsonl  agreement, win rates, preference pairs
+    stemma feedback round configs/quickstart.yaml     draw, wait for people, learn from them
+    """
+
+
+@command.command("export", short_help="Write pairs of answers for people to judge.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON lines with a prompt each; by default the held-out side of the newest instructions.",
+)
+@click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
+@click.option("--temperature", type=FiniteRange(0), default=0.7, show_default=True, help="0 is greedy.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--seed", type=SEED, default=17, show_default=True, help="Draws prompts, answers and their order.")
+@root_option
+@as_json
+def export(
+    models: tuple[str, ...],
+    out: Path,
+    prompts: Path | None,
+    count: int,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Draw two answers a prompt and write them for people to judge: a page that works offline, by keyboard and blind
+    (judge.html), tasks for Label Studio (tasks.json, labelling.xml), and plain JSON lines (pairs.jsonl).
+
+    MODEL is a Hugging Face folder, an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. Of one
+    model both answers are its own; of several every two meet equally often.
+    """
+    store = root_of(root)
+    folders = {model: writing_model(model, store).absolute() for model in dict.fromkeys(models)}
+    os.environ.update(QUIET | OFFLINE)
+    from infra.run import Run
+    from training.generation.candidates import Drawing, held_out_prompts, prompts_in, write_export
+
+    asked = prompts_in(prompts) if prompts else held_out_prompts(store)
+
+    with tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work:
+        drawing = Drawing(temperature, max_new_tokens, seed)
+        made = write_export(folders, asked, count, drawing, out, Run(Path(work)))
+    if not as_json:
+        click.echo(f"{len(made.pairs)} pairs in {out}")
+        click.echo(f"judge them: open {out / 'judge.html'} in a browser, or import tasks.json into Label Studio")
+        click.echo(f"then:       stemma feedback import {out} FILE …")
+    return {"status": "done", "export": made.id, "pairs": len(made.pairs), "out": str(out.absolute())}, 0
+
+
+@command.command("import", short_help="Read judgements: agreement, win rates, data to train on.")
+@click.argument("folder", metavar="EXPORT", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE …", type=click.Path(path_type=Path, exists=True, dir_okay=False)
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Where to write; by default judged/ in EXPORT."
+)
+@click.option("--wait", is_flag=True, help="Leave a round that waits for these judgements waiting: more will come.")
+@root_option
+@as_json
+def import_(
+    folder: Path, files: tuple[Path, ...], out: Path | None, wait: bool, root: str | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Read judgements of an EXPORT, files of its page or of Label Studio, and say how far people agree and which model
+    they prefer.
+
+    Writes preferences.jsonl and ties.jsonl, and instructions.jsonl (corrected answers), which `preferences.read` and
+    `instructions.read` take as files, judgements.jsonl with the models, quarantine.jsonl with what cannot be used and
+    why, and summary.json. A round of `stemma feedback round` that waits for them goes on.
+    """
+    from evaluation.people.judgements import Judgements
+    from evaluation.people.outcome import outcome
+    from evaluation.people.pairs import Export
+
+    exported = Export.read(folder)
+    found = outcome(exported, Judgements.read(files, exported))
+    place = out or folder / "judged"
+    found.write(place)
+    resumed = "" if wait or not exported.drawn.get("flow_run") else _go_on(exported, root_of(root))
+    if not as_json:
+        _print(found.summary, exported, place)
+        for row in found.aside[:5]:
+            click.echo(f"put aside: {row['where']}: {row['reason']}", err=True)
+        if resumed:
+            click.echo(f"the round goes on: {resumed}")
+    return {"status": "done", **found.summary, "out": str(place.absolute()), "resumed": resumed}, 0
+
+
+@command.command("round", short_help="Draw, wait for people in the Prefect page, train on what they chose.")
+@CONFIG
+@click.option("--model", default="rlhf", show_default=True, help="The step whose newest model answers.")
+@click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
+@click.option("--temperature", type=FiniteRange(0, min_open=True), default=0.7, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--cron", help='Begin a round by itself at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
+@root_option
+@as_json
+def round_(
+    config: Path,
+    model: str,
+    pairs: int,
+    temperature: float,
+    max_new_tokens: int,
+    cron: str | None,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Begin a round on the worker: two answers a prompt are drawn, the run waits in the Prefect page until they are
+    judged and imported, and the pipeline runs with the new pairs among its preferences. Needs `stemma up`. Says what
+    the round before gained.
+    """
+    from flows.config.read import load
+    from infra.servers.settings import prefect_page
+
+    pipeline, folder = load(config, root=lambda: root_of(root)), root_of(root)
+    say_local(folder, "the round's answers and judgements lie")
+    reach_server(folder)
+    from prefect.client.orchestration import get_client
+
+    from flows.feedback.deploy import deploy_feedback
+    from flows.feedback.gain import as_line, last_comparison
+    from flows.prefect.schedules import Schedule
+
+    asked = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron is not None else None, **asked)
+    last = last_comparison(pipeline.name, folder)
+    document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
+    document["last_round"] = last
+    if cron is not None:
+        document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
+    else:
+        with get_client(sync_client=True) as client:
+            begun = client.create_flow_run_from_deployment(deployment)
+        document |= {"flow_run_id": str(begun.id), "url": f"{prefect_page(folder)}/runs/flow-run/{begun.id}"}
+    if not as_json:
+        if last:
+            click.echo(as_line(last))
+        said = "the round waits for judgements at" if cron is None else "rounds will begin by"
+        click.echo(f"{said} {document['url']}")
+    return document, 0
+
+
+def _go_on(exported: Export, root: Path) -> str:
+    """The page of the round that goes on, "" where none waits or no server runs."""
+    from infra.servers.settings import prefect_page
+    from infra.servers.state import prefect_api_url
+
+    if not prefect_api_url(root):
+        return ""
+    reach_server(root)
+    from flows.feedback.round import go_on
+
+    begun = go_on(exported)
+    return f"{prefect_page(root)}/runs/flow-run/{begun}" if begun else ""
+
+
+def _print(summary: dict[str, Any], exported: Export, place: Path) -> None:
+    said = f"{summary['judgements']} judgements of {summary['judged_pairs']} of {summary['pairs']} pairs"
+    click.echo(f"{said} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
+    if agreement := summary["agreement"]:
+        click.echo(f"agreement: Krippendorff's α {_shown(agreement)}; 0 is chance, 1 perfect")
+    if left := summary["left_preferred"]:
+        click.echo(f"the answer on the left was preferred in {_shown(left)} of those decided")
+    if rows := summary["win_rates"]:
+        shown = [{**row, "rate": _shown(row)} for row in rows]
+        print_table(shown, {"model": "model", "over": "preferred to", "rate": "share, 95 % interval", "pairs": "pairs"})
+    if len(exported.models) > 2:
+        shown = [{"model": row["model"], "points": _shown(row, 0)} for row in summary["strengths"]]
+        print_table(shown, {"model": "model", "points": "strength in Elo points, 95 % interval"})
+    pairs = f"{summary['preferences']} preference pairs, {summary['ties']} ties"
+    click.echo(f"{pairs} and {summary['corrections']} corrected answers in {place}")
+
+
+def _shown(row: dict[str, float], digits: int = 2) -> str:
+    return f"{row['value']:.{digits}f} ({row['low']:.{digits}f} to {row['high']:.{digits}f})"

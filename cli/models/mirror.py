@@ -1,0 +1,78 @@
+"""stemma mirror TASK FROM: a benchmark's data, where its task finds them without a network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json
+from cli.models.eval import MIRROR
+from infra.servers.environment import OFFLINE, QUIET
+
+
+@click.command("mirror")
+@click.argument("task")
+@click.argument("source", metavar="[FROM]", required=False, type=click.Path(path_type=Path))
+@MIRROR
+@click.option(
+    "--split", "splits", multiple=True, metavar="SPLIT=FILE", help="The file of one split, e.g. train=a.jsonl."
+)
+@click.option("--shots", type=click.IntRange(0), help="Rows that are put aside from the scored split for shots.")
+@root_option
+@as_json
+def command(
+    task: str,
+    source: Path | None,
+    mirror: Path | None,
+    splits: tuple[str, ...],
+    shots: int | None,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Copy the data of lm-eval's TASK out of FROM into a mirror, so that `stemma eval` and the benchmarks of a pipeline
+    can ask the very same task offline.
+
+    FROM is a file, or a folder with files called train, validation or test, or one called like the task: JSON lines,
+    JSON, CSV, TSV or Parquet, with the fields of the dataset on the hub or in the layout of MosaicML's evaluation
+    gauntlet. Every row is tried before anything is written.
+    """
+    files = {}
+    for text in splits:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise click.UsageError(f"--split wants SPLIT=FILE, e.g. --split train=train.jsonl, not {text!r}")
+        files[name] = Path(path)
+    if source is None and not files:
+        raise click.UsageError("expected FROM, a file or folder with the task's data, or --split SPLIT=FILE")
+    place = (mirror or root_of(root) / "tasks_mirror").absolute()
+    os.environ.update(QUIET | OFFLINE)
+    from evaluation.mirror_writer import mirror_task
+
+    done = mirror_task(task, source, place, files, shots)
+    wanted = done.definition
+    dataset = wanted.dataset + (f" ({wanted.config})" if wanted.config else "")
+    if not as_json:
+        counts = ", ".join(f"{split} {count:,}" for split, count in done.splits.items())
+        click.echo(f"{task}: {dataset}, {counts} rows, {done.layout}")
+        if done.put_aside:
+            click.echo(f"{done.put_aside} of them were put aside for shots and are not scored (--shots 0 scores all)")
+        click.echo(f"in {done.folder}\n\nthe first question, as the task asks it:\n")
+        click.echo(done.prompt[:600])
+    document = {
+        "status": "done",
+        "task": task,
+        "dataset": wanted.dataset,
+        "config": wanted.config,
+        "mirror": str(place),
+        "path": str(done.folder),
+        "splits": dict(done.splits),
+        "scored_split": wanted.scored,
+        "put_aside": done.put_aside,
+        "layout": done.layout,
+        "prompt": done.prompt,
+    }
+    return document, 0

@@ -1,0 +1,137 @@
+"""stemma serve MODEL …: an OpenAI-compatible endpoint, and a page to talk to two models side by side."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_warnings
+from cli.models.chat import refused_by_gates, writing_model
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=artifacts)
+@click.option(
+    "--host", help="The address to listen on, by default 127.0.0.1; another than loopback needs $STEMMA_AUTH."
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="By default 8000, or the next free one.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "own", "vllm"]),
+    default="auto",
+    show_default=True,
+    help="vllm: one model, for many users, on loopback; auto takes it where it is installed and a GPU is there.",
+)
+@click.option(
+    "--requests-per-minute",
+    type=click.IntRange(1),
+    help="Of each API key, or of each address where none is asked for; more get HTTP 429. By default unlimited.",
+)
+@root_option
+@as_json
+def command(
+    models: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    engine: str,
+    requests_per_minute: int | None,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
+
+    Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. Where
+    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key. Further clients,
+    each with a key, are named in $STEMMA_API_KEYS=name:key,name:key. Of a model that a gate refused a warning says so.
+    """
+    folder = root_of(root)
+    found = _named([writing_model(model, folder) for model in models])
+    if engine == "vllm" and len(found) > 1:
+        raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
+    refused = [problem for place in found.values() for problem in refused_by_gates(place)]
+    print_warnings(refused)
+    from infra.servers.api_keys import KEYS, RateLimit, api_keys
+    from infra.servers.credentials import credentials
+    from infra.servers.ports import HOST, reserved_port
+    from infra.servers.settings import Settings, chosen, is_loopback
+
+    settings, known, keys = chosen(Settings(), host), credentials(), api_keys()
+    own_only = KEYS if keys else "--requests-per-minute" if requests_per_minute else None
+    if engine == "vllm" and own_only:
+        raise click.UsageError(f"vLLM knows one key and no rate limit: leave {own_only} out, or --engine")
+    # Its API key guards /v1 and little else: /invocations answers anybody (vLLM's docs, "Security").
+    if engine == "vllm" and not is_loopback(settings.host):
+        raise click.UsageError(
+            f"vLLM would answer without its API key at {settings.host}, beside /v1: leave --host at {HOST} and put a "
+            "proxy before it that passes /v1 on, or leave --engine out"
+        )
+    with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
+        url = f"http://{settings.page}:{free}"
+        names = ", ".join(found)
+        is_for_vllm = len(found) == 1 and is_loopback(settings.host) and not own_only
+        if engine == "vllm" or (engine == "auto" and is_for_vllm and _vllm_fits()):
+            key = known.password if known else secrets.token_hex(16)
+            click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
+            _become_vllm(*next(iter(found.items())), settings.host, free, key)
+        from infra.servers.asgi_server import Server
+        from training.serving import app
+        from training.serving.answer_queue import AnswerQueue
+
+        answers = AnswerQueue()
+        limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None
+        served = app(found, settings.callers(free), known, answers, keys=keys, rate_limit=limit)
+        click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
+        Server(served, settings.host, free, on_end=answers.end).run()
+    document = {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}
+    return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folders by `_name`; different ones of one name by as many folders around them as tell them apart."""
+    named: dict[str, Path] = {}
+    for folder in dict.fromkeys(one.absolute() for one in folders):
+        same = [other.absolute() for other in folders if _name(other) == _name(folder) and other.absolute() != folder]
+        counts = range(2, len(folder.parts) + 1)
+        apart = (n for n in counts if all(other.parts[-n:] != folder.parts[-n:] for other in same))
+        named["/".join(folder.parts[-next(apart, len(folder.parts)) :]) if same else _name(folder)] = folder
+    return named
+
+
+def _name(folder: Path) -> str:
+    """What a model is called in requests: `sft/0761f4fa` of the store, else its folder's name."""
+    is_artifact = (folder / "manifest.json").is_file()
+    return f"{folder.parent.name}/{folder.name[:8]}" if is_artifact else folder.absolute().name
+
+
+def _vllm_fits() -> bool:
+    from infra.launch.launchers import VllmConfig
+    from infra.servers.vllm import program_of
+
+    if program_of(VllmConfig()) is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
+    """In our place: signals and the exit code are vLLM's own."""
+    from infra.launch.launchers import VllmConfig
+    from infra.servers.vllm import NO_USAGE_STATS, own_environment, program_of, vllm_command
+
+    program = program_of(VllmConfig())
+    if program is None:
+        raise click.UsageError(
+            "vLLM is not there: install it in an environment of its own and name its program in $STEMMA_VLLM, or leave "
+            "--engine out"
+        )
+    command = vllm_command(program, folder, name, "--host", host, "--port", str(port))
+    os.execve(program, command, {**own_environment(), **NO_USAGE_STATS, "VLLM_API_KEY": key})

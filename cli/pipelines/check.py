@@ -1,0 +1,207 @@
+"""stemma check CONFIG and why CONFIG STAGE: what a run would build and reuse, or did, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import CONFIG, root_of, root_option, selection_of, selection_options, set_option, settings_of
+from cli.common.output import as_json, print_table, with_short_artifacts
+
+
+@click.command("check")
+@CONFIG
+@selection_options
+@set_option
+@click.option("--needs", is_flag=True, help="Show which stages each one reads or waits for.")
+@root_option
+@as_json
+def command(
+    config: Path,
+    only_: tuple[str, ...],
+    from_: tuple[str, ...],
+    until_: tuple[str, ...],
+    force_: tuple[str, ...],
+    strict_versions: bool,
+    settings: tuple[str, ...],
+    needs: bool,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Say what a run would build and reuse, and why; start nothing.
+
+    All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
+    """
+    from flows.config.graph import graph
+    from flows.config.read import load
+    from flows.deployment.start import runs_on_worker
+    from flows.planning.branches import branch_notes, chat_notes, file_notes, refuse_removed_states
+    from flows.planning.needs import (
+        GpusHere,
+        check_hardware,
+        model_folder_problems,
+        refuse,
+        stage_needs,
+        steps_to_build,
+    )
+    from flows.planning.plan import plan
+    from flows.runs.journal import latest
+    from infra.errors import ConfigError, StageError
+    from infra.store.store import Store
+
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
+    nodes = graph(pipeline)
+    selection = selection_of(only_, from_, until_, force_, strict_versions)
+    chosen = selection.choose(nodes)
+    store = Store(root_of(root), reading=True)
+    built = steps_to_build(nodes, chosen, store, selection.force)
+    problems = [*check_hardware(pipeline, built), *model_folder_problems(nodes, built)]
+    if not runs_on_worker(store.root):  # which has its own environment, and the password with it
+        store.check_leases()
+    try:
+        rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
+    except StageError as error:
+        if not problems:
+            raise
+        raise ConfigError(*problems, *error.problems) from error
+    if problems:
+        raise ConfigError(*problems)
+    refuse_removed_states(nodes, rows, chosen, store)
+    building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
+    notes = {**chat_notes(building), **file_notes(building), **branch_notes(nodes, rows)}
+    found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
+    refuse(pipeline, nodes, found)
+    gpus = GpusHere.of(pipeline.launch, nodes, built)
+    unfit = [*gpus.problems(), *gpus.memory_problems(nodes, found)] if gpus else []
+    shown = [
+        {
+            **rows[name].as_json(),
+            "needs": list(nodes[name].upstream),
+            "note": notes.get(name, ""),
+            "plan": found[name].as_json() if name in found else None,
+        }
+        for name in chosen
+    ]
+    document = {"status": "done", "config": str(config), "root": store.place, "stages": shown}
+    document["this_machine"] = [problem.as_json() for problem in unfit]
+    if not as_json:
+        never_run = next(latest(store.runs(), pipeline.name), None) is None
+        _print(shown, store.root, needs, never_run)
+        _print_plans(shown)
+        _print_made_by(shown)
+        for row in filter(lambda row: row["note"], shown):
+            click.echo(row["note"])
+        for problem in unfit:
+            click.echo(f"\nthis machine cannot train it: {problem}")
+    return document, 0
+
+
+def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool) -> None:
+    """never_run: how its stages differ from those of other pipelines is then nothing that a person asked for."""
+    builds = [row for row in rows if row["status"] == "build"]
+    new = never_run or all(change["what"] in ("upstream", "none") for row in builds for change in row["changes"])
+    if new and len(builds) == len(rows) and not needs:
+        click.echo(f"nothing of this is built yet: all {len(rows)} stages would be built in {root}")
+        return
+    columns = {"stage": "stage", "status": "would", "artifact": "artifact", "because": "because"}
+    print_table(with_short_artifacts(rows), {**columns, **({"needs": "needs"} if needs else {})})
+    click.echo(f"\n{len(builds)} to build, {len(rows) - len(builds)} to reuse in {root}")
+
+
+def _print_made_by(rows: list[dict[str, Any]]) -> None:
+    """Which of the reused artifacts other versions of packages made."""
+    steps: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["made_by"]:
+            steps.setdefault(tuple(row["made_by"]), []).append(row["stage"])
+    for others, made in steps.items():
+        click.echo(f"\n{', '.join(made)}: {'; '.join(others)}")
+    if steps:
+        click.echo("they are reused; --strict-versions builds them again")
+
+
+def _print_plans(rows: list[dict[str, Any]]) -> None:
+    """What training would take, a row a step."""
+    from evaluation.pages.planning import dollars, hours
+
+    shown = [
+        {
+            "stage": row["stage"],
+            "on": f"{one['devices']} × {one['device']}",
+            "time": "by its data"
+            if one["hours"] is None
+            else f"{hours(one['hours'])} ({hours(one['hours_low'])} to {hours(one['hours_high'])})",
+            "cost": dollars(one["cost_usd"]) if one["cost_usd"] else "",
+            "memory": f"{one['memory_gb']:,.1f} of {one['memory_limit_gb']:,.0f} GB",
+            "disk": f"{one['disk_gb']:,.1f} GB",
+        }
+        for row in rows
+        if (one := row["plan"])
+    ]
+    if shown:
+        click.echo("\ntraining would take about")
+        print_table(shown, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
+
+
+@click.command("why")
+@CONFIG
+@click.argument("stage")
+@set_option
+@root_option
+@as_json
+def why(
+    config: Path, stage: str, settings: tuple[str, ...], root: str | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Why a stage was built, reused or skipped in the last run of this pipeline that was about it.
+
+    With --set: in the last run that had these settings; or what one with them would do, if there was none.
+    """
+    from flows.config.graph import graph, known
+    from flows.config.read import load
+    from flows.planning.plan import plan, run_command
+    from flows.runs.journal import latest
+    from infra.errors import ConfigError, Problem
+    from infra.store.store import Store
+
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
+    nodes = graph(pipeline)
+    known(nodes, [stage], "STAGE")
+    store = Store(root_of(root), reading=True)
+    planned = plan(nodes, store)[stage] if settings else None
+    for journal in latest(store.runs(), pipeline.name):
+        rows = [line for line in journal.read() if line["kind"] == "stage" and line["stage"] == stage]
+        if not rows or rows[-1]["status"] in ("waiting", "running"):
+            continue
+        if planned is None or (planned.fingerprint and rows[-1]["fingerprint"] == planned.fingerprint):
+            document = {"status": "done", "run_id": journal.run_id, "stage": stage, **_account(rows[-1])}
+            if not as_json:
+                did = "failed" if document["did"] == "failed" else f"was {document['did']}"
+                click.echo(f"{stage} {did} in run {journal.run_id}: {document['why']}")
+            return document, 0
+    if planned is not None:
+        account = {**planned.as_json(), "headline": "", "status": _WOULD[planned.status]}
+        document = {"status": "done", "run_id": None, "stage": stage, **_account(account)}
+        if not as_json:
+            click.echo(f"{stage} would be {document['did']}, no run had these settings: {document['why']}")
+        return document, 0
+    fix = run_command(str(config), store, "--until", stage)
+    raise ConfigError(Problem("never_run", stage, f"no run of {pipeline.name} has come to this stage", fix))
+
+
+_WOULD = {"build": "built", "reuse": "reused"}
+
+
+def _account(row: dict[str, Any]) -> dict[str, Any]:
+    from tasks.building.explain import NEVER_BUILT
+
+    match row["status"]:
+        case "reused":
+            reason = f"nothing that bears on it changed; its artifact {row['fingerprint']} was there and whole"
+        case "built":
+            # `check` says it of what is yet to be built.
+            reason = "; ".join(row["because"]).replace(NEVER_BUILT, "the store had none to reuse")
+        case _:
+            reason = row["headline"]
+    return {"did": row["status"], "why": reason, "because": row["because"], "fingerprint": row["fingerprint"]}

@@ -1,0 +1,132 @@
+"""stemma compare A B …: what differs between runs, configs or models, and how their figures and curves compare."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_table, print_warnings, short_artifact
+
+SHOWN = 30
+
+
+@click.command("compare")
+@click.argument("sides", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
+@click.option("--all", "whole", is_flag=True, help=f"All rows; otherwise the first {SHOWN}, and figures that differ.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the page with the curves goes; by default comparisons/ in the store.",
+)
+@root_option
+@as_json
+def command(
+    sides: tuple[str, ...], whole: bool, page: Path | None, root: str | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Compare runs, configs or models with the first: what differs in settings, data, code and versions, figures side
+    by side, and differences over the same items with their intervals. Writes a page with all of it and the curves.
+
+    Each is an artifact such as sft/1f2e, a stage id for its newest, the id of a run (see stemma ls runs) or its
+    beginning, or a YAML file, of which what is built is compared. Several that differ in seeds alone are also shown by
+    mean and spread.
+    """
+    if len(sides) < 2:
+        raise click.UsageError("expected two or more, e.g. stemma compare sft rlhf")
+    from evaluation.pages.comparison import comparison_page
+    from flows.compare.compare import compare
+    from flows.compare.compared import find
+    from infra.errors import Problem
+    from infra.store.store import Store
+
+    store = Store(root_of(root), reading=True)
+    found = find(store, sides)
+    document = compare(found)
+    names = _short_names([one.name for one in found])
+    built = [{name: step.artifact for name, step in one.steps.items() if step.artifact} for one in found]
+    place = page or store.root / "comparisons" / f"{_file_name(names)}.html"
+    print_warnings([Problem(**one) for one in document["warnings"]])
+    trouble = _write(place, comparison_page(document, names, built))
+    if not as_json:
+        _print(document, names, whole)
+        click.echo(f"\npage: {place}" if not trouble else f"\nthe page was not written: {trouble}")
+    document = {"status": "done", "root": store.place, **document}
+    return {**document, "page": None if trouble else str(place.absolute())}, 0
+
+
+def _write(place: Path, text: str) -> str:
+    """Writes the page; what kept it from being written, "" for nothing: what is compared may be another's to write."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf8")
+    except OSError as error:
+        return f"{place}: {error.strerror} (--page names another place)"
+    return ""
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """What a person types, as short as it is still one's own."""
+    short = [short_artifact(name) if re.fullmatch(r"[a-z_]+/[0-9a-f.]+", name) else name for name in names]
+    short = [name[:15] if re.match(r"\d{8}-\d{6}-", name) else name for name in short]
+    short = [Path(name).name if name.endswith((".yaml", ".yml")) else name for name in short]
+    return short if len(set(short)) == len(set(names)) else list(names)
+
+
+def _file_name(names: Sequence[str]) -> str:
+    """The names, as a file may be called."""
+    whole = re.sub(r"[^\w.-]+", "-", "_".join(names))
+    return whole if len(whole) <= 100 else f"{whole[:80]}_{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _print(document: dict[str, Any], names: Sequence[str], whole: bool) -> None:
+    from evaluation.pages.comparison import differs, number_with_bounds, seeds_sentence
+
+    columns = {name: name for name in names}
+    for name, one in zip(names, document["compared"], strict=True):
+        measured = f" ({', '.join(one['evaluations'])})" if one["evaluations"] else ""
+        click.echo(f"{one['kind']} {name}: {one['headline']}{measured}")
+    for group in document["seeds"]:
+        click.echo(seeds_sentence(group))
+    differences = [
+        {"key": row["key"], **dict(zip(names, map(str, row["values"]), strict=True))} for row in document["differences"]
+    ]
+    click.echo(f"\n{len(differences)} settings, sources or versions differ")
+    _shown(differences, {"key": "key", **columns}, whole)
+    rows = []
+    for row in document["figures"]:
+        if whole or len(document["figures"]) <= SHOWN or differs(row["values"]):
+            cells = map(number_with_bounds, row["values"], row["intervals"])
+            spread = {
+                f"seeds {number}": f"{one['mean']:.4g} ± {one['sd']:.2g}" for number, one in enumerate(row["spread"])
+            }
+            rows.append({"figure": row["figure"], **dict(zip(names, cells, strict=True)), **spread})
+    means = {f"seeds {n}": f"mean ± sd of {len(group['names'])}" for n, group in enumerate(document["seeds"])}
+    click.echo(f"\n{len(rows)} figures" + ("" if len(rows) == len(document["figures"]) else " differ"))
+    _shown(rows, {"figure": "figure", **columns, **means}, whole)
+    if document["paired"]:
+        click.echo(f"\nover the same items, less {names[0]}")
+        known = dict(zip((one["name"] for one in document["compared"]), names, strict=True))
+        paired = [
+            {
+                "name": known[row["name"]],
+                "figure": row["figure"],
+                "change": number_with_bounds(row["difference"], [row["low"], row["high"]]),
+                "so": "more than chance" if row["shown"] else "no difference is shown",
+            }
+            for row in document["paired"]
+        ]
+        print_table(paired, {"name": "", "figure": "figure", "change": "difference, 95 % interval", "so": "so"})
+
+
+def _shown(rows: list[dict[str, Any]], columns: dict[str, str], whole: bool) -> None:
+    shown = rows if whole else rows[:SHOWN]
+    if shown:
+        print_table(shown, columns)
+    if len(rows) > len(shown):
+        click.echo(f"{len(rows) - len(shown)} more: --all")

@@ -1,0 +1,129 @@
+"""stemma deploy, schedule, pause and resume CONFIG: a pipeline in the Prefect page, and when it runs by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import CONFIG, reach_server, root_of, root_option
+from cli.common.output import as_json
+
+
+@click.command("deploy")
+@CONFIG
+@click.option("--cron", help='When the pipeline runs by itself, e.g. "0 2 * * *".')
+@click.option("--timezone", help="An IANA name such as Europe/Berlin; UTC by default.")
+@click.option(
+    "--overlap",
+    type=click.Choice(["queue", "skip"]),
+    help="A run that is due while another of this pipeline is going: let it wait (the default), or skip it.",
+)
+@click.option(
+    "--catch-up",
+    type=click.Choice(["latest", "all", "none"]),
+    help="Runs that were missed while nothing ran: make up for the latest (the default), all, or none.",
+)
+@root_option
+@as_json
+def command(
+    config: Path,
+    cron: str | None,
+    timezone: str | None,
+    overlap: Any,
+    catch_up: Any,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
+    a form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron its schedule stays as it is.
+    """
+    from flows.config.read import load
+    from infra.servers.settings import prefect_page
+    from infra.store.roots import shown_root
+
+    if cron is None and (timezone or overlap or catch_up):
+        raise click.UsageError('--timezone, --overlap and --catch-up belong to a --cron, e.g. --cron "0 2 * * *"')
+    pipeline = load(config, root=lambda: root_of(root))
+    folder = root_of(root)
+    # Prefect reads its settings when it is first imported.
+    reach_server(folder)
+    from flows.deployment.deploy import deploy_pipeline, deploy_stages
+    from flows.prefect.automations import ensure_automations
+    from flows.prefect.schedules import Schedule, schedule_rows
+    from flows.sweeps.deploy import deploy_sweep
+    from flows.sweeps.from_page import SWEEP
+
+    ensure_automations()
+    path = str(config.absolute())
+    asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron is not None else None
+    made = {"pipeline": deploy_pipeline(pipeline, folder, path, asked)}
+    made |= deploy_stages(pipeline, folder, path)
+    made[SWEEP] = deploy_sweep(pipeline, folder, path)
+    page = prefect_page(folder)
+    deployments = [
+        {"name": f"{pipeline.name}/{name}", "url": f"{page}/deployments/deployment/{made_id}"}
+        for name, made_id in made.items()
+    ]
+    schedules = schedule_rows(pipeline.name)
+    if not as_json:
+        for deployment in deployments:
+            click.echo(f"{deployment['name']:<36} {deployment['url']}")
+        _print_schedules(schedules)
+    document = {
+        "status": "done",
+        "config": str(config),
+        "root": shown_root(folder),
+        "deployments": deployments,
+        "schedules": schedules,
+    }
+    return document, 0
+
+
+@click.command("schedule")
+@CONFIG
+@root_option
+@as_json
+def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """When the pipeline next runs by itself, and by which rules. `stemma deploy --cron` makes a schedule."""
+    return _tell(config, root, None, as_json)
+
+
+@click.command("pause")
+@CONFIG
+@root_option
+@as_json
+def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Keep the pipeline from running by itself. A run in progress is not stopped; `stemma run` still works."""
+    return _tell(config, root, False, as_json)
+
+
+@click.command("resume")
+@CONFIG
+@root_option
+@as_json
+def resume(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Let the pipeline run by itself again, from its next date on."""
+    return _tell(config, root, True, as_json)
+
+
+def _tell(config: Path, root: str | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    from flows.config.read import load
+
+    pipeline = load(config, root=lambda: root_of(root))
+    reach_server(root_of(root))
+    from flows.prefect.schedules import schedule_rows, switch
+
+    rows = schedule_rows(pipeline.name) if active is None else switch(pipeline.name, active=active)
+    if not as_json:
+        _print_schedules(rows)
+        if not rows:
+            click.echo(f"{pipeline.name} has no schedule")
+    return {"status": "done", "pipeline": pipeline.name, "schedules": rows}, 0
+
+
+def _print_schedules(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        state = f"next at {', '.join(row['next'])}" if row["active"] else "paused"
+        click.echo(f"{row['cron']} {row['timezone']}: {state}; overlap {row['overlap']}, catch up {row['catch_up']}")

@@ -1,0 +1,124 @@
+"""stemma init DATA…: a first config for files that someone has."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.output import as_json, print_table
+
+
+@click.command("init")
+@click.argument("data", nargs=-1, required=True)
+@click.option(
+    "--to", "out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pipeline.yaml"), show_default=True
+)
+@click.option("--name", default=None, help="The pipeline's name; by default that of the file.")
+@click.option(
+    "--as",
+    "kinds",
+    multiple=True,
+    metavar="[PATH=]KIND",
+    help="documents, instructions or preferences, of one PATH or all.",
+)
+@click.option(
+    "--text-field", "text_fields", multiple=True, metavar="[PATH=]FIELD", help="The field of a document's text; dotted."
+)
+@as_json
+def command(
+    data: tuple[str, ...],
+    out: Path,
+    name: str | None,
+    kinds: tuple[str, ...],
+    text_fields: tuple[str, ...],
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Look at DATA, files, folders or globs of any format, or datasets of the Hugging Face hub in folders, and write a
+    config for them.
+
+    Documents, instructions and preferences are told apart by records from all their files, with the reason. Where two
+    readings are as likely, a terminal is asked; elsewhere both are named, with the option that decides. The sizes that
+    it chooses fit the text; tokens, disk and time are estimates. An existing file is left alone.
+    """
+    from evaluation.pages.words import compact, seconds
+    from flows.config.read import load
+    from flows.planning.first_config import first_config, fit, looked_at, refuse_two, source_problems
+    from infra.errors import ConfigError, Problem
+    from infra.io.files import write_whole
+
+    wishes = _wishes(data, kinds, text_fields)
+    if out.exists():
+        raise ConfigError(Problem("file_exists", str(out), "there is such a file already", "name another by --to"))
+    folder = out.absolute().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(
+            Problem("unwritable", str(out), f"{folder} is no folder that can be written", "name another by --to")
+        )
+    # Paths in a config are relative to its folder.
+    paths = {path: path if folder == Path.cwd() else str(Path(path).absolute()) for path in data}
+    is_asked = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+    found, notes = looked_at(
+        list(paths.values()),
+        {paths[path]: wish for path, wish in wishes.items()},
+        _ask if is_asked else refuse_two,
+    )
+    fitted = fit(sum(one.text_bytes for one in found))
+    called = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
+    write_whole(out, first_config(called, found, fitted))
+    try:
+        if problems := source_problems(load(out)):
+            raise ConfigError(*problems)
+    except ConfigError:
+        out.unlink()  # e.g. a name that cannot be one
+        raise
+    if not as_json:
+        rows = [
+            {**asdict(one), "documents": f"{one.documents:,}", "MB": f"{one.text_bytes / 1e6:,.1f}"} for one in found
+        ]
+        columns = {"path": "data", "kind": "is", "files": "files", "documents": "records, about"}
+        print_table(rows, {**columns, "MB": "MB of text"})
+        click.echo()
+        for one in found:
+            click.echo(f"  {one.path}: {one.kind}; {one.why}")
+        for note in notes:
+            click.echo(f"  {note}")
+        took = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
+        click.echo(
+            f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) for "
+            f"{compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
+            f"pretraining on this machine: about {took}\n\nwritten to {out}; next: stemma check {out}"
+        )
+    document = {"status": "done", "config": str(out), "sources": [asdict(one) for one in found], "fit": asdict(fitted)}
+    return {**document, "notes": notes}, 0
+
+
+def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:
+    """By path, what the options ask for."""
+    from corpus.recognition.forms import KINDS, Wish
+
+    wishes = dict.fromkeys(data, Wish())
+    for option, given in (("--as", kinds), ("--text-field", text_fields)):
+        for text in given:
+            path, _, value = text.rpartition("=")
+            if path and path not in wishes:
+                raise click.UsageError(f"{option} {text}: expected one of DATA before =, found {path}")
+            if option == "--as" and value not in KINDS:
+                raise click.UsageError(f"{option} {text}: expected {', '.join(KINDS)}, found {value}")
+            asked: dict[str, Any] = {"kind" if option == "--as" else "text_field": value}
+            wishes |= {one: replace(wishes[one], **asked) for one in ([path] if path else data)}
+    return wishes
+
+
+def _ask(path: str, readings: Any) -> Any:
+    """Asks the terminal which of several readings is meant."""
+    click.echo(f"{path} can be read as:")
+    for number, reading in enumerate(readings, 1):
+        click.echo(f"  {number}. {reading}")
+    number = click.prompt("which one", type=click.IntRange(1, len(readings)), default=1)
+    return readings[number - 1]

@@ -1,0 +1,111 @@
+"""stemma logs [STAGE]: what a stage said and printed in its newest build."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json
+from infra.io.json import read_own_json
+from infra.process.tail import Tail
+
+JOURNAL = "journal.jsonl"
+LOG = "stage.log"
+
+
+@click.command("logs")
+@click.argument("stage", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on printing what is added, until Ctrl-C.")
+@root_option
+@as_json
+def command(stage: str | None, follow: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """What a stage said (events and progress) and printed in its newest build, finished or not; without STAGE the
+    stages that have a log."""
+    from infra.errors import ConfigError, Problem
+    from infra.store.roots import shown_root
+
+    folder = root_of(root)
+    built = [*folder.glob(f"*/*/aux/{JOURNAL}"), *_elsewhere(folder, stage)]
+    journals = sorted(
+        [*built, *folder.glob(f".work/*/*/scratch/{JOURNAL}")],
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    if stage is not None:
+        # Artifacts of a named step lie in the folder of the stage that it uses.
+        of_stage = [path for path in journals if path.parts[-4] == stage]
+        journals = [path for path in journals if _step_of(path) == stage] or of_stage
+    if not journals:
+        message = (
+            f"{stage} has no log in {shown_root(folder)}" if stage else f"no stage has a log in {shown_root(folder)}"
+        )
+        raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
+    if stage is None:
+        found = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
+        if not as_json:
+            for item in found:
+                click.echo(f"{item['stage']:<24} {item['path']}")
+        return {"status": "done", "logs": found}, 0
+    place = journals[0].parent
+    said, printed = Tail(place / JOURNAL), Tail(place / LOG)
+    said_lines, text = said.lines(), "".join(f"{line}\n" for line in printed.lines())
+    if not as_json:
+        click.echo(f"{place}:", err=True)
+        _print_said(said_lines)
+        click.echo(text, nl=False)
+        while follow:
+            time.sleep(0.2)
+            _print_said(said.lines())
+            for line in printed.lines():
+                click.echo(line)
+    return {"status": "done", "stage": stage, "path": str(place), "said": _spoken(said_lines), "text": text}, 0
+
+
+def _elsewhere(root: Path, stage: str | None) -> list[Path]:
+    """The journal of a stage's newest artifact on an object store, which is brought here; all of them without STAGE."""
+    from infra.errors import ConfigError
+    from infra.store.layout import AUX
+    from infra.store.reference import resolve
+    from infra.store.roots import url_of
+    from infra.store.store import Store
+
+    if not url_of(root):
+        return []
+    store = Store(root, reading=True)
+    try:
+        found = [resolve(store, stage)] if stage else [resolve(store, name) for name in store.stages()]
+    except ConfigError:  # what is being built may have a log all the same
+        return []
+    files = (f"{AUX}/{JOURNAL}", f"{AUX}/{LOG}")
+    return [store.peek(manifest, *files, folder=place) / files[0] for place, manifest in found]
+
+
+def _step_of(journal: Path) -> str:
+    """The step whose build wrote a journal, as the build's job says, and once it is done its manifest."""
+    build = journal.parent.parent
+    for path, key in ((journal.parent / "job.json", "node"), (build / "manifest.json", "step")):
+        with suppress(FileNotFoundError, ValueError):
+            return str(read_own_json(path).get(key) or journal.parts[-4])
+    return journal.parts[-4]
+
+
+def _spoken(lines: list[str]) -> list[dict[str, Any]]:
+    """Events and progress; metrics, those taken back too, are for pages."""
+    from infra.run import messages_in
+
+    return [line for line in messages_in(lines) if line["kind"] in ("event", "progress")]
+
+
+def _print_said(lines: list[str]) -> None:
+    for line in _spoken(lines):
+        clock = time.strftime("%H:%M:%S", time.localtime(line["time"]))
+        if line["kind"] == "event":
+            click.echo(f"{clock} {line['message']}")
+        else:
+            total = f" of {line['total']:,.0f}" if line["total"] else ""
+            click.echo(f"{clock} {line['done']:,.0f}{total} {line['unit']} {line['note']}".rstrip())

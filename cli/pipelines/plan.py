@@ -1,0 +1,119 @@
+"""stemma plan: what a training needs and costs, before anything is paid for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import set_option, settings_of
+from cli.common.output import as_json, print_table
+
+
+@click.command("plan")
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.option("--preset", help="A model by name, e.g. gpt-1.3b.")
+@click.option("--parameters", type=float, help="Or its parameters, e.g. 3e9.")
+@click.option("--tokens", type=float, help="Tokens to train on, e.g. 20e9.")
+@click.option("--compute", type=float, metavar="FLOPS", help="A budget in FLOPs of the model.")
+@click.option("--money", type=float, metavar="USD", help="Or in money.")
+@click.option("--days", type=float, help="Or in days on these devices.")
+@click.option("--gpu", help="The device, e.g. h100; see docs/planning.md. By default CONFIG's, or a100-80.")
+@click.option("--gpus", type=int, help="How many; by default CONFIG's, or 8.")
+@click.option("--price", type=float, help="USD for one device and hour; by default a range of public lists.")
+@click.option("--capital", type=float, help="USD to buy one device; by default a list price.")
+@click.option("--kernels", help="plain, flash, compiled or megatron; by default as print has it for the device.")
+@click.option(
+    "--law", default="besiroglu", show_default=True, help="The scaling law for what is left out, or a JSON file."
+)
+@click.option("--batch-tokens", type=int, help="Tokens of an optimizer step; by default GPT-3's of that size.")
+@click.option("--sequence-length", type=int, help="Tokens of a sequence; by default CONFIG's, or 2048.")
+@click.option("--vocabulary", type=int, help="Token ids; by default the preset's.")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
+@click.option("--gbit", type=float, help="Gbit/s that a node sends to others.")
+@click.option("--pod", type=int, metavar="DEVICES", help="How many devices that network joins, with --pod-gbit.")
+@click.option("--pod-gbit", type=float, help="Gbit/s that a node sends to other pods.")
+@click.option("--own-tokens", type=float, help="Tokens of text of your own: decides whether to train at all.")
+@click.option(
+    "--used-tokens", type=float, help="Tokens a month that the model will read and write, for an API's price."
+)
+@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with curves and sliders.")
+@click.option(
+    "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check takes."
+)
+@set_option
+@as_json
+def command(
+    config: Path | None, settings: tuple[str, ...], as_json: bool, page: Path | None, write: Path | None, **options: Any
+) -> tuple[dict[str, Any], int]:
+    """Plan a pretraining: time, cost, energy, memory and layout, with ranges and what they rest on.
+
+    Give two of a size (--preset, --parameters or the model of CONFIG), --tokens and a budget (--compute, --money or
+    --days); with one, a scaling law finds the rest. CONFIG also tells tokens, batch, sequence length and devices, which
+    options replace.
+
+    \b
+    stemma plan --preset gpt-1.3b --tokens 20e9 --gpu a100-80 --gpus 8
+    stemma plan --money 5000 --gpu h100
+    stemma plan CONFIG --gpu h100 --gpus 64
+    """
+    from training.planner.plan import plan, request
+
+    wishes = {name.replace("sequence_length", "length"): value for name, value in options.items() if value is not None}
+    wanted = request(**_beside(config, settings, wishes))
+    document = plan(wanted)
+    if write:
+        from flows.planning.planned_config import write_config
+
+        write_config(document, write)
+        document["config"] = str(write)
+    if page:
+        from evaluation.pages.planning_page import planning_page
+        from training.planner.laws.curves import curves
+
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
+        document["page"] = str(page.absolute())
+    if not as_json:
+        _print(document)
+        if write:
+            click.echo(f"\nwritten to {write}; next: stemma check {write}")
+        if page:
+            click.echo(f"\npage: {page}")
+    return document, 0
+
+
+def _beside(config: Path | None, settings: tuple[str, ...], wishes: dict[str, Any]) -> dict[str, Any]:
+    """What the options ask for, and beside it what a config does. Raises ConfigError for --set without one."""
+    if config is None:
+        if settings:
+            from infra.errors import ConfigError, Problem
+
+            raise ConfigError(Problem("no_config", "--set", "expected a CONFIG whose keys it sets", "name one"))
+        return wishes
+    from flows.planning.planned_config import wishes_of
+
+    found = wishes_of(config, settings_of(settings))
+    if wishes.keys() & {"compute", "money", "days"}:
+        found.pop("tokens", None)  # the budget takes the place of the duration
+    return found | wishes
+
+
+def _print(found: dict[str, Any]) -> None:
+    from evaluation.pages.planning import rows, title
+
+    click.echo(title(found))
+    print_table(
+        [{"what": what, "plan": value, "range": span} for what, value, span in rows(found)],
+        {"what": "", "plan": "plan", "range": "range"},
+    )
+    click.echo(f"\ntrain at all? {found['verdict']['choice']}")
+    for said in found["verdict"]["because"]:
+        click.echo(f"  {said}")
+    click.echo("\nother layouts")
+    for one in found["others"]:
+        click.echo(f"  {one['layout']}: {one['why']}")
+    click.echo("\nwhat this rests on")
+    for one in found["assumptions"]:
+        click.echo(f"  {one}")

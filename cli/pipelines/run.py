@@ -1,0 +1,96 @@
+"""stemma run CONFIG: build what is missing, reuse the rest, and show how it goes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import CONFIG, root_of, root_option, selection_of, selection_options, set_option, settings_of
+from cli.common.output import as_json, print_problems, print_table
+from cli.pipelines.follow import following
+
+
+@click.command("run")
+@CONFIG
+@selection_options
+@set_option
+@root_option
+@click.option("--verify", is_flag=True, help="Read every byte of reused artifacts, whatever their times say.")
+@as_json
+def command(
+    config: Path,
+    only_: tuple[str, ...],
+    from_: tuple[str, ...],
+    until_: tuple[str, ...],
+    force_: tuple[str, ...],
+    strict_versions: bool,
+    settings: tuple[str, ...],
+    root: str | None,
+    verify: bool,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Run a pipeline: build what is missing, reuse the rest.
+
+    Runs on the worker when `stemma up` runs, so that it can be watched, cancelled and retried in the page; otherwise
+    in this process. Ctrl-C cancels either.
+    """
+    from flows.config.graph import graph
+    from flows.config.read import load
+    from flows.deployment.start import Request, exit_code, runs_on_worker, start
+    from flows.runs.journal import RunJournal, new_run_id
+    from infra.lineage.ledger import mlflow_run_id, run_url
+    from infra.store.store import Store
+
+    pipeline = load(config, settings_of(settings), lambda: root_of(root))
+    selection = selection_of(only_, from_, until_, force_, strict_versions)
+    selection.choose(graph(pipeline))
+    place = Store(root_of(root)).layout
+    journal = RunJournal(place.runs, new_run_id())
+    where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
+    click.echo(f"running {pipeline.name} {where}", err=True)
+    debug = bool(click.get_current_context().params["debug"])
+    with following(journal, quiet=as_json, debug=debug):
+        document = start(
+            Request(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
+        )
+    document = {
+        **document,
+        "mlflow_run_id": mlflow_run_id(place.root, journal.run_id),
+        "mlflow_run_url": run_url(place.root, journal.run_id),
+        "stages": [
+            {**row, "mlflow_run_id": mlflow_run_id(place.root, row["build_id"]) if row["build_id"] else None}
+            for row in document["stages"]
+        ],
+    }
+    if not as_json:
+        _print_summary(document)
+    return document, exit_code(document)
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    from infra.errors import Problem
+
+    if document.get("stages"):
+        click.echo()
+        columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
+        print_table(document["stages"], columns)
+    click.echo(f"\n{document['status']} in {document.get('seconds', 0):.0f} s; artifacts in {document.get('root')}")
+    for stage, label, page, what in (
+        ("report", "report:       ", "report.html", "report"),
+        ("corpus_report", "corpus report:", "aux/corpus_report.html", "corpus"),
+    ):
+        row = next((row for row in document.get("stages", []) if row["stage"] == stage and row["path"]), None)
+        if row:
+            place = Path(row["path"]) / page
+            # What another machine made, on an object store, need not be here.
+            command = f"stemma open {what} --root {document.get('root')}"
+            click.echo(f"{label} {place if place.exists() else command}")
+    for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
+        if document.get(key):
+            click.echo(f"{label}: {document[key]}")
+    for warning in document.get("warnings", []):
+        click.echo(f"warning: {Problem(**warning)}", err=True)
+    print_problems(document["errors"])

@@ -1,0 +1,1 @@
+"""Commands about artifacts: list, verify, trace, adopt, collect."""

@@ -1,0 +1,96 @@
+"""stemma gc: remove artifacts that nothing needs, after showing them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import click
+
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_problems, print_table
+
+
+@click.command("gc")
+@click.option("--yes", is_flag=True, help="Remove what is shown.")
+@click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this one and all that it descends from.")
+@click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Take a pin away.")
+@click.option("--adopted", is_flag=True, help="Imported artifacts too; otherwise they stay.")
+@click.option("--states", is_flag=True, help="Kept training states of what is needed too; otherwise they stay.")
+@root_option
+@as_json
+def command(
+    yes: bool,
+    pin: tuple[str, ...],
+    unpin: tuple[str, ...],
+    adopted: bool,
+    states: bool,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
+
+    What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
+    """
+    from flows.runs.garbage import STALE_S, Pins, refuse_if_unsure, remove, remove_states, survey
+    from infra.store.at_work import nobody_at_work
+    from infra.store.roots import refuse_url
+    from infra.store.store import Store
+
+    folder = root_of(root)
+    if states:
+        refuse_url(folder, "stemma gc --states", "leave --states out: states go with their artifacts")
+    # Pins and removals are about artifacts that are there: they never make a store.
+    store = Store(folder, reading=True)
+    _set_pins(store, Pins(store.root), pin, unpin)
+    removed: set[str] = set()
+    with nobody_at_work(store, STALE_S) if yes else nullcontext():
+        found = survey(store, spare_adopted=not adopted, spare_states=not states)
+        garbage = [*found.artifacts, *found.work, *found.states]
+        if yes:
+            refuse_if_unsure(found)
+            gone = [*remove(store, [*found.artifacts, *found.work]), *remove_states(store, found.states)]
+            removed = {item.id for item in gone}
+    shown: list[dict[str, Any]] = [
+        {
+            "artifact": item.id,
+            "path": str(item.folder),
+            "bytes": item.bytes,
+            "reason": item.reason,
+            "removed": item.id in removed,
+        }
+        for item in garbage
+    ]
+    total = sum(item.bytes for item in garbage if not yes or item.id in removed)
+    if not as_json:
+        rows = [{**row, "MB": f"{row['bytes'] / 1e6:.1f}"} for row in shown]
+        if rows:
+            print_table(rows, {"artifact": "artifact", "MB": "MB", "reason": "reason"})
+            click.echo()
+        did = "removed" if yes else "to be removed by --yes"
+        count = len(removed) if yes else len(garbage)
+        click.echo(f"{count} {did}, {total / 1e6:.1f} MB; {len(found.needed)} artifacts are needed")
+        print_problems(found.problems)
+    document = {
+        "status": "failed" if found.problems else "done",
+        "errors": [problem.as_json() for problem in found.problems],
+        "root": store.place,
+        "bytes": total,
+        "garbage": shown,
+        "needed": [{"artifact": name, "reason": reason} for name, reason in sorted(found.needed.items())],
+        "pins": Pins(store.root).read(),
+    }
+    return document, 1 if found.problems else 0
+
+
+def _set_pins(store: Any, pins: Any, pin: tuple[str, ...], unpin: tuple[str, ...]) -> None:
+    from infra.errors import ConfigError, Problem
+    from infra.store.ancestry import artifact_member
+    from infra.store.reference import resolve
+
+    for text in pin:
+        pins.add(artifact_member(store, *resolve(store, text)).id)
+    for text in unpin:
+        # By the pin itself first: its artifact may be gone.
+        if not pins.remove(text) and not pins.remove(name := artifact_member(store, *resolve(store, text)).id):
+            raise ConfigError(Problem("not_pinned", name, "this artifact is not pinned", "stemma gc --json lists pins"))

@@ -1,0 +1,68 @@
+"""stemma verify ARTIFACT: every byte of an artifact, or of its whole ancestry, hashed again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.common.completion import artifacts
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_problems
+
+
+@click.command("verify")
+@click.argument("artifact", shell_complete=artifacts)
+@click.option("--ancestry", is_flag=True, help="Also everything that it descends from.")
+@root_option
+@as_json
+def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Read every byte of ARTIFACT and name every file that differs from its manifest, is missing, or is in none.
+
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest.
+    """
+    from infra.errors import Problem
+    from infra.store.ancestry import LineageGraph, artifact_member, missing
+    from infra.store.ancestry import ancestry as ancestry_of
+    from infra.store.reference import resolve
+    from infra.store.store import Store
+
+    store = Store(root_of(root), reading=True)
+    start = resolve(store, artifact)
+    graph = ancestry_of(store, [start]) if ancestry else LineageGraph()
+    graph.add(artifact_member(store, *start))
+    rows: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for member in graph.artifacts:
+        assert member.folder and member.manifest
+        found = store.verify(member.folder, member.manifest)
+        again = f"stemma adopt {member.manifest.stage} FOLDER" if member.manifest.adopted else "stemma run CONFIG"
+        problems += [Problem("difference", str(item.path), item.what, f"{again} makes it whole") for item in found]
+        rows.append(
+            {
+                "artifact": member.id,
+                "files": len(member.manifest.files),
+                "bytes": sum(file.size for file in member.manifest.files),
+                "differences": [{"path": str(item.path), "what": item.what} for item in found],
+            }
+        )
+        if not as_json:
+            message = f"{len(found)} differ" if found else "whole"
+            click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {message}")
+    for member, item in missing(store, graph):
+        problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
+        rows.append(
+            {
+                "artifact": member.id,
+                "files": 0,
+                "bytes": 0,
+                "differences": [{"path": str(item.path), "what": item.what}],
+            }
+        )
+        if not as_json:
+            click.echo(f"{member.id:<44}     gone")
+    if not as_json:
+        print_problems(problems)
+    status = "failed" if problems else "done"
+    document = {"status": status, "errors": [problem.as_json() for problem in problems], "root": store.place}
+    return {**document, "artifacts": rows}, 1 if problems else 0

@@ -1,0 +1,1 @@
+"""Measures by language and script: characters, sentence marks, stop words, identification."""

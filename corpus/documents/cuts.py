@@ -1,0 +1,102 @@
+"""Bytes that are cut out of texts: told as places, applied to a table of documents, and one after the other joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+
+class Cut(NamedTuple):
+    """Bytes `begin` to `end` of a text's UTF-8 are left out, and `put` stands in their place."""
+
+    begin: int
+    end: int
+    put: str = ""
+
+
+def without(documents: pa.Table, cuts: Mapping[int, Sequence[Cut]]) -> pa.Table:
+    """The documents (N) without what is cut out of some texts; cuts: by place among the N."""
+    from corpus.documents.words import text_buffers
+
+    if not cuts:
+        return documents
+    data, begins = text_buffers(documents["text"])
+    whole = data.data
+    sizes = np.diff(begins)
+    pieces: list[bytes | memoryview] = []
+    at = int(begins[0])
+    for place in sorted(cuts):
+        begin = int(begins[place])
+        for cut in cuts[place]:
+            put = cut.put.encode()
+            pieces += [whole[at : begin + cut.begin], put]
+            sizes[place] += len(put) - (cut.end - cut.begin)
+            at = begin + cut.end
+    pieces.append(whole[at : int(begins[-1])])
+    buffers = [None, pa.py_buffer(np.concatenate([[0], np.cumsum(sizes)])), pa.py_buffer(b"".join(pieces))]
+    texts = pa.Array.from_buffers(pa.large_string(), len(documents), buffers)
+    return with_column(documents, "text", texts.cast(pa.string()))
+
+
+def joined(first: Sequence[Cut], then: Sequence[Cut]) -> list[Cut]:
+    """The cuts that do at once what `first`, and `then` in the text that `first` leaves, do one after the other."""
+    if not first or not then:
+        return [*first, *then]
+    left = _runs(first, [Run(0, END)])
+    cuts: list[Cut] = []
+    at, put = 0, b""
+    for run in _runs(then, left):
+        if run.begin == run.end:
+            put += run.put
+        elif run.begin == at and not put:
+            at = run.end
+        else:
+            cuts.append(Cut(at, run.begin, put.decode()))
+            at, put = run.end, b""
+    return cuts
+
+
+END = 1 << 62
+"""Beyond the end of every text."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes of a text that stay, or, where those are none, bytes that are put in."""
+
+    begin: int
+    end: int
+    put: bytes = b""
+
+    def __len__(self) -> int:
+        return self.end - self.begin + len(self.put)
+
+    def between(self, begin: int, end: int) -> Run:
+        if self.put:
+            return Run(0, 0, self.put[begin:end])
+        return Run(self.begin + begin, min(self.begin + end, self.end))
+
+
+def _runs(cuts: Sequence[Cut], text: Sequence[Run]) -> list[Run]:
+    """What cuts leave of a text that consists of runs, of which the last goes on to END."""
+    left: list[Run] = []
+    kept_from = 0
+    for cut in [*cuts, Cut(END, END)]:
+        place = 0
+        for run in text:
+            begin, end = max(kept_from - place, 0), min(cut.begin - place, len(run))
+            if begin < end:
+                left.append(run.between(begin, end))
+            place += len(run)
+        if cut.put:
+            left.append(Run(0, 0, cut.put.encode()))
+        kept_from = cut.end
+    return left
+
+
+def with_column(documents: pa.Table, column: str, values: pa.Array) -> pa.Table:
+    return documents.set_column(documents.schema.get_field_index(column), column, values)

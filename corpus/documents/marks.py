@@ -1,0 +1,357 @@
+"""Words of UTF-8 text together with the marks that carry meaning, compiled: what dedupe compares texts by.
+
+Words are those of `corpus.documents.words`. What a mark changes is the hash of a word, so that there are as many words
+with marks as without, and texts without such marks have the same hashes. These carry meaning:
+
+- everywhere: vowel, tone and voicing signs of scripts other than Latin, Greek and Cyrillic; raised and lowered digits.
+- in passages of code: operators, brackets and other marks that a parser reads. Commas, semicolons and quotes are left
+  out, since formatters move them.
+- in prose: signs and operators of numbers and single letters (-12, 3 x + 5, p < 0.05, 5 %), signs of currencies, other
+  mathematical signs, and the marks of names such as C++, C# and A*.
+- in passages of tonal languages in Latin letters (Vietnamese, Yoruba, Igbo, Pinyin): accents.
+
+A passage ends with a blank line. A mark belongs to the word that follows it, the last ones of a text to its last word.
+"""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.documents.words import (
+    ALONE,
+    BASIC,
+    IGNORED,
+    SEPARATOR,
+    Bytes,
+    Hashes,
+    character_table,
+    folded_code_points,
+    hash_ngrams,
+    mix64,
+)
+from infra.native import kernel
+
+MARK = 1 << 25
+"""A sign that may change a word; the low bits are its code point, the same for all forms of the sign."""
+SIGN = 1 << 26
+"""A combining sign that counts in every text."""
+TONE = 1 << 27
+"""A combining accent of Latin letters, which counts in tonal passages."""
+RAISED = 1 << 28
+"""A letter whose entry in `accents` counts in every text."""
+_POINT = (1 << 24) - 1
+
+_DASHES = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
+_CODE_MARKS = "!#$%&()*+-./:<=>?@[\\\\]^_{|}~"
+_CODE_SHOWN_BY = "#$&()*+;<=>@[\\\\]^_{|}~"
+"""ASCII characters that tell code from prose by their number."""
+_PROSE_MARKS = "·°‰"
+CODE_SHARE = 4
+"""A passage is code if it has one such character for so many words or fewer. Code and HTML have one for 1 to 3 words,
+English prose one for 20 or more."""
+TONAL_SHARE = 20
+"""A passage is tonal if one in so many of its words has a letter that only tonal languages write: Vietnamese has one in
+2 or 3, other languages none. A short passage without any is tonal if it has as many accents as words."""
+
+
+class MarkTables(NamedTuple):
+    """What each character below U+10000 counts as.
+
+    words: (65536,) `corpus.documents.words.character_table`.
+    codes: (65536,) the same with the bits above.
+    accents: (65536,) the one or two combining characters of a letter, the second one in the upper half.
+    ascii: (128,) the bits _SHOWS_CODE to _LETTER of the characters of one byte.
+    """
+
+    words: NDArray[np.int32]
+    codes: NDArray[np.int32]
+    accents: NDArray[np.uint32]
+    ascii: NDArray[np.uint8]
+
+
+_SHOWS_CODE, _IN_CODE, _IN_PROSE, _DIGIT, _LETTER = 1, 2, 4, 8, 16
+
+
+@cache
+def mark_tables() -> MarkTables:
+    codes, accents = character_table().copy(), np.zeros(BASIC, np.uint32)
+    for code in folded_code_points():
+        character = chr(code)
+        kind = unicodedata.category(character)
+        parts = unicodedata.normalize("NFD", character)
+        if kind == "Mn" and not 0xFE00 <= code <= 0xFE0F:  # variation selectors choose a picture
+            codes[code] = code | (TONE if 0x300 <= code < 0x370 or 0x1AB0 <= code < 0x1DFF else SIGN)
+        elif codes[code] > 0 and len(parts) > 1 and all(unicodedata.category(part) == "Mn" for part in parts[1:]):
+            accents[code] = sum(ord(part) << 16 * place for place, part in enumerate(parts[1:3]))
+            if all(ord(part) >= 0x370 for part in parts[1:]):
+                codes[code] |= RAISED
+        elif kind == "No" and (form := unicodedata.decomposition(character).partition(" ")[0]) in ("<super>", "<sub>"):
+            codes[code] |= RAISED
+            accents[code] = ord("^" if form == "<super>" else "_")
+        elif kind in ("Sm", "Sc") or character in _CODE_MARKS or character in _PROSE_MARKS or character in _DASHES:
+            plain = "-" if character in _DASHES else unicodedata.normalize("NFKC", character)
+            codes[code] = (ord(plain) if len(plain) == 1 else code) | MARK
+    ascii_classes = np.zeros(128, np.uint8)
+    for bit, members in (
+        (_SHOWS_CODE, _CODE_SHOWN_BY),
+        (_IN_CODE, _CODE_MARKS),
+        (_IN_PROSE, "!#%*+-/<=>^~"),
+        (_DIGIT, string.digits),
+        (_LETTER, string.ascii_letters),
+    ):
+        ascii_classes[[ord(member) for member in members]] |= bit
+    return MarkTables(character_table(), codes, accents, ascii_classes)
+
+
+@kernel
+def _is_word(byte: int, ascii_classes: NDArray[np.uint8]) -> bool:
+    return byte >= 0x80 or ascii_classes[byte] & (_DIGIT | _LETTER) != 0
+
+
+@kernel
+def _is_digit(byte: int) -> bool:
+    return 48 <= byte <= 57
+
+
+@kernel
+def _counts_in_prose(
+    data: Bytes, begin: int, here: int, after: int, end: int, point: int, mark: int, ascii_classes: NDArray[np.uint8]
+) -> bool:
+    """Whether a mark at data[here:after] carries meaning between the words of a sentence.
+
+    point: its code point; mark: the one that stands for all forms of the sign.
+    """
+    left, right = here - 1, after
+    while left >= begin and data[left] == 32:
+        left -= 1
+    while right < end and data[right] == 32:
+        right += 1
+    before = data[left] if left >= begin else 10
+    behind = data[right] if right < end else 10
+    is_close_before, is_close_behind = left == here - 1, right == after
+    word_before, word_behind = _is_word(before, ascii_classes), _is_word(behind, ascii_classes)
+    # Operands are numbers and single letters.
+    number_before, number_behind = _is_digit(before), _is_digit(behind)
+    letter_before = word_before and not number_before and (left == begin or not _is_word(data[left - 1], ascii_classes))
+    letter_behind = (
+        word_behind and not number_behind and (right + 1 >= end or not _is_word(data[right + 1], ascii_classes))
+    )
+    between = (number_before or letter_before) and (number_behind or letter_behind)
+    stands_alone = is_close_behind and number_behind and not (is_close_before and word_before)
+    if mark == 45:  # -
+        if point == 0x2212 or (stands_alone and not (is_close_before and before == 41)):
+            return True
+        if is_close_before and letter_before and before < 0x80:
+            # x-5, and C-- or A- before a space; not I--I.
+            second = data[after + 1] if after + 1 < end else 32
+            is_run = is_close_behind and behind == 45
+            return (is_close_behind and number_behind) or not _is_word(
+                second if is_run else (behind if is_close_behind else 32), ascii_classes
+            )
+        return between and not is_close_before and not is_close_behind
+    if mark == 47:  # /
+        return between and not is_close_before and not is_close_behind
+    if mark == 42:  # *
+        return between or (is_close_before and letter_before and not (is_close_behind and word_behind))
+    if mark == 35:  # #
+        return is_close_before and word_before and not (is_close_behind and word_behind)
+    if mark == 37 or mark == 0xB0 or mark == 0x2030:  # % ° ‰
+        return number_before
+    if mark == 126:  # ~
+        return stands_alone
+    if mark == 33:  # != is one sign
+        return is_close_behind and behind == 61
+    if mark == 0xB7:  # ·
+        return between
+    if mark == 43 or mark == 60 or mark == 61 or mark == 62 or mark == 94:  # + < = > ^
+        holds_left = word_before or before == 41 or before == 93 or before >= 0x80
+        return (holds_left and (is_close_before or behind != 10)) or (stands_alone and mark != 61)
+    return mark >= 0x80
+
+
+@kernel
+def hash_marked_words(
+    data: Bytes,
+    begin: int,
+    end: int,
+    tables: MarkTables,
+    hashes: Hashes,
+    marks: Hashes,
+    code_marks: Hashes,
+) -> int:
+    """Write the hash of each word of data[begin:end] with its marks, and that of its marks, 0 for none, to `marks`;
+    return the number of words.
+
+    Marks are hashed as those of prose and of code, since the end of a passage shows which it is. A passage whose
+    letters show that it is tonal, unlike the one before it, is read once more. hashes, marks, code_marks: room for one
+    word per byte; code_marks is scratch.
+    """
+    codes, accents, ascii_classes = tables.codes, tables.accents, tables.ascii
+    count = 0
+    inside = False
+    value = pending = code_pending = np.uint64(0)
+    last_end = -1
+    is_tonal = is_read_again = False
+    passage, passage_words, passage_pending = begin, 0, np.uint64(0)
+    shown = tones = accented = 0
+    at = begin
+    while True:
+        is_passage_end = at >= end
+        if not is_passage_end:
+            here = at
+            first = np.int32(data[at])
+            point = first
+            if first < 0x80:
+                code = codes[first]
+                at += 1
+            elif first < 0xE0 and at + 1 < end:
+                point = (first & 0x1F) << 6 | (np.int32(data[at + 1]) & 0x3F)
+                code = codes[point]
+                at += 2
+            elif first < 0xF0 and at + 2 < end:
+                second, third = np.int32(data[at + 1]) & 0x3F, np.int32(data[at + 2]) & 0x3F
+                point = (first & 0x0F) << 12 | second << 6 | third
+                code = codes[point]
+                at += 3
+            elif at + 3 < end:
+                second, third = np.int32(data[at + 1]) & 0x3F, np.int32(data[at + 2]) & 0x3F
+                point = (first & 0x07) << 18 | second << 12 | third << 6 | (np.int32(data[at + 3]) & 0x3F)
+                # As in `corpus.documents.words.hash_words`.
+                code = point | ALONE if point >= 0x20000 else SEPARATOR if point >= 0x1F000 else point
+                at += 4
+            else:
+                at = end
+                continue
+            if code > 0 and code < ALONE:
+                if not inside:
+                    inside = True
+                    value = np.uint64(0x9E3779B97F4A7C15)
+                    marks[count], code_marks[count] = pending, code_pending
+                    pending = code_pending = np.uint64(0)
+                value = (value ^ np.uint64(code)) * np.uint64(0x100000001B3)
+                if first >= 0xC3 and first < 0xF0:
+                    accent = accents[point]
+                    if accent:
+                        accented += 0x300 <= accent & 0xFFFF <= 0x303
+                        tones += 0x1EA0 <= point <= 0x1EF9 or 0x1A0 <= point <= 0x1B0 or 0x1CD <= point <= 0x1DC  # type: ignore[assignment]
+                        if is_tonal:
+                            value = (value ^ np.uint64(accent & 0xFFFF)) * np.uint64(0x100000001B3)
+                            if accent >> 16:
+                                value = (value ^ np.uint64(accent >> 16)) * np.uint64(0x100000001B3)
+                # The letters of one byte that follow need no more than this.
+                while at < end and data[at] < 0x80:
+                    code = codes[data[at]]
+                    if code <= 0 or code >= ALONE:
+                        break
+                    value = (value ^ np.uint64(code)) * np.uint64(0x100000001B3)
+                    at += 1
+                continue
+            if code == SEPARATOR:
+                if inside:
+                    hashes[count] = mix64(value)
+                    count += 1
+                    inside = False
+                if first == 10:
+                    blank = at
+                    while blank < end and (data[blank] == 32 or data[blank] == 9 or data[blank] == 13):
+                        blank += 1
+                    is_passage_end = blank < end and data[blank] == 10
+                if not is_passage_end:
+                    continue
+            elif code == IGNORED:
+                continue
+            elif code & (SIGN | TONE):
+                accented += 0x300 <= code & _POINT <= 0x303
+                tones += code & _POINT == 0x309 or code & _POINT == 0x323
+                if code & SIGN or is_tonal:
+                    sign = np.uint64(code & _POINT)
+                    if inside:
+                        value = (value ^ sign) * np.uint64(0x100000001B3)
+                    elif last_end == here:  # behind a character that is a word by itself
+                        hashes[count - 1] = mix64(hashes[count - 1] ^ sign)
+                        last_end = at
+                continue
+            elif code & (RAISED | ALONE) == RAISED:
+                if not inside:
+                    inside = True
+                    value = np.uint64(0x9E3779B97F4A7C15)
+                    marks[count], code_marks[count] = pending, code_pending
+                    pending = code_pending = np.uint64(0)
+                value = (value ^ np.uint64(code & _POINT)) * np.uint64(0x100000001B3)
+                value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
+                continue
+            else:
+                if inside:
+                    hashes[count] = mix64(value)
+                    count += 1
+                    inside = False
+                if code & MARK:
+                    mark = code & _POINT
+                    kind = ascii_classes[mark] if mark < 0x80 else _IN_CODE | _IN_PROSE
+                    shown += kind & _SHOWS_CODE
+                    # In code, a dot before a name is a mark, that of a sentence is not.
+                    if kind & _IN_CODE and (mark != 46 or (at < end and _is_word(data[at], ascii_classes))):
+                        code_pending = mix64((code_pending ^ np.uint64(mark)) * np.uint64(0x100000001B3) + np.uint64(1))
+                    if kind & _IN_PROSE and _counts_in_prose(data, begin, here, at, end, point, mark, ascii_classes):
+                        pending = mix64((pending ^ np.uint64(mark)) * np.uint64(0x100000001B3) + np.uint64(1))
+                else:
+                    value = np.uint64(code & (ALONE | _POINT))
+                    marks[count], code_marks[count] = pending, code_pending
+                    pending = code_pending = np.uint64(0)
+                    if code & RAISED:
+                        value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
+                    hashes[count], last_end = mix64(value), at
+                    count += 1
+                continue
+        if inside:
+            hashes[count] = mix64(value)
+            count += 1
+            inside = False
+        words = count - passage_words
+        shows_tones = tones * TONAL_SHARE >= words if tones else words >= 4 and accented >= words
+        if accented + tones > 0 and shows_tones != is_tonal and not is_read_again:
+            at, count, is_tonal, is_read_again = passage, passage_words, shows_tones, True
+            pending = code_pending = passage_pending
+        else:
+            is_code = shown >= 3 and shown * CODE_SHARE >= words
+            if is_code:
+                marks[passage_words:count] = code_marks[passage_words:count]
+                pending = code_pending
+            else:
+                code_pending = pending
+            for word in range(passage_words, count):
+                if marks[word]:
+                    hashes[word] = mix64(hashes[word] ^ marks[word])
+            if at >= end:
+                break
+            passage, passage_words, passage_pending, is_read_again = at, count, pending, False
+        last_end = -1
+        shown = tones = accented = 0
+    if pending and count:
+        hashes[count - 1] = mix64(hashes[count - 1] ^ pending)
+        marks[count - 1] ^= pending
+    return count
+
+
+@kernel
+def hash_marked_ngrams(words: Hashes, marks: Hashes, count: int, n: int, out: Hashes) -> int:
+    """As `corpus.documents.words.hash_ngrams`, with more hashes for the words with marks at either end, so that a mark
+    changes n of them wherever it is: C++ as the first word of a text too. out: room for count + n * n."""
+    filled = hash_ngrams(words, count, n, out)
+    if count < n:
+        return filled
+    for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams
+        word = edge if edge < n - 1 else max(edge, count - 2 * (n - 1) + edge)
+        if not marks[word]:
+            continue
+        inside = min(word, count - n) - max(0, word - n + 1) + 1
+        for number in range(n - inside):
+            out[filled] = mix64(words[word] + np.uint64(number))
+            filled += 1
+    return filled

@@ -1,0 +1,405 @@
+"""Conversations in the forms that instruction and preference files have: by turns, or as one prompt's text.
+
+A preference's prompt of several turns is written as in Anthropic's HH-RLHF (Bai et al., 2022): turns that open with
+`Human:` or `Assistant:`, a blank line between them. A single turn goes without its mark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from corpus.readers.record import Unreadable
+from infra.io.json import BadJson, parse_json
+
+HUMAN = "\n\nHuman:"
+ASSISTANT = "\n\nAssistant:"
+
+Role = Literal["system", "human", "assistant"]
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "human": "human",
+    "user": "human",
+    "prompter": "human",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "model": "assistant",
+}
+"""What ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others call the three."""
+CALLS = ("function_call", "tool_call", "tool_calls")
+RESULTS = ("tool", "function", "observation", "tool_response", "ipython")
+"""What ShareGPT calls a message in which the assistant calls functions, and what it and OpenAI call their results."""
+
+CHAT_ROLES: Mapping[Role, str] = {"system": "system", "human": "user", "assistant": "assistant"}
+"""What chat templates of transformers call them."""
+
+NOT_THE_SAME = "chosen and rejected are not two answers to the same dialogue"
+
+
+class Turn(NamedTuple):
+    """What one side said."""
+
+    role: Role
+    text: str
+
+
+class Exchange(NamedTuple):
+    """What the human asked last, the answer, and what was said before; the history begins with the human or the
+    system."""
+
+    history: tuple[Turn, ...]
+    prompt: str
+    response: str
+
+    @property
+    def first_turn(self) -> str:
+        """What the human said first."""
+        return next((one.text for one in self.history if one.role == "human"), self.prompt)
+
+
+class ToolExchange(NamedTuple):
+    """A conversation in which the assistant calls functions, as messages of OpenAI's chats.
+
+    history: messages before the last question, `prompt`. steps: calls and their results between it and the answer.
+    tool_calls: of the answer, whose text is `response`. tools: descriptions of the functions.
+    """
+
+    history: tuple[Mapping[str, Any], ...]
+    prompt: str
+    steps: tuple[Mapping[str, Any], ...]
+    response: str
+    tool_calls: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """All messages, without the tools."""
+        return [*self.history, {"role": "user", "content": self.prompt}, *self.steps, self.answer]
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer as a message."""
+        calls = {"tool_calls": list(self.tool_calls)} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.response, **calls}
+
+    @property
+    def answer_text(self) -> str:
+        """The answer as a text: what it says, and its calls as JSON."""
+        calls = (json.dumps(call["function"], ensure_ascii=False) for call in self.tool_calls)
+        return "\n".join(filter(None, (self.response, *calls)))
+
+    @property
+    def first_turn(self) -> str:
+        """The first question."""
+        return next(str(one["content"]) for one in self.messages if one["role"] == "user")
+
+
+class DialoguePair(NamedTuple):
+    """Two answers to one dialogue.
+
+    prompt: all before the answers. first_turn: what the human said first.
+    """
+
+    prompt: str
+    chosen: str
+    rejected: str
+    first_turn: str
+
+
+def turn_of(message: Any) -> Turn:
+    """A message {"from", "value"} or {"role", "content"}; keys that are null are as keys that are not there, and the
+    content may be a list of parts.
+
+    Raises Unreadable for any other message, for a role nobody knows, and for calls of functions and their results,
+    which `tool_exchange_of` reads.
+    """
+    role, content = _role_and_content(message)
+    name = role.lower()
+    if name in (*CALLS, *RESULTS) or _calls_of(message):
+        raise Unreadable("calls of functions and their results are read in instructions alone")
+    if name not in ROLES:
+        raise Unreadable(f"unknown role: {role}")
+    return Turn(ROLES[name], _content_text(content, role))
+
+
+def _role_and_content(message: Any) -> tuple[str, Any]:
+    if not isinstance(message, Mapping):
+        raise Unreadable("expected a message with its role and text")
+    role = _first_given(message, ("from", "role"))
+    if not isinstance(role, str):
+        raise Unreadable("expected a message with from and value, or role and content")
+    return role, _first_given(message, ("value", "content"))
+
+
+def _first_given(message: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((message[name] for name in names if message.get(name) is not None), None)
+
+
+def _content_text(content: Any, role: str) -> str:
+    """The text of a content: a string, or a list of parts that are all text. Raises Unreadable."""
+    if isinstance(content, str):
+        return content.strip()
+    if content is None:
+        raise Unreadable(f"no text: a message of the {role} has neither content nor a call")
+    if isinstance(content, Sequence):
+        texts = []
+        for part in content:
+            text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+            if not isinstance(text, str):
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                raise Unreadable(f"a part of the content is no text: {kind or 'of no type'}")
+            texts.append(text)
+        return "\n".join(texts).strip()
+    if role.lower() in RESULTS:
+        return json.dumps(content, ensure_ascii=False)
+    raise Unreadable("expected the content of a message to be a text, or a list of parts with a text each")
+
+
+def _calls_of(message: Mapping[str, Any]) -> list[Any]:
+    """The calls of functions beside a message's content."""
+    calls = message.get("tool_calls")
+    calls = _json_of(calls, "tool_calls") if isinstance(calls, str) and calls else calls
+    if isinstance(calls, list) and calls:
+        return calls
+    old_form = message.get("function_call")  # OpenAI, before tools
+    return [old_form] if isinstance(old_form, Mapping) else []
+
+
+def turns_of(messages: Any) -> list[Turn]:
+    """A list of messages. Raises Unreadable as `turn_of` does, and where it is no list."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise Unreadable("expected a list of messages")
+    return [turn_of(one) for one in messages]
+
+
+def trimmed(turns: Sequence[Turn], ends_with_answer: bool = True) -> list[Turn]:
+    """The turns without those of the assistant at the beginning and, if they are to end with an answer, those of the
+    human at the end; what the system says first stays."""
+    first = [one for one in turns[:1] if one.role == "system"]
+    said = list(turns[len(first) :])
+    while said and said[0].role == "assistant":
+        said.pop(0)
+    while ends_with_answer and said and said[-1].role == "human":
+        said.pop()
+    return [*first, *said]
+
+
+def answer_of(value: Any) -> str:
+    """The answer of a text, a message or a list with one message, which the assistant gave. Raises Unreadable."""
+    if isinstance(value, str):
+        return value.strip()
+    turns = [turn_of(value)] if isinstance(value, Mapping) else turns_of(value)
+    if len(turns) != 1 or turns[0].role != "assistant":
+        raise Unreadable("expected one answer of the assistant")
+    return turns[0].text
+
+
+def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
+    """A conversation by turns that ends with an answer.
+
+    Raises Unreadable where it is empty, starts with the assistant, does not end with an answer, where an answer or a
+    question is empty, one side speaks twice in a row, or the system speaks but at the beginning.
+    """
+    said = list(turns[1:] if turns and turns[0].role == "system" else turns)
+    if not said:
+        raise Unreadable("no prompt: nobody said anything")
+    if said[0].role == "assistant":
+        raise Unreadable("the conversation starts with the assistant")
+    if any(one.role == "system" for one in said):
+        raise Unreadable("the system speaks behind the beginning of the conversation")
+    for one, after in pairwise(said):
+        if one.role == after.role:
+            raise Unreadable(f"the {one.role} speaks twice in a row")
+    if said[-1].role != "assistant":
+        raise Unreadable("no answer: the conversation does not end with the assistant")
+    for one in said:
+        if not one.text:
+            raise Unreadable("no answer: an answer is empty" if one.role == "assistant" else "no prompt: it is empty")
+    *history, asked, answer = turns
+    return Exchange(tuple(history), asked.text, answer.text)
+
+
+def has_tools(messages: Any) -> bool:
+    """Whether a list of messages has calls of functions or their results."""
+    return isinstance(messages, Sequence) and any(
+        isinstance(one, Mapping)
+        and (str(_first_given(one, ("from", "role"))).lower() in (*CALLS, *RESULTS) or bool(_calls_of(one)))
+        for one in messages
+    )
+
+
+def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """The descriptions of functions beside a conversation: a list, or its JSON. Raises Unreadable for anything else."""
+    if isinstance(tools, str) and tools:
+        tools = _json_of(tools, "tools")
+    if not isinstance(tools or [], list) or not all(isinstance(one, Mapping) for one in tools or []):
+        raise Unreadable("expected tools to be a list of descriptions of functions")
+    return tuple(_without_nulls(one) for one in tools or ())
+
+
+def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], trim: bool = False) -> ToolExchange:
+    """A conversation with functions that ends with an answer, or with calls.
+
+    tools: their descriptions. trim: cuts off what the assistant says first and the user last. Raises Unreadable for
+    messages that are neither OpenAI's nor ShareGPT's, or in an order that no chat template knows: the system comes
+    first, then the user, and results behind the calls that they are of.
+    """
+    said: list[dict[str, Any]] = []
+    for message in map(_tool_message, messages):
+        # ShareGPT has a message a call, and a text of its own before it.
+        if said and said[-1]["role"] == "assistant" and message.get("tool_calls") and not message["content"]:
+            said[-1] = {**said[-1], "tool_calls": [*said[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        else:
+            said.append(message)
+    if any(one["role"] == "system" for one in said[1:]):
+        raise Unreadable("the system speaks behind the beginning of the conversation")
+    system, said = (said[:1], said[1:]) if said and said[0]["role"] == "system" else ([], said)
+    while trim and said and said[0]["role"] != "user":
+        said.pop(0)
+    while trim and said and said[-1]["role"] != "assistant":
+        said.pop()
+    if not said or said[0]["role"] != "user":
+        raise Unreadable("no prompt: expected the user to speak first")
+    if said[-1]["role"] != "assistant":
+        raise Unreadable("no answer: the conversation does not end with the assistant")
+    for one, after in pairwise(said):
+        calls = one["role"] == "tool" or "tool_calls" in one
+        if calls != (after["role"] == "tool") and not (one["role"] == "tool" and after["role"] == "assistant"):
+            raise Unreadable("expected the results of functions behind the calls that they are of")
+        if one["role"] == after["role"] != "tool":
+            raise Unreadable(f"the {one['role']} speaks twice in a row")
+    last = max(number for number, one in enumerate(said) if one["role"] == "user")
+    answer = said[-1]
+    return ToolExchange(
+        tuple(system + said[:last]),
+        str(said[last]["content"]),
+        tuple(said[last + 1 : -1]),
+        str(answer["content"]),
+        tuple(answer.get("tool_calls", ())),
+        tuple(tools),
+    )
+
+
+def _tool_message(message: Any) -> dict[str, Any]:
+    role, content = _role_and_content(message)
+    name = role.lower()
+    if name in CALLS:
+        calls = _json_of(content, role) if isinstance(content, str) else content
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [_tool_call(one) for one in (calls if isinstance(calls, list) else [calls])],
+        }
+    if name in RESULTS:
+        known = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+        return {
+            "role": "tool",
+            "content": content if isinstance(content, str) else _content_text(content, role),
+            **known,
+        }
+    if name not in ROLES:
+        raise Unreadable(f"unknown role: {role}")
+    calls = _calls_of(message)
+    text = "" if content is None and calls else _content_text(content, role)
+    told: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
+    if calls:
+        if told["role"] != "assistant":
+            raise Unreadable(f"the {told['role']} calls functions, which the assistant alone can")
+        told["tool_calls"] = [_tool_call(one) for one in calls]
+    elif not text:
+        raise Unreadable("no answer: an answer is empty" if told["role"] == "assistant" else "no prompt: it is empty")
+    return told
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Unreadable("expected a call with function.name and function.arguments")
+    arguments = _first_given(function, ("arguments", "parameters"))
+    arguments = _json_of(arguments, "arguments") if isinstance(arguments, str) else arguments or {}
+    if not isinstance(arguments, Mapping):
+        raise Unreadable("expected the arguments of a call as a mapping")
+    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**known, "type": "function", "function": {"name": function["name"], "arguments": _without_nulls(arguments)}}
+
+
+def _json_of(text: str, name: str) -> Any:
+    try:
+        return parse_json(text, expected="JSON")
+    except BadJson as error:
+        raise Unreadable(f"{name}: {error}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of a table, whose columns have all keys of all rows."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
+    """The text of a conversation that waits for an answer, and what the human said first.
+
+    Raises Unreadable where it is empty, starts with the assistant, or does not end with the human.
+    """
+    said = [one for one in turns if one.role != "system"]
+    if not said:
+        raise Unreadable("no prompt: nobody said anything")
+    if said[0].role == "assistant":
+        raise Unreadable("the conversation starts with the assistant")
+    if said[-1].role != "human":
+        raise Unreadable("the conversation does not end with the human, whom the answers would answer")
+    if len(said) == 1:
+        return "\n\n".join(one.text for one in turns), said[0].text
+    names = {"system": "System", "human": "Human", "assistant": "Assistant"}
+    return "\n\n".join(f"{names[one.role]}: {one.text}" for one in turns), said[0].text
+
+
+def opening_of(prompt: str, history: Sequence[Mapping[str, str]] = ()) -> str:
+    """The first human turn of the conversation in a line of instructions or preferences, in lower case and with single
+    spaces: examples that share it are not independent.
+
+    Args:
+        prompt: as `prompt_of_turns` and `split_dialogues` write it.
+        history: messages before the prompt.
+    """
+    asked = next((message["content"] for message in history if message["role"] == "user"), "")
+    if not asked:
+        before, mark, turns = f"\n\n{prompt}".partition(HUMAN)
+        is_dialogue = mark and (not before.strip() or before.startswith("\n\nSystem:"))
+        asked = turns.partition(ASSISTANT)[0] if is_dialogue else prompt
+    return " ".join(asked.casefold().split())
+
+
+def pair_of_turns(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> DialoguePair:
+    """Two conversations that differ in their last turn. Raises Unreadable for any other."""
+    if not chosen or not rejected or chosen[-1].role != "assistant" or rejected[-1].role != "assistant":
+        raise Unreadable("no answer: expected conversations that end with the assistant")
+    if list(chosen[:-1]) != list(rejected[:-1]):
+        raise Unreadable(NOT_THE_SAME)
+    prompt, first = prompt_of_turns(chosen[:-1])
+    return DialoguePair(prompt, chosen[-1].text, rejected[-1].text, first)
+
+
+def split_dialogues(chosen: str, rejected: str) -> DialoguePair:
+    """Two dialogues of HH-RLHF as a prompt and two answers. Raises Unreadable where they are not that."""
+    prompt, mark, good = chosen.rpartition(ASSISTANT)
+    other_prompt, other_mark, bad = rejected.rpartition(ASSISTANT)
+    if not mark or not other_mark:
+        raise Unreadable('expected dialogues with an "Assistant:" turn')
+    if prompt.partition(HUMAN)[0].strip().startswith(ASSISTANT.strip()):
+        raise Unreadable("the conversation starts with the assistant")
+    if HUMAN not in prompt:
+        raise Unreadable('expected dialogues that open with a "Human:" turn')
+    if prompt != other_prompt:
+        raise Unreadable(NOT_THE_SAME)
+    turns = prompt.removeprefix(HUMAN)
+    first_turn = turns.partition(ASSISTANT)[0].strip()
+    is_single = prompt.startswith(HUMAN) and ASSISTANT not in turns and HUMAN not in turns
+    return DialoguePair((turns if is_single else prompt).strip(), good.strip(), bad.strip(), first_turn)

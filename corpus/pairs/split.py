@@ -1,0 +1,199 @@
+"""Pairs written in two parts, for training and held out: none twice, none with a test item of the benchmarks, and no
+prompt with a near duplicate on the other side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.config import InstructionsConfig, PreferencesConfig
+from corpus.decontaminate.pairs import PairFilter
+from corpus.documents.parts import is_heldout
+from corpus.documents.quarantine import Quarantine, Rejected
+from corpus.pairs.files import Pair
+from corpus.pairs.prompt_groups import PromptGroups
+from corpus.readers.selected import note_left_out
+from infra.errors import stage_error
+from infra.run import Run
+
+BATCH = 500
+
+
+def write_pairs(
+    config: InstructionsConfig | PreferencesConfig,
+    section: str,
+    read: Callable[[Any, str], Iterator[Pair | Rejected]],
+    inputs: Mapping[str, Path],
+    out_dir: Path,
+    run: Run,
+) -> tuple[dict[str, float], str]:
+    """Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json, and with the input benchmark_text
+    the report of `corpus.decontaminate.pairs.PairFilter`; returns the counts as figures, and a headline.
+
+    A pair that occurred before is left out and counted as a duplicate. Where a rule can verify answers, the sources lie
+    mixed in heldout.jsonl, since what is measured is the first of the file; otherwise they follow one another.
+    Raises StageError `too_few_pairs` if either side is empty, besides what the readers raise.
+    """
+    aux = out_dir / "aux"
+    aux.mkdir(parents=True, exist_ok=True)
+    matching, items = config.decontaminate, inputs.get("benchmark_text")
+    test_items = PairFilter(matching, items, aux) if matching and items else None
+    skipped = note_left_out(config.read, section, run)
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    spooled = run.work_dir / "pairs.jsonl"
+    with (
+        Quarantine(aux / "quarantine.jsonl", config.max_quarantine_share) as quarantine,
+        Spool(spooled, config) as spool,
+    ):
+        for index, source in enumerate(config.read):
+            key = f"{section}.read.{index}"
+            quarantine.start_source(key)
+            read_here, duplicates, dropped = 0, 0, 0
+            batch: list[Pair] = []
+            for item in read(source, key):
+                if isinstance(item, Rejected):
+                    quarantine.add(item)
+                    continue
+                read_here += 1
+                if item.id in seen:
+                    duplicates += 1
+                    continue
+                seen.add(item.id)
+                batch.append(item)
+                if len(batch) == BATCH:
+                    dropped += spool.add(index, batch, test_items)
+                    batch = []
+                    run.stop_if_cancelled()
+                    run.progress(len(seen), None, "pairs")
+            dropped += spool.add(index, batch, test_items)
+            quarantined = quarantine.finish_source(read_here)
+            row = {"source": key, "read": read_here, "duplicates": duplicates, "quarantined": quarantined}
+            row |= {"skipped_files": skipped[index]} if skipped[index] else {}
+            rows.append({**row, "dropped": dropped} if test_items else row)
+    written = spool.write(out_dir)
+    found, message = test_items.finish() if test_items else ({}, "")
+    left_out = {"near_heldout": written["near_heldout"], "near_train": written["near_train"]}
+    sides = {"train": written["train"], "heldout": written["heldout"]}
+    counts = {**sides, **(left_out if config.near_prompts else {}), "sources": rows}
+    (aux / "counts.json").write_text(json.dumps(counts, indent=1) + "\n", encoding="utf8")
+    if not all(sides.values()):
+        lost = {"near a prompt of the other side": sum(left_out.values()), "with a test item": found.get("dropped", 0)}
+        listed = "".join(f", {count:,} left out {why}" for why, count in lost.items() if count)
+        raise stage_error(
+            "too_few_pairs",
+            section,
+            f"expected pairs on both sides of the split, found {sides['train']:,} for training and "
+            f"{sides['heldout']:,} held out{listed}",
+            f"give it more pairs, or raise {section}.heldout_share ({config.heldout_share}) in all stages",
+        )
+    run.progress(len(seen), len(seen), "pairs")
+    figures = {
+        "train_pairs": sides["train"],
+        "heldout_pairs": sides["heldout"],
+        "duplicates": sum(row["duplicates"] for row in rows),
+        "quarantined": quarantine.total,
+        **({"near_duplicates": sum(left_out.values())} if config.near_prompts else {}),
+        **found,
+    }
+    return figures, f"{sides['train']:,} pairs, {sides['heldout']:,} held out{message}"
+
+
+class Spool:
+    """Pairs in a file until the groups of near-duplicate prompts are known."""
+
+    def __init__(self, path: Path, config: InstructionsConfig | PreferencesConfig) -> None:
+        self._path, self._share = path, config.heldout_share
+        self._near = PromptGroups(config.near_prompts) if config.near_prompts else None
+        self._numbers: dict[bytes, int] = {}
+        self._heldout: list[bool] = []
+        self._group_of, self._source_of = array("q"), array("q")
+        self._is_verifiable = False
+
+    def __enter__(self) -> Spool:
+        self._file = self._path.open("w", encoding="utf8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, source: int, pairs: Sequence[Pair], test_items: PairFilter | None) -> int:
+        """Adds pairs of a source, without those that hold a test item; returns how many do."""
+        kept = test_items.clean(pairs) if test_items and pairs else [True] * len(pairs)
+        new: list[str] = []
+        for pair, stays in zip(pairs, kept, strict=True):
+            if not stays:
+                continue
+            self._file.write(pair.as_line())
+            self._is_verifiable |= pair.verify is not None
+            # Names of groups may be as long as the text: their hashes are held.
+            name = hashlib.sha256(pair.group.encode()).digest()[:16]
+            if name not in self._numbers:
+                self._numbers[name] = len(self._numbers)
+                self._heldout.append(is_heldout(pair.group, self._share))
+                new.append(pair.group)
+            self._group_of.append(self._numbers[name])
+            self._source_of.append(source)
+        if new and self._near is not None:
+            self._near.add(new)
+        return kept.count(False)
+
+    def write(self, out_dir: Path) -> Counter[str]:
+        """Writes train.jsonl and heldout.jsonl, and counts the pairs: `train`, `heldout`, and those left out because
+        the near duplicates of their prompt are on the other side, `near_heldout` of training and `near_train` of those
+        held out."""
+        sides, crossing = self._sides()
+        counts: Counter[str] = Counter()
+        heldout_of: Counter[int] = Counter()
+        with (
+            self._path.open(encoding="utf8") as lines,
+            (out_dir / "train.jsonl").open("w", encoding="utf8") as train,
+            (out_dir / "heldout.jsonl").open("w", encoding="utf8") as heldout,
+        ):
+            for line, group, source in zip(lines, self._group_of, self._source_of, strict=True):
+                if crossing[group]:
+                    counts["near_train" if sides[group] else "near_heldout"] += 1
+                    continue
+                (heldout if sides[group] else train).write(line)
+                counts["heldout" if sides[group] else "train"] += 1
+                heldout_of[source] += bool(sides[group])
+        if self._is_verifiable:
+            _mix(out_dir / "heldout.jsonl", [count for _, count in sorted(heldout_of.items()) if count])
+        self._path.unlink()
+        return counts
+
+    def _sides(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which exact groups are held out, and which are not on the side of their near duplicates, (G,) each.
+
+        No group changes its side for another one: its documents and the other stages' pairs are on that side too. The
+        side of near duplicates is that of the group with the least hash among them, which later ones seldom replace.
+        """
+        sides = np.array(self._heldout, np.bool_)
+        if self._near is None or not sides.size:
+            return sides, np.zeros(sides.size, np.bool_)
+        firsts = self._near.firsts()
+        hashes = np.array([int.from_bytes(name[:8], "big") for name in self._numbers], np.uint64)
+        order = np.lexsort((hashes, firsts))
+        leads = np.ones(order.size, np.bool_)
+        leads[1:] = firsts[order][1:] != firsts[order][:-1]
+        side_of = np.zeros(sides.size, np.bool_)
+        side_of[firsts[order[leads]]] = sides[order[leads]]
+        return sides, side_of[firsts] != sides
+
+
+def _mix(path: Path, counts: Sequence[int]) -> None:
+    """Puts the lines of so many of each source, one source after the other, so that every stretch has its share of
+    each; those of one source keep their order."""
+    places = [(place + 0.5) / count for count in counts for place in range(count)]
+    with path.open(encoding="utf8") as file:
+        lines = list(file)
+    with path.open("w", encoding="utf8") as file:
+        file.writelines(lines[number] for number in sorted(range(len(lines)), key=places.__getitem__))

@@ -1,0 +1,1 @@
+"""One file per format: its records or texts, as a stream within bounds."""

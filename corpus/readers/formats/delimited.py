@@ -1,0 +1,206 @@
+"""Rows of CSV and TSV files as records: the first row names the fields, and the dialect is seen from the first rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from corpus.documents.quarantine import EMPTY, Rejected
+from corpus.readers.encodings import decode, encoding_mark, likely_encoding
+from corpus.readers.formats.json_lines import wrong_encoding
+from corpus.readers.record import Record
+from corpus.readers.streams import in_utf8_lines, refuse_binary
+from infra.errors import stage_error
+from infra.io.bounded import TooLong, lines_of, opened
+from infra.io.sources import Place
+
+SAMPLE_BYTES, SAMPLE_ROWS = 1 << 17, 200
+"""The part of a file from which its dialect is seen."""
+DELIMITERS = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file separates and quotes its fields.
+
+    escape: the character before a quote within quotes; "" where quotes are doubled.
+    """
+
+    delimiter: str
+    escape: str = ""
+    has_quotes: bool = True
+
+    def reader(self, lines: Iterator[str]) -> Iterator[list[str]]:
+        return csv.reader(
+            lines,
+            delimiter=self.delimiter,
+            escapechar=self.escape or None,
+            doublequote=not self.escape,
+            quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
+            strict=True,
+        )
+
+
+def read_delimited(
+    place: Place, encoding: str, max_bytes: int, limit_key: str = "max_document_mb"
+) -> Iterator[Record | Rejected]:
+    """The rows of a CSV or TSV file. A row with more or fewer fields than the first is put aside.
+
+    Args:
+        max_bytes: the longest row.
+        limit_key: the config key that sets it, for messages.
+
+    Raises:
+        StageError: `missing_source`, `binary_source`, `wrong_encoding`; `corrupt_file` for a quote that is never
+            closed, which would make one field of all the rest, and for a first row that is no row of names.
+    """
+    with opened(place) as raw:
+        refuse_binary(raw, place, encoding)
+        stream, encoding = in_utf8_lines(raw, encoding)
+        likely = likely_encoding(stream, encoding)
+        sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES]
+        dialect = dialect_of(_decoded_sample(sample, encoding, likely), place.name)
+        lines = _Lines(place, stream, encoding, likely, max_bytes)
+        csv.field_size_limit(max(max_bytes, csv.field_size_limit()))
+        rows = dialect.reader(iter(lines))
+        names: list[str] = []
+        number = 0
+        while True:
+            begun = lines.number + 1
+            lines.row_bytes, lines.is_repaired = 0, False
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    raise _never_closed(place, begun) from None
+                end = f" to {lines.number:,}" if lines.number > begun else ""
+                yield Rejected(str(place), begun, f"not CSV: {error} (line {begun:,}{end})")
+                continue
+            if row is None:
+                break
+            if lines.row_bytes > max_bytes:
+                yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
+                continue
+            if not any(field.strip() for field in row):
+                continue
+            if not names:
+                names = _names(row, place)
+                continue
+            number += 1
+            if len(row) != len(names):
+                reason = f"another number of fields: expected {len(names)}, found {len(row)}"
+                yield Rejected(str(place), begun, reason)
+                continue
+            texts = (field.replace("\r\n", "\n") for field in row)
+            yield Record(place, begun, dict(zip(names, texts, strict=True)), lines.is_repaired)
+    if not number:
+        yield Rejected(str(place), 0, EMPTY if not names else "the file is empty: it has a row of names alone")
+
+
+def dialect_of(sample: str, name: str) -> Dialect:
+    """The dialect by which the rows of a sample agree best in their number of fields with the first.
+
+    csv.Sniffer looks for regular patterns of characters, which prose in fields has none of.
+    """
+    is_tsv = ".tsv" in name.lower()
+    delimiters = ("\t", *(one for one in DELIMITERS if one != "\t")) if is_tsv else DELIMITERS
+    options = [Dialect(*one) for one in product(delimiters, ("", "\\"), (True, False))]
+    # A file without quotes has no escapes either; quotes within a TSV are often just text.
+    options = [one for one in options if one.has_quotes or (one.escape == "" and one.delimiter == "\t")]
+    options = [one for one in options if not one.escape or f'{one.escape}"' in sample]
+    best, best_score = options[0], (0.0, 0, 0)
+    for option in options:
+        score = _agreement(sample, option)
+        if score > best_score:
+            best, best_score = option, score
+    return best
+
+
+def _agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
+    """The share of rows with as many fields as the first, that number, and the number of such rows; a first row that is
+    one field scores 0."""
+    is_whole = len(sample.encode()) < SAMPLE_BYTES
+    rows: Counter[int] = Counter()
+    first = 0
+    reader = dialect.reader(iter(io.StringIO(sample, newline="")))
+    while sum(rows.values()) < SAMPLE_ROWS:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            # A sample may end within quotes.
+            is_end = "unexpected end of data" in str(error)
+            rows[-1] += is_whole or not is_end
+            if not is_end:
+                continue
+            row = None
+        if row is None:
+            break
+        if any(row):
+            first = first or len(row)
+            rows[len(row)] += 1
+    if first < 2:
+        return 0.0, 0, 0
+    # The last row of a sample may be cut.
+    counted = sum(rows.values()) - (not is_whole)
+    return min(1.0, rows[first] / max(1, counted)), first, rows[first]
+
+
+def _names(row: list[str], place: Place) -> list[str]:
+    names = [field.strip().lstrip("\ufeff") for field in row]
+    twice = sorted({name for name in names if names.count(name) > 1 and name})
+    if twice:
+        raise stage_error(
+            "corrupt_file",
+            f"{place}:1",
+            f"expected a first row of names that differ, found {', '.join(twice)[:80]} more than once",
+            "name the columns in the first row",
+        )
+    # The index that pandas writes has no name.
+    return [name or f"column_{number}" for number, name in enumerate(names)]
+
+
+class _Lines:
+    """The lines of a stream as text, counted."""
+
+    def __init__(self, place: Place, stream: io.BufferedReader, encoding: str, likely: str, max_bytes: int) -> None:
+        self._place, self._stream, self._encoding, self._likely = place, stream, encoding, likely
+        self._max_bytes = max_bytes
+        self.number, self.row_bytes, self.is_repaired = 0, 0, False
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in lines_of(self._stream, None, self._max_bytes):
+            self.number = number
+            if isinstance(line, TooLong):
+                self.row_bytes += self._max_bytes + 1
+                yield "\n"
+                continue
+            self.row_bytes += len(line)
+            if self.row_bytes > 2 * self._max_bytes:
+                raise _never_closed(self._place, number)
+            try:
+                text, is_repaired = decode(line, self._encoding, likely=self._likely)
+            except UnicodeDecodeError:
+                raise wrong_encoding(self._place, self._encoding) from None
+            self.is_repaired |= is_repaired
+            yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _decoded_sample(sample: bytes, encoding: str, likely: str) -> str:
+    try:
+        text = decode(sample, encoding_mark(sample[:4]) or encoding, likely=likely)[0]
+    except UnicodeDecodeError:  # it may be cut within a character
+        text = sample.decode("utf-8", "replace")
+    return text.removeprefix("\ufeff")
+
+
+def _never_closed(place: Place, line: int) -> Exception:
+    return stage_error(
+        "corrupt_file",
+        f"{place}:{line}",
+        "not CSV: a quote that opens here, or in a row before it, is never closed",
+        "close the quote, or write the table as JSON Lines or Parquet",
+    )

@@ -1,0 +1,319 @@
+"""Texts of files that are one document each: EPUB, DOCX, notebooks, subtitles, web archives, e-mails, LaTeX, Markdown.
+
+Python's own zipfile, html.parser, email and ElementTree read them.
+"""
+
+from __future__ import annotations
+
+import email
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from email.message import EmailMessage
+from email.policy import default
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from corpus.documents.quarantine import EMPTY, Rejected
+from corpus.readers.encodings import decode, web_name
+from corpus.readers.formats.formulas import raised, with_formulas
+from corpus.readers.formats.json_lines import wrong_encoding
+from corpus.readers.formats.mail import mail_text
+from corpus.readers.formats.web import main_text
+from corpus.readers.record import Text, Unreadable, too_long
+from corpus.readers.streams import refuse_binary
+from corpus.readers.unread import MAGIC_BYTES, refuse_by_magic
+from infra.errors import stage_error
+from infra.io.bounded import opened
+from infra.io.json import BadJson, parse_json
+from infra.io.sources import Place
+
+MAX_ARCHIVE_BYTES = 512_000_000
+"""Size of an EPUB or DOCX file, most of which may be pictures."""
+
+
+def read_document(place: Place, kind: str, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
+    """The text of a file of one of the DOCUMENT_FORMATS.
+
+    Raises:
+        StageError: `missing_source`, `corrupt_file`, `binary_source`, `wrong_encoding`.
+    """
+    is_archive = kind in ("epub", "docx")
+    limit = MAX_ARCHIVE_BYTES if is_archive else 4 * max_bytes
+    with opened(place) as stream:
+        if not is_archive:
+            refuse_by_magic(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES], place)
+            refuse_binary(stream, place, encoding)
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        yield Rejected(str(place), 0, too_long(limit, "the file"))
+        return
+    try:
+        if is_archive:
+            text, repaired = _ARCHIVES[kind](content, max_bytes), False
+        else:
+            text, repaired = decode(content, encoding)
+            text = _TEXTS[kind](text.replace("\r\n", "\n").replace("\r", "\n"))
+    except UnicodeDecodeError:
+        raise wrong_encoding(place, encoding) from None
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        message = f"not a whole {kind.upper()} file: {error}"
+        raise stage_error("corrupt_file", str(place), message, "fetch it again") from None
+    except Unreadable as error:
+        yield Rejected(str(place), 0, str(error))
+        return
+    if len(text) > max_bytes:
+        yield Rejected(str(place), 0, too_long(max_bytes, "its text; cut it by cut_characters"))
+    elif text.strip():
+        yield Text(place, 1, text.strip(), {}, repaired)
+    else:
+        yield Rejected(str(place), 0, EMPTY)
+
+
+def notebook_text(text: str) -> str:
+    """Cells of a Jupyter notebook in order: prose as it is, code between fences. Outputs are left out."""
+    try:
+        notebook = parse_json(text, expected="a notebook", nan=True)
+    except BadJson as error:
+        raise Unreadable(f"not a readable notebook: {error}") from None
+    sheets = notebook.get("worksheets") if isinstance(notebook, dict) else None  # before version 4 of the format
+    cells = notebook.get("cells") if sheets is None and isinstance(notebook, dict) else None
+    for sheet in sheets or ():
+        cells = [*(cells or []), *(sheet.get("cells") or [])]
+    if not isinstance(cells, list):
+        raise Unreadable("not a notebook: it has no cells")
+    metadata: Any = notebook.get("metadata") or {}
+    language = (metadata.get("kernelspec") or {}).get("language") or (metadata.get("language_info") or {}).get("name")
+    parts = []
+    for cell in cells:
+        source = cell.get("source", cell.get("input", ""))
+        source = "".join(source) if isinstance(source, list) else str(source)
+        if not source.strip():
+            continue
+        is_code = cell.get("cell_type") == "code"
+        parts.append(f"```{language or ''}\n{source.strip()}\n```" if is_code else source.strip())
+    return "\n\n".join(parts)
+
+
+def epub_text(content: bytes, max_bytes: int) -> str:
+    """Chapters of an EPUB book in reading order."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = [page_text(_member(archive, name, max_bytes)) for name in _chapters(archive, max_bytes)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _chapters(archive: zipfile.ZipFile, max_bytes: int) -> list[str]:
+    """Names of the pages: those of the book's spine, or all by name where it names none."""
+    names = archive.namelist()
+    pages = [name for name in names if name.lower().endswith((".xhtml", ".html", ".htm"))]
+    if "META-INF/encryption.xml" in names and b"EncryptedData" in archive.read("META-INF/encryption.xml"):
+        raise Unreadable("an encrypted EPUB file")
+    package = next((name for name in names if name.lower().endswith(".opf")), None)
+    if package is None:
+        return pages
+    root = _xml(_member(archive, package, max_bytes), package)
+    hrefs = {item.get("id"): item.get("href", "") for item in root.iter() if _local(item) == "item"}
+    folder = PurePosixPath(package).parent
+    spine = [hrefs.get(one.get("idref"), "") for one in root.iter() if _local(one) == "itemref"]
+    found = [str(folder / unquote(href)) for href in spine if href]
+    return [name for name in found if name in names] or pages
+
+
+def docx_text(content: bytes, max_bytes: int) -> str:
+    """Paragraphs of a Word document in order, cells of a table row with tabs between. Deleted text is left out."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if "word/document.xml" not in archive.namelist():
+            raise Unreadable("not a Word document: it has no word/document.xml")
+        root = _xml(_member(archive, "word/document.xml", max_bytes), "word/document.xml")
+    lines: list[str] = []
+    _word_blocks(root, lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+
+
+def _word_blocks(element: ElementTree.Element, lines: list[str]) -> None:
+    for child in element:
+        match _local(child):
+            case "p":
+                lines += [_word_run(child), ""]
+            case "tr":
+                cells: list[str] = []
+                for cell in (one for one in child if _local(one) == "tc"):
+                    inside: list[str] = []
+                    _word_blocks(cell, inside)
+                    cells.append(" ".join(filter(None, inside)))
+                lines.append("\t".join(cells))
+            case _:
+                _word_blocks(child, lines)
+
+
+_RAISED = {"superscript": "sup", "subscript": "sub"}
+
+
+def _word_run(element: ElementTree.Element) -> str:
+    """Text of a paragraph, with raised and lowered signs as such."""
+    parts = []
+    for child in element:
+        match _local(child):
+            case "t":
+                parts.append(child.text or "")
+            case "tab":
+                parts.append("\t")
+            case "br" | "cr":
+                parts.append("\n")
+            case "del" | "instrText" | "pPr" | "Fallback":
+                continue
+            case "r":
+                text = _word_run(child)
+                align = next((one for one in child.iter() if _local(one) == "vertAlign"), None)
+                kind = _RAISED.get(next(iter(align.attrib.values()), ""), "") if align is not None else ""
+                parts.append(raised(text, kind) if kind and text.strip() else text)
+            case _:
+                parts.append(_word_run(child))
+    return "".join(parts)
+
+
+def subtitle_text(text: str) -> str:
+    """Lines of SubRip and WebVTT subtitles, without numbers, times and styles; the lines of one cue are joined."""
+    cues: list[str] = []
+    for block in re.split(r"\n\s*\n", text.removeprefix("\ufeff")):
+        lines = block.strip().split("\n")
+        at = next((number for number, line in enumerate(lines) if "-->" in line), None)
+        if at is None:
+            continue  # WEBVTT, NOTE, STYLE, REGION
+        said = " ".join(line.strip() for line in lines[at + 1 :])
+        said = re.sub(r"<[^>]*>|\{\\[^}]*\}", "", said).strip()
+        if said and (not cues or cues[-1] != said):
+            cues.append(said)
+    return unescape("\n".join(cues))
+
+
+def mhtml_text(text: str) -> str:
+    """Main text of the page that a browser saved with its pictures and styles."""
+    message = email.message_from_bytes(text.encode("utf-8", "surrogateescape"), policy=default)
+    assert isinstance(message, EmailMessage)
+    for part in message.walk():
+        if part.get_content_type() in ("text/html", "application/xhtml+xml"):
+            content = part.get_payload(decode=True)
+            if isinstance(content, bytes):
+                page, _ = decode(content, "auto", web_name(part.get_content_charset() or ""))
+                return main_text(page)
+    raise Unreadable("not a saved web page: none of its parts is HTML")
+
+
+def tex_text(text: str) -> str:
+    """The body of a LaTeX document, without its preamble, comments and bibliography; commands and formulas stay, as in
+    RedPajama's arXiv (Weber et al. 2024)."""
+    body = re.search(r"\\begin\{document\}(.*?)(?:\\end\{document\}|\Z)", text, re.DOTALL)
+    kept = body[1] if body else text
+    kept = re.sub(r"\\begin\{(comment|thebibliography)\}.*?\\end\{\1\}", "", kept, flags=re.DOTALL)
+    kept = re.sub(r"^[ \t]*(?<!\\)%.*\n?", "", kept, flags=re.MULTILINE)  # a line that is a comment leaves no blank one
+    kept = re.sub(r"(?<!\\)((?:\\\\)*)%.*", r"\1", kept)
+    return re.sub(r"\n{3,}", "\n\n", kept)
+
+
+def markdown_text(text: str) -> str:
+    """Markdown as it is, without the metadata in front of it: models are to read and write it."""
+    return re.sub(r"\A---\n.*?\n---\n", "", text.removeprefix("\ufeff"), count=1, flags=re.DOTALL)
+
+
+class _Blocks(HTMLParser):
+    """Text of a page: a paragraph for each block, everything but scripts, styles and the head."""
+
+    BLOCKS = frozenset(
+        {
+            "p", "div", "section", "article", "h1", "h2", "h3", "h4", "h5", "h6", "li", "ul", "ol", "dl", "dt", "dd",
+            "blockquote", "pre", "table", "tr", "figure", "figcaption", "hr", "aside", "header", "footer", "body",
+        }
+    )  # fmt: skip
+    HIDDEN = frozenset({"script", "style", "head", "template", "rt", "rp"})
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self._hidden = 0
+        self._pre = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden += tag in self.HIDDEN
+        self._pre += tag == "pre"
+        if tag in self.BLOCKS:
+            self.parts.append("\n\n")
+        elif tag == "br":
+            self.parts.append("\n")
+        elif tag in ("td", "th"):
+            self.parts.append("\t")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.HIDDEN:
+            self.handle_starttag(tag, attrs)
+            self._pre -= tag == "pre"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = max(0, self._hidden - (tag in self.HIDDEN))
+        self._pre = max(0, self._pre - (tag == "pre"))
+        if tag in self.BLOCKS:
+            self.parts.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.parts.append(data if self._pre else re.sub(r"\s+", " ", data))
+
+
+def page_text(content: bytes) -> str:
+    """All text of an XHTML page of a book, in paragraphs."""
+    declared = re.search(rb"""encoding=["']([\w.-]+)["']""", content[:200])
+    text, _ = decode(content, "auto", web_name(declared[1].decode("ascii")) if declared else "")
+    parser = _Blocks()
+    parser.feed(with_formulas(text))
+    parser.close()
+    lines = "".join(parser.parts)
+    return re.sub(r"\n[ \n]*\n", "\n\n", re.sub(r" *\n *(?=\S)", "\n", lines)).strip()
+
+
+def _member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+    """Raises Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
+    limit = 4 * max_bytes
+    try:
+        with archive.open(name) as file:
+            content = file.read(limit + 1)
+    except RuntimeError:  # a password
+        raise Unreadable("an encrypted archive") from None
+    if len(content) > limit:
+        raise Unreadable(too_long(limit, f"{name} in it"))
+    return content
+
+
+def _xml(content: bytes, name: str) -> ElementTree.Element:
+    # Entities that contain each other could fill the memory; neither Word nor a book's package has any.
+    if re.search(rb"<!(DOCTYPE|ENTITY)", content, re.IGNORECASE):
+        raise Unreadable(f"{name} in it has a document type, which is not read")
+    # Some programs leave the declaration of prefixes out, which Word does not miss.
+    prefixes = set(re.findall(rb"[<\s]/?(\w+):\w", content)) - set(re.findall(rb"xmlns:(\w+)", content)) - {b"xmlns"}
+    if prefixes:
+        declared = b" ".join(b'xmlns:%s="%s"' % (prefix, prefix) for prefix in sorted(prefixes))
+        content = b"<all %s>%s</all>" % (declared, re.sub(rb"^\s*<\?xml.*?\?>", b"", content, flags=re.DOTALL))
+    try:
+        return ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise Unreadable(f"{name} in it is not readable XML: {error}") from None
+
+
+def _local(element: ElementTree.Element) -> str:
+    return str(element.tag).rpartition("}")[2]
+
+
+_ARCHIVES: dict[str, Callable[[bytes, int], str]] = {"epub": epub_text, "docx": docx_text}
+_TEXTS: dict[str, Callable[[str], str]] = {
+    "notebook": notebook_text,
+    "subtitles": subtitle_text,
+    "mhtml": mhtml_text,
+    "email": mail_text,
+    "tex": tex_text,
+    "markdown": markdown_text,
+}
+DOCUMENT_FORMATS = frozenset({*_ARCHIVES, *_TEXTS})

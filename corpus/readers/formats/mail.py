@@ -1,0 +1,76 @@
+"""The text of e-mails as they were sent (RFC 5322)."""
+
+from __future__ import annotations
+
+import email
+from email.message import EmailMessage, Message
+from email.policy import default
+
+from corpus.readers.encodings import decode, web_name
+from corpus.readers.formats.web import main_text
+from corpus.readers.record import Unreadable
+
+MAX_HEADER_CHARACTERS = 20_000
+_PARSED = {"subject", "content-type", "content-disposition", "content-transfer-encoding", "mime-version"}
+
+
+def mail_text(message: str) -> str:
+    """Subject and body of an e-mail. Of several forms of the body the plain one is taken, else the HTML one's text;
+    attachments and all other headers are left out. A text without headers comes back as it is.
+
+    Raises Unreadable for a mail that the parser stumbles over, with headers longer than any mail program writes, or
+    nested deeper than one can be answered.
+    """
+    try:
+        # surrogateescape keeps bytes that the string could not say; the parser wants them so.
+        parsed = email.message_from_bytes(message.encode("utf-8", "surrogateescape"), policy=default)
+        assert isinstance(parsed, EmailMessage)
+        if not parsed.keys():
+            return message
+        for part in parsed.walk():
+            _check_headers(part)
+        subject = _header(parsed, "subject")
+        body = "\n\n".join(filter(None, (_part_text(part) for part in _bodies(parsed))))
+    except Unreadable:
+        raise
+    except RecursionError:
+        raise Unreadable("not a readable mail: its parts are nested too deeply") from None
+    except Exception as error:  # the parser has an error of its own for every kind of nonsense
+        raise Unreadable(f"not a readable mail: {type(error).__name__}: {error}") from None
+    return f"{subject}\n\n{body}".strip()
+
+
+def _check_headers(part: Message) -> None:
+    """Raises Unreadable where one of the headers that are looked at is too long to parse: that takes the square of its
+    length in time, and for 700 kB gigabytes of memory."""
+    for name, value in part.raw_items():
+        if name.lower() in _PARSED and len(value) > MAX_HEADER_CHARACTERS:
+            raise Unreadable(f"not a readable mail: its header {name} is {len(value):,} characters long")
+
+
+def _bodies(message: EmailMessage) -> list[EmailMessage]:
+    """The parts that a mail program would show, one of each set of alternatives."""
+    if message.get_content_type() == "multipart/alternative":
+        parts = [part for part in message.iter_parts() if isinstance(part, EmailMessage)]
+        plain = [part for part in parts if part.get_content_type() == "text/plain"]
+        return _bodies(plain[0]) if plain else [body for part in parts[-1:] for body in _bodies(part)]
+    if message.is_multipart():
+        return [body for part in message.iter_parts() if isinstance(part, EmailMessage) for body in _bodies(part)]
+    shown = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
+    return [message] if shown else []
+
+
+def _part_text(part: EmailMessage) -> str:
+    content = part.get_payload(decode=True)
+    if not isinstance(content, bytes):
+        return ""
+    text, _ = decode(content, "auto", web_name(part.get_content_charset() or ""))
+    return main_text(text) if part.get_content_type() == "text/html" else text.strip()
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    try:
+        return str(message[name] or "").strip()
+    except (ValueError, IndexError, AttributeError):
+        # The parser stumbles over some headers of real spam.
+        return ""

@@ -1,0 +1,510 @@
+"""Forms of data: what files from others hold, seen from a sample of their records, with the reason.
+
+A form is tried by the very code that reads it later, so what is recognised here is what `instructions`, `preferences`
+and `ingest` make of the files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, Literal
+
+from corpus.documents.quarantine import Rejected
+from corpus.instructions import ASKED, RESPONSES, pair_of
+from corpus.pairs.files import CONVERSATIONS, Pair, turns_field, with_lists
+from corpus.pairs.rankings import answers_field, is_scored
+from corpus.preferences import pairs_of
+from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments
+from corpus.readers.hub import CARD, SPLITS, STATE, card_lists_files
+from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format
+from corpus.readers.record import Record, Unreadable, field_names, is_given, pick, text_fields
+from corpus.readers.records import records_in
+from corpus.readers.streams import refuse_binary
+from infra.errors import ConfigError, Problem, StageError
+from infra.io.bounded import opened
+from infra.io.json import BadJson, parse_json
+from infra.io.sources import Place, by_name, size_of
+
+Kind = Literal["documents", "instructions", "preferences"]
+KINDS: tuple[Kind, ...] = ("documents", "instructions", "preferences")
+RECORD_FORMATS = ("jsonl", "parquet", "arrow", "csv")
+
+SAMPLED_FILES, SAMPLED_RECORDS = 8, 40
+"""Files of each source, spread over all of them by name, and records of each."""
+MOST = 0.5
+"""The share of the sampled records that must have a form."""
+TEXT_NAMES = (
+    "text", "content", "body", "document", "article", "page_content", "raw_content", "markdown", "code", "story",
+    "passage", "abstract", "transcript", "maintext",
+)  # fmt: skip
+"""Fields that hold a document's text, the most usual first; of nested ones the last part."""
+FURTHER_PROMPTS = ("input", "user", "human", "problem", "Question", "Instruction", "Prompt", "user_message")
+FURTHER_RESPONSES = (
+    "solution",
+    "assistant",
+    "reply",
+    "target",
+    "Answer",
+    "Response",
+    "Output",
+    "Completion",
+    "assistant_message",
+)
+FURTHER_ANSWERS = (
+    ("better", "worse"), ("preferred", "dispreferred"), ("accepted", "rejected"), ("win", "lose"), ("good", "bad"),
+    ("response_chosen", "response_rejected"), ("answer_chosen", "answer_rejected"), ("response_j", "response_k"),
+)  # fmt: skip
+_MAGIC = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"%PDF": "",
+    b"PK\x03\x04": "",
+    b"{\\rtf": "",
+    b"\xd0\xcf\x11\xe0": "",
+}
+"""First bytes of files whose name says nothing; "" for what no reader here reads."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read some files.
+
+    keys: config keys of the source that differ from their default. why: what of the sample speaks for it.
+    """
+
+    kind: Kind
+    keys: Mapping[str, str | bool | int | None] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def text_field(self) -> str:
+        return str(self.keys.get("text_field") or "text")
+
+    def __str__(self) -> str:
+        keys = "".join(f", {key}: {'null' if value is None else value}" for key, value in self.keys.items())
+        return f"{self.kind}{keys} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of one form among those behind a path.
+
+    source: the keys that name them in a config. readings: the likeliest first; a second one is as likely. fields: of
+    their records. records, record_bytes: in the sample.
+    """
+
+    source: Mapping[str, Any]
+    places: Sequence[Place]
+    format: str
+    readings: Sequence[Reading]
+    sample: Sequence[Record] = ()
+    fields: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A reading that a person asked for: its kind, or the field of a document's text; "" where that is to be seen."""
+
+    kind: Kind | Literal[""] = ""
+    text_field: str = ""
+
+
+ANY = Wish()
+
+
+def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
+    """The files behind a path, folder or glob by form, and notes of what is left out.
+
+    Raises:
+        ConfigError: `missing_source`, `empty_source`; `unreadable_source` where no form fits.
+        StageError: what the readers raise.
+    """
+    if _is_dataset(Path(path)):
+        places = [place for place in by_name(HuggingFaceDocuments(dataset=path).places()) if size_of(place)]
+        if not places:
+            raise ConfigError(Problem("empty_source", path, "expected records, found empty files"))
+        note = f"{path}: a Hugging Face dataset, of which the split train is read"
+        return [_group({"kind": "huggingface", "dataset": path}, places, named_format(places[0]), path, wish)], [note]
+    chosen = FileDocuments(paths=(path,)).selection()
+    places = [place for place in by_name(chosen.read) if size_of(place)]
+    if not places:
+        code = "empty_source" if Path(path).exists() else "missing_source"
+        left = f"; {chosen.note}" if chosen.note else ""
+        raise ConfigError(Problem(code, path, f"expected files with something in them{left}", "correct the path"))
+    notes = [f"{path}: {chosen.note}"] if chosen.note else []
+    by_form: dict[tuple[str, str], list[Place]] = {}
+    for place in places:
+        by_form.setdefault((_format(place), _suffix(place) if len(places) > 1 else ""), []).append(place)
+    unread = {key: files for key, files in by_form.items() if not key[0]}
+    for (_, suffix), files in unread.items():
+        notes.append(f"{path}: {len(files):,} files {suffix or files[0].name} hold no text and are left out")
+    readable = {key: files for key, files in by_form.items() if key[0]}
+    if not readable:
+        raise ConfigError(
+            Problem(
+                "unreadable_source", str(places[0]), "expected text or records, found a binary file", "convert it first"
+            )
+        )
+    joined = _joined(readable)
+    is_alone = len(joined) == 1 and not unread
+    groups = []
+    for (kind, suffixes), files in joined.items():
+        paths = [path] if is_alone else [_pattern(path, suffix, files) for suffix in suffixes]
+        flat = [one for some in paths for one in (some if isinstance(some, list) else [some])]
+        groups.append(_group({"kind": "files", "paths": flat}, files, kind, path, wish))
+    return groups, notes
+
+
+def _joined(found: Mapping[tuple[str, str], list[Place]]) -> dict[tuple[str, tuple[str, ...]], list[Place]]:
+    """Suffixes of one format together: texts of whatever suffix, and records, whose fields are sampled over all."""
+    suffixes: dict[str, list[str]] = {}
+    for kind, suffix in found:
+        suffixes.setdefault(kind, []).append(suffix)
+    return {
+        (kind, tuple(endings)): by_name(place for ending in endings for place in found[kind, ending])
+        for kind, endings in suffixes.items()
+    }
+
+
+def _pattern(path: str, suffix: str, files: Sequence[Place]) -> str | list[str]:
+    """What names the files of a suffix below a path; each by itself where they have none or a glob names them."""
+    if suffix and Path(path).is_dir():
+        return f"{path.rstrip('/')}/**/*{suffix}"
+    return [str(one) for one in files if _suffix(one) == suffix]
+
+
+def _suffix(place: Place) -> str:
+    suffixes = [one for one in Path(place.name).suffixes if re.fullmatch(r"\.[A-Za-z]\w*", one)]
+    packed = suffixes[-1:] if suffixes and suffixes[-1].lower() in COMPRESSION_SUFFIXES else []
+    return "".join([*suffixes[: len(suffixes) - len(packed)][-1:], *packed])
+
+
+def _format(place: Place) -> str:
+    """The format of a file: by its name, or by its first bytes where that says nothing; "" where it is none."""
+    named = named_format(place)
+    if named in ("markdown", "tex"):  # one source with the texts beside them: each is read by its own name
+        return "text"
+    if named != "text":
+        return "" if named == "unread" else named
+    with opened(place) as stream:
+        start = stream.peek(4096)[:4096]
+        if (found := next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)) is not None:
+            return found
+        try:
+            refuse_binary(stream, place, "auto")
+        except StageError:
+            return ""
+    first_line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    try:
+        return "jsonl" if isinstance(parse_json(first_line), dict) else "text"
+    except BadJson:
+        return "text"
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Whether a folder was made by `save_to_disk`, or fetched from the hub with data in it."""
+    if not folder.is_dir():
+        return False
+    if (folder / SPLITS).exists() or (folder / STATE).exists():
+        return True
+    from_hub = (folder / ".gitattributes").exists() or (folder / ".cache" / "huggingface").is_dir()
+    parquet = any((folder / "data").glob("*-*-of-*.parquet"))
+    return (folder / CARD).exists() and (card_lists_files(folder) or from_hub or parquet)
+
+
+def _group(source: dict[str, Any], places: Sequence[Place], kind: str, path: str, wish: Wish) -> Group:
+    if kind not in RECORD_FORMATS:
+        return Group(source, places, kind, [Reading("documents", {}, f"{kind} files")])
+    if kind != named_format(places[0]):
+        source = {**source, "format": kind}
+    sample, put_aside = _sampled(places, kind, path)
+    if not sample:
+        reason = f": {put_aside[0].reason}" if put_aside else ""
+        where = put_aside[0].place if put_aside else str(places[0])
+        raise ConfigError(Problem("unreadable_source", where, f"expected records, found none that can be read{reason}"))
+    if len(sample) == 1 and _is_keyed(sample[0].value):
+        message = "expected a record on each line, or one list of them; found one object with a record under each key"
+        raise ConfigError(Problem("unreadable_source", sample[0].place, message, "write its values as JSON Lines"))
+    if len(put_aside) > len(sample):
+        message = f"expected records, found {len(put_aside)} of {len(put_aside) + len(sample)} that cannot be read"
+        raise ConfigError(Problem("unreadable_source", put_aside[0].place, f"{message}: {put_aside[0].reason}"))
+    if not (wish.kind or wish.text_field) and (fields := _test_item_fields(sample)):
+        message = f"expected data to train on, found items of a benchmark: {', '.join(fields)}"
+        fix = "name the file under benchmarks.tasks; or ask for a reading by --as"
+        raise ConfigError(Problem("benchmark_items", sample[0].place, message, fix))
+    readings = readings_of(sample, kind, wish)
+    names = sorted({name for record in sample[:SAMPLED_RECORDS] for name in record.value})
+    if not readings:
+        found = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
+        message = f"expected pairs, or a field with prose; {found}"
+        fix = "name the kind by --as, and the field by --text-field, if they have one"
+        raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
+    for reading in readings:
+        _check_files(reading, sample, kind)
+    if put_aside:
+        more = f"{len(put_aside)} records besides cannot be read, e.g. {put_aside[0].reason}"
+        readings = [replace(one, why=f"{one.why}; {more}") for one in readings]
+    return Group(source, places, kind, readings, sample, names)
+
+
+def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
+    """Raises ConfigError `two_forms` where of a file among several no record has this reading."""
+    fitting: Counter[str] = Counter()
+    for record in sample:
+        if reading.kind == "documents":
+            fits = _text_of(record, reading.text_field) != ""
+        else:
+            read = _as_instruction if reading.kind == "instructions" else _as_preference
+            fits = not read(replace(record, value=with_lists(record.value)) if kind == "csv" else record, reading.keys)
+        fitting[str(record.file)] += fits
+    without = [file for file, count in fitting.items() if not count]
+    if without and len(without) < len(fitting):
+        other = next(record for record in sample if str(record.file) == without[0])
+        message = f"expected files of one form, {reading}; this one has {field_names(other.value)}"
+        raise ConfigError(Problem("two_forms", without[0], message, "name the files of each form by themselves"))
+
+
+_RIGHT = ("gold", "answer", "label", "answerKey", "answer_idx", "correct", "target", "ground_truth")
+
+
+def _test_item_fields(sample: Sequence[Record]) -> list[str]:
+    """The fields that make records items of a benchmark: choices, and which of them is right; empty for others."""
+    choices = next((name for name in ("choices", "options", "endings") if _has(sample, name)), "")
+    right = next((name for name in _RIGHT if _has(sample, name)), "")
+    values = [pick(record.value, right) for record in sample if is_given(record.value, right)] if right else []
+    # A word of prose is an answer to learn; a number or letter only says which choice is right.
+    is_pointer = all(not isinstance(one, str) or len(one.strip()) <= 2 for one in values)
+    return [choices, right] if choices and right and is_pointer else []
+
+
+def _sampled(places: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:
+    chosen = [places[round(n * (len(places) - 1) / max(1, SAMPLED_FILES - 1))] for n in range(SAMPLED_FILES)]
+    items: list[Record | Rejected] = []
+    for place in dict.fromkeys(chosen):
+        items += islice(records_in(place, kind, "auto", path), SAMPLED_RECORDS)
+    records = [replace(one, value=_with_texts(one.value)) for one in items if isinstance(one, Record)]
+    return records, [one for one in items if isinstance(one, Rejected)]
+
+
+def _with_texts(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the texts that a binary column holds."""
+    return {name: one.decode("utf-8", "replace") if isinstance(one, bytes) else one for name, one in value.items()}
+
+
+def _is_keyed(value: Mapping[str, Any]) -> bool:
+    """Whether an object is a table by key: several records of the same fields."""
+    inner = list(value.values())
+    same = {tuple(sorted(one)) for one in inner if isinstance(one, Mapping)}
+    return len(inner) > 2 and all(isinstance(one, Mapping) for one in inner) and len(same) == 1
+
+
+def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY) -> list[Reading]:
+    """The readings of some records: the likeliest, and those that are as likely; none where no form fits.
+
+    Preferences go before instructions, which go before documents: each is the more special form.
+    """
+    if wish.text_field:
+        keys = _unlike_default(FileDocuments, {"text_field": wish.text_field})
+        return [Reading("documents", keys, f"--text-field {wish.text_field}")]
+    pairs = [replace(one, value=with_lists(one.value)) for one in sample] if kind == "csv" else list(sample)
+    judged = _best(pairs, _preference_options(pairs), _as_preference, "preferences")
+    texts = _document_readings(sample)
+    asked = _best(pairs, _instruction_options(pairs), _as_instruction, "instructions")
+    if wish.kind:
+        wanted: dict[str, Sequence[Reading | None]] = {
+            "preferences": [judged], "instructions": [asked], "documents": texts,
+        }  # fmt: skip
+        return [one for one in wanted[wish.kind] if one]
+    if judged:
+        return [judged]
+    if asked is None:
+        return texts
+    # Of other fields the text may be anything: a source, the first question once more.
+    usual = [one for one in texts if one.text_field.rpartition(".")[2].lower() in TEXT_NAMES]
+    rival = next((one for one in usual if _rivals(sample, one.text_field, asked)), None)
+    return [asked, rival] if rival else [asked]
+
+
+def _best(
+    sample: Sequence[Record],
+    options: Iterator[dict[str, Any]],
+    read: Callable[[Record, Mapping[str, Any]], str],
+    kind: Kind,
+) -> Reading | None:
+    """The options by which most records are read, if these are at least half of all; of equal ones the first."""
+    best: tuple[int, dict[str, Any], Counter[str]] | None = None
+    for keys in options:
+        faults = Counter(fault for record in sample if (fault := read(record, keys)))
+        fitting = len(sample) - faults.total()
+        if best is None or fitting > best[0]:
+            best = fitting, keys, faults
+        if fitting == len(sample):
+            break
+    if best is None or best[0] < MOST * len(sample):
+        return None
+    fitting, keys, faults = best
+    why = f"{fitting} of {len(sample)} sampled records: {_form(sample, kind, keys)}"
+    if faults:
+        why += f"; {faults.total()} would be put aside, e.g. {faults.most_common(1)[0][0]}"
+    return Reading(kind, keys, why)
+
+
+def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
+    record = next((one for one in sample if turns_field(one)), sample[0])
+    if kind == "preferences":
+        ranking = FilePreferences(paths=("x",), **keys)
+        if answers := answers_field(record, ranking):
+            return f"ranked answers under {answers}"
+        return f"two answers under {ranking.chosen_field} and {ranking.rejected_field}"
+    options = FileInstructions(paths=("x",), **keys)
+    names = [
+        name
+        for name in (options.prompt_field, *ASKED, options.response_field, *RESPONSES)
+        if is_given(record.value, name)
+    ]
+    if (turns := turns_field(record)) and len(names) < 2:
+        return f"conversations under {turns}"
+    return f"prompt and response under {' and '.join(dict.fromkeys(names[:1] + names[-1:]))}"
+
+
+def _as_instruction(record: Record, keys: Mapping[str, Any]) -> str:
+    """Why a record is no instruction; "" where it is one."""
+    try:
+        pair_of(record, FileInstructions(paths=("x",), **keys))
+    except Unreadable as why:
+        return str(why)
+    return ""
+
+
+def _as_preference(record: Record, keys: Mapping[str, Any]) -> str:
+    source = FilePreferences(paths=("x",), **keys)
+    # A list of answers without ranks or scores may as well be answers that are all right.
+    if (answers := answers_field(record, source)) and not is_scored(record.value, answers):
+        return "answers without ranks or scores"
+    found = list(pairs_of(record, source))
+    return next((one.reason for one in found if isinstance(one, Rejected)), "" if found else "no pair")
+
+
+def _has(sample: Sequence[Record], name: str) -> bool:
+    return sum(is_given(record.value, name) for record in sample) >= MOST * len(sample)
+
+
+def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    """Keys to try, the plainest first."""
+    further: dict[str, Any] = {}
+    if _has(sample, "context") and not _has(sample, "input"):
+        further = {"input_field": "context"}  # as in Dolly and SQuAD
+    is_pair = any(_has(sample, name) for name in ("instruction", *ASKED))
+    is_chat = any(_has(sample, name) for name in CONVERSATIONS)
+    if is_pair or is_chat:
+        yield dict(further)
+        yield {**further, "trim_conversations": True}
+    prompts = [name for name in ("instruction", *ASKED, *FURTHER_PROMPTS) if _has(sample, name)]
+    responses = [name for name in ("output", *RESPONSES, *FURTHER_RESPONSES) if _has(sample, name)]
+    for prompt, response in product(prompts, responses):
+        keys: dict[str, Any] = {**further, "prompt_field": prompt, "response_field": response}
+        if prompt == "input":
+            keys["input_field"] = None
+        yield _unlike_default(FileInstructions, keys)
+
+
+def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    names = [("chosen", "rejected"), *FURTHER_ANSWERS]
+    for chosen, rejected in names:
+        if not (_has(sample, chosen) and _has(sample, rejected)):
+            continue
+        keys = _unlike_default(FilePreferences, {"chosen_field": chosen, "rejected_field": rejected})
+        texts = [value for record in sample if isinstance(value := pick(record.value, chosen), str)]
+        if texts and sum("Assistant:" in one and "Human:" in one for one in texts) >= MOST * len(texts):
+            yield {**keys, "dialogue": True}
+        yield keys
+        yield {**keys, "trim_conversations": True}
+        for prompt in FURTHER_PROMPTS:
+            if _has(sample, prompt):
+                further = {"input_field": None} if prompt == "input" else {}
+                yield {**keys, "prompt_field": prompt, **further}
+    if any(_has(sample, name) for name in ("answers", "completions", "responses")):
+        yield {}
+
+
+def _unlike_default(config: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if config.model_fields[name].default != value}
+
+
+def _document_readings(sample: Sequence[Record]) -> list[Reading]:
+    """The field that holds the text; a second one where it is as likely."""
+    sizes = {name: size for name in _text_names(sample) if (size := _prose_bytes(sample, name))}
+    if not sizes:
+        return []
+    biggest = max(sizes, key=sizes.__getitem__)
+    usual = [name for known in TEXT_NAMES for name in sizes if name.rpartition(".")[2].lower() == known]
+
+    def reading(name: str) -> Reading:
+        with_it = sum(_text_of(record, name) != "" for record in sample)
+        size = f"{round(sizes[name]):,} bytes on average"
+        why = f"{with_it} of {len(sample)} sampled records have prose under {name}, {size}"
+        return Reading("documents", _unlike_default(FileDocuments, {"text_field": name}), why)
+
+    if usual and sizes[usual[0]] >= sizes[biggest] / 4:
+        return [reading(usual[0])]
+    if usual:
+        return [reading(biggest), reading(usual[0])]
+    others = sorted((name for name in sizes if name != biggest), key=lambda name: -sizes[name])
+    return [reading(biggest), *(reading(name) for name in others[:1] if sizes[name] >= sizes[biggest] / 2)]
+
+
+def _text_names(sample: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(name for record in sample for name in text_fields(record.value)))
+
+
+def _text_of(record: Record, name: str) -> str:
+    value = pick(record.value, name)
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _prose_bytes(sample: Sequence[Record], name: str) -> float:
+    """Bytes of text a record in UTF-8; 0 for a field that most records lack, or that holds no prose or code: ids,
+    addresses, numbers, embeddings, base64."""
+    texts = [text for record in sample if (text := _text_of(record, name))]
+    if len(texts) < MOST * len(sample) or sum(map(is_prose, texts)) < MOST * len(texts):
+        return 0.0
+    return math.fsum(len(text.encode("utf-8", "replace")) for text in texts) / len(sample)
+
+
+_WORD = re.compile(r"[^\W\d_]{1,40}")
+_NO_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text reads like prose or code: words with space between them, or a script without such space."""
+    text = text[:20_000]
+    if len(_NO_SPACES.findall(text)) > len(text) / 4:
+        return True
+    words, parts = _WORD.findall(text), text.split()
+    letters = sum(map(len, words))
+    # 0.31, -0.2, … has parts, and no words; a hash and base64 have words, and no parts.
+    return len(parts) > 1 and letters >= len(text) * 0.4 and len(text) / len(parts) <= 40
+
+
+def _rivals(sample: Sequence[Record], name: str, pair: Reading) -> bool:
+    """Whether a text beside pairs is as likely what the files are for: it is longer than the pair and does not hold it,
+    as the `text` of Alpaca does, which is the pair once more."""
+    source = FileInstructions(paths=("x",), **dict(pair.keys))
+    longer, once_more, counted = 0, 0, 0
+    for record in sample:
+        text = _text_of(record, name)
+        try:
+            found: Pair = pair_of(record, source)
+        except Unreadable:
+            continue
+        counted += 1
+        said = list(found.fields.values())
+        once_more += any(part.strip() and part in text for part in (said[-1],)) or any(text in part for part in said)
+        longer += len(text) > sum(map(len, said))
+    return counted > 0 and longer >= MOST * counted and once_more < MOST * counted

@@ -1,0 +1,119 @@
+"""Shards that stay on S3: an artifact with their index, their facts and where they lie, but without their tokens.
+
+python -m corpus.tokens.remote --config remote.yaml --out DIR
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corpus.config import RemoteShardsConfig
+from infra.errors import Problem, StageError, stage_error
+from infra.io.contained import names_outside
+from infra.io.json import read_own_json
+from infra.io.s3 import list_objects, open_object
+from infra.run import Result, Run
+
+SIDES = ("train", "validation")
+_PLACE = "remote.json"
+_HASHES = ("xxh3_64", "xxh128", "xxh64", "blake2b", "sha256")
+"""Those that the shard stage may write, the quickest first."""
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """Bytes of a file, and its hash (hexadecimal) by an algorithm that the shard stage knows."""
+
+    size: int
+    algorithm: str
+    digest: str
+
+
+def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
+    """Writes meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json says where
+    the files lie, so that shards that are moved stay the same artifact.
+
+    Raises StageError: what `infra.io.s3` raises; `no_shards` where one of these files is missing; `no_hashes` for an
+    index without them; `missing_shards` for files that the index names and that are not there in their size.
+    """
+    location = config.location.rstrip("/")
+    found = {str(item): item for item in list_objects(f"{location}/")}
+    for name in ("meta.json", *(f"{side}/index.json" for side in SIDES)):
+        item = found.get(f"{location}/{name}")
+        if item is None:
+            raise stage_error(
+                "no_shards",
+                f"{location}/{name}",
+                "expected what the shard stage wrote",
+                "copy the whole folder of a shard artifact there",
+            )
+        (out_dir / name).parent.mkdir(exist_ok=True)
+        with open_object(item) as file:
+            (out_dir / name).write_bytes(file.read())
+    sizes = {key: item.size for key, item in found.items()}
+    problems = [problem for side in SIDES for problem in _wrong(f"{location}/{side}", out_dir / side, sizes)]
+    if problems:
+        raise StageError(*problems[:5])
+    (out_dir / "aux").mkdir(exist_ok=True)
+    (out_dir / "aux" / _PLACE).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
+    meta = read_own_json(out_dir / "meta.json")
+    figures = {name: float(meta[name]) for name in ("train_tokens", "validation_tokens", "train_bytes")}
+    return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
+
+
+def _wrong(place: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    for name, known in checksums(_shards(folder)).items():
+        if sizes.get(f"{place}/{name}") != known.size:
+            there = sizes.get(f"{place}/{name}")
+            message = f"expected {known.size:,} bytes, found {'nothing' if there is None else f'{there:,}'}"
+            yield Problem("missing_shards", f"{place}/{name}", message, "copy the shards there once more")
+
+
+def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
+    """Of each file that is fetched, by its name; compressed where the shards are.
+
+    Raises StageError `no_hashes`, and `unsafe_file` for a name by which it would be written outside of its folder.
+    """
+    found = {}
+    for number, shard in enumerate(shards):
+        for part in ("raw_data", "zip_data"):
+            if shard[part] and names_outside(str(shard[part]["basename"])):
+                where = f"index.json: shards.{number}.{part}.basename"
+                message = f"names {str(shard[part]['basename'])[:80]}, which leads out of the folder of the shards"
+                raise stage_error("unsafe_file", where, message, "write the shards again")
+        file = shard["zip_data"] or shard["raw_data"]
+        algorithm = next((name for name in _HASHES if name in file["hashes"]), None)
+        if algorithm is None:
+            raise stage_error(
+                "no_hashes",
+                file["basename"],
+                "expected a hash of each file in index.json, by which to know that it came whole",
+                "shard with shard.hashes, such as the default [xxh3_64]",
+            )
+        found[file["basename"]] = Checksum(int(file["bytes"]), algorithm, file["hashes"][algorithm])
+    return found
+
+
+def location_of(split: Path) -> str | None:
+    """Where the files of a split (train/ or validation/ of a shard artifact) lie if they are on S3; None for those
+    beside their index."""
+    try:
+        place = read_own_json(split.parent / "aux" / _PLACE)
+    except FileNotFoundError:
+        return None
+    return f"{place['location']}/{split.name}"
+
+
+def _shards(folder: Path) -> list[dict[str, Any]]:
+    shards: list[dict[str, Any]] = read_own_json(folder / "index.json")["shards"]
+    return shards
+
+
+if __name__ == "__main__":
+    from infra.alone import main
+
+    main(remote_shards, RemoteShardsConfig)

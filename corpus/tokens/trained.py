@@ -1,0 +1,105 @@
+"""Which sequences of the shards a model was trained on: written by pretraining, kept by every model made from its own.
+
+A pretraining may be shorter than the text, so that most of it is never seen; only what was seen can be memorised. The
+file names the shards by their text, so that nobody takes the numbers for those of other shards. A training that goes on
+from another names the shards of that one too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from infra.errors import stage_error
+from infra.io.json import read_own_json
+
+FILE = "trained_sequences.json"
+_ENDS = 1 << 16
+
+
+@dataclass(frozen=True)
+class TrainedSequences:
+    """What a model was pretrained on.
+
+    shards: `split_fingerprint` of the training split that was read last.
+    seen: for each of its sequences, in their order, whether the model was trained on it.
+    others: the same of the training splits that were read before, by their fingerprints.
+    """
+
+    shards: str
+    seen: NDArray[np.bool_]
+    others: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def of(self, shards: str) -> NDArray[np.bool_] | None:
+        """Which sequences of the split with this fingerprint were trained on; None for one that was never read."""
+        return {**self.others, self.shards: self.seen}.get(shards)
+
+    def after(self, before: TrainedSequences | None) -> TrainedSequences:
+        """With what was trained on before."""
+        if before is None:
+            return self
+        seen = {**before.others, before.shards: before.seen}
+        for shards, ours in {**self.others, self.shards: self.seen}.items():
+            seen[shards] = seen[shards] | ours if shards in seen else ours
+        return TrainedSequences(self.shards, seen.pop(self.shards), seen)
+
+    def write(self, folder: Path) -> None:
+        """Leaves it in a model folder: a byte for every eight sequences, as base64 in JSON."""
+        message: dict[str, Any] = _as_json(self.shards, self.seen)
+        if self.others:
+            message["others"] = [_as_json(shards, seen) for shards, seen in self.others.items()]
+        (folder / FILE).write_text(json.dumps(message, indent=1) + "\n", encoding="utf8")
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainedSequences | None:
+        """That of a model folder; None for a model that does not say. Raises StageError for a file that is damaged."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            message = read_own_json(path)
+            return cls(*_from_json(message), dict(map(_from_json, message.get("others", ()))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise stage_error(
+                "bad_model", str(path), f"expected what pretraining wrote: {error}", "take the file out of the folder"
+            ) from error
+
+
+def _as_json(shards: str, seen: NDArray[np.bool_]) -> dict[str, Any]:
+    return {
+        "shards": shards,
+        "sequences": len(seen),
+        "trained": int(seen.sum()),
+        "seen": base64.b64encode(np.packbits(seen).tobytes()).decode(),
+    }
+
+
+def _from_json(message: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]]:
+    bits = np.frombuffer(base64.b64decode(message["seen"], validate=True), np.uint8)
+    return str(message["shards"]), np.unpackbits(bits, count=int(message["sequences"])).astype(bool)
+
+
+def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
+    """Names the text of an MDS folder: its index, and both ends of every shard.
+
+    index: its index.json, where that was read already.
+    """
+    index = index or read_own_json(folder / "index.json")
+    digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True).encode())
+    for shard in index["shards"]:
+        for part in ("raw_data", "zip_data"):
+            path = folder / shard[part]["basename"] if shard.get(part) else folder
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(file.read(_ENDS))
+                    file.seek(-min(_ENDS, path.stat().st_size), 2)
+                    digest.update(file.read())
+    return digest.hexdigest()

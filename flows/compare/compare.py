@@ -1,0 +1,185 @@
+"""What differs between runs, configs or models: settings, data, code, versions and figures, paired and over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from statistics import fmean, stdev
+from typing import Any
+
+from evaluation.results.artifacts import Artifact
+from evaluation.results.comparison import Paired, paired_figures
+from flows.compare.compared import Compared, Step
+from flows.compare.measured import EVALUATIONS, NOT_THERE, unlike, warnings_of
+from infra.identity import canonical_json, flatten, same
+from tasks.stages import STAGES
+
+_BOUNDS = ("_low", "_high")
+
+
+def compare(sides: Sequence[Compared]) -> dict[str, Any]:
+    """{"compared", "seeds", "differences", "figures", "paired", "warnings"}; every list of values is in the order of
+    `sides`.
+
+    differences: {"key", "values"} for each setting that bears on the result, source, stage version, code commit, lock
+    and package version that is not the same for all; a step that not all have is one row. Those of the evaluations
+    whose figures stand side by side come first, and `warnings` has a word on each kind of these.
+    seeds: {"names", "seeds"}, those that differ in seeds alone.
+    figures: {"figure", "values", "intervals", "spread"}; intervals: [low, high] or null; spread: {"names", "mean",
+    "sd"} of each of `seeds`, sd with n - 1.
+    paired: {"name", "figure", "unit", "difference", "low", "high", "shown"}: less the first, over the same items;
+    shown: whether the interval leaves zero out.
+    """
+    groups = _seed_groups(sides)
+    evaluated = unlike([one.measured for one in sides])
+    return {
+        "compared": [
+            {"name": one.name, "kind": one.kind, "headline": one.said, "evaluations": sorted(one.measured)}
+            for one in sides
+        ],
+        "seeds": [
+            {"names": [one.name for one in group], "seeds": [_seeds_of(one, group) for one in group]}
+            for group in groups
+        ],
+        "differences": [*chain.from_iterable(evaluated.values()), *_differences(sides)],
+        "figures": list(_figure_rows(sides, groups)),
+        "paired": [row for other in sides[1:] for row in _paired(sides[0], other)],
+        "warnings": [problem.as_json() for problem in warnings_of(evaluated)],
+    }
+
+
+def _differences(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
+    of_steps = [dict(_settings(one, sides)) for one in sides]
+    seeds: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for row in [*_rows(of_steps), *_rows([_made_with(one) for one in sides])]:
+        (seeds if row["key"].endswith(".seed") else others).append(row)
+    if len(seeds) > 1 and all(row["values"] == seeds[0]["values"] for row in seeds):
+        seeds = [{"key": f"seed of {len(seeds)} steps", "values": seeds[0]["values"]}]
+    yield from [*seeds, *others]
+
+
+def _rows(maps: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for key in dict.fromkeys(chain.from_iterable(maps)):
+        values = [one.get(key, NOT_THERE) for one in maps]
+        if not all(same(values[0], value) for value in values[1:]):
+            yield {"key": key, "values": values}
+
+
+def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, Any]]:
+    """What bears on the results of the steps that all have; of the others, what came of them."""
+    for name in dict.fromkeys(chain.from_iterable(side.steps for side in sides)):
+        alike = [side.steps[name] for side in sides if name in side.steps]
+        step = one.steps.get(name)
+        if len(alike) < len(sides):
+            yield f"step {name}", _came_of(step) if step else NOT_THERE
+        elif step is not None:
+            config = flatten(step.identity) | flatten(step.config)
+            for key in sorted(set().union(*(flatten(other.identity) for other in alike))):
+                yield f"{name}.{key}", config.get(key, NOT_THERE)
+            yield f"{name}, stage version", step.version
+            for key, digest in step.sources.items():
+                yield f"{key}, content", digest[:12]
+
+
+def _came_of(step: Step) -> str:
+    return (step.artifact.headline or "built") if step.artifact else "not built"
+
+
+def _made_with(one: Compared) -> dict[str, str]:
+    """Code, lock, device and package versions of what is built, each once; empty where nothing is."""
+    found: dict[str, dict[str, None]] = {}
+    for step in one.steps.values():
+        manifest = step.artifact.manifest if step.artifact else None
+        if manifest is None:
+            continue
+        commit = str(manifest.code.get("commit") or "not recorded")[:10]
+        made = {"code": commit + (" + uncommitted changes" if manifest.code.get("dirty") else "")}
+        made |= {"lock": manifest.lock_hash[:10], "device": manifest.device, **manifest.versions}
+        for key, value in made.items():
+            if value:
+                found.setdefault(key, {})[value] = None
+    return {key: ", ".join(values) for key, values in found.items()}
+
+
+def _seed_groups(sides: Sequence[Compared]) -> list[list[Compared]]:
+    """Those that differ in seeds alone, two or more together."""
+    groups: dict[str, list[Compared]] = {}
+    for one in sides:
+        settings = {
+            name: [step.stage, step.version, dict(step.sources), _without_seeds(step)]
+            for name, step in one.steps.items()
+            if name not in STAGES or STAGES[name].makes not in ("page", "registration")
+        }
+        groups.setdefault(canonical_json(settings), []).append(one)
+    return [group for group in groups.values() if any(_seeds_of(one, group) for one in group)]
+
+
+def _without_seeds(step: Step) -> dict[str, Any]:
+    return {key: value for key, value in flatten(step.identity).items() if key.split(".")[-1] != "seed"}
+
+
+def _seeds_of(one: Compared, group: Sequence[Compared]) -> list[int]:
+    """The seeds of the steps that not all of a group seed alike."""
+    seeds = [
+        {name: step.config["seed"] for name, step in side.steps.items() if "seed" in step.config} for side in group
+    ]
+    own = {name: step.config["seed"] for name, step in one.steps.items() if "seed" in step.config}
+    return sorted({seed for name, seed in own.items() if any(other.get(name) != seed for other in seeds)})
+
+
+def _figure_rows(sides: Sequence[Compared], groups: Sequence[Sequence[Compared]]) -> Iterator[dict[str, Any]]:
+    alike = len({one.own.stage for one in sides if one.own}) == 1
+    maps = [_figures(one, alike) for one in sides]
+    for key in dict.fromkeys(chain.from_iterable(maps)):
+        if key.endswith(_BOUNDS):
+            continue
+        values = [one.get(key) for one in maps]
+        bounds = [[one.get(f"{key}{end}") for end in _BOUNDS] for one in maps]
+        spread = []
+        for group in groups:
+            of_group = [value for one, value in zip(sides, values, strict=True) if one in group and value is not None]
+            if len(of_group) > 1:
+                names = [one.name for one in group]
+                spread.append({"names": names, "mean": fmean(of_group), "sd": stdev(of_group)})
+        intervals = [None if None in one else one for one in bounds]
+        yield {"figure": key, "values": values, "intervals": intervals, "spread": spread}
+
+
+def _figures(one: Compared, own: bool) -> dict[str, float]:
+    """Of runs and configs `step.figure`; of artifacts those of their evaluations, and where `own` their own."""
+    if one.own is None:
+        return {
+            f"{name}.{figure}": value
+            for name, step in one.steps.items()
+            if step.artifact
+            for figure, value in step.artifact.figures.items()
+        }
+    found = dict(one.own.figures) if own else {}
+    for evaluation in one.measured.values():
+        found |= evaluation.figures
+    return found
+
+
+def _paired(first: Compared, other: Compared) -> Iterator[dict[str, Any]]:
+    one, two = _with_items(first), _with_items(other)
+    for name, artifact in one.items():
+        if name not in two or two[name].folder == artifact.folder:
+            continue
+        # Of an artifact's own evaluations the figures say by themselves what they are of.
+        before = "" if name in first.measured else f"{name}: "
+        for found in paired_figures(artifact, two[name]):
+            yield {"name": other.name, **_row(f"{before}{found.figure}", found)}
+
+
+def _with_items(one: Compared) -> dict[str, Artifact]:
+    """What may keep an outcome for each of its items: evaluations, and what PPO answered on held-out prompts."""
+    stages = (*EVALUATIONS, "rlhf")
+    built = {name: step.artifact for name, step in one.steps.items() if step.artifact}
+    return {**one.measured, **{name: found for name, found in built.items() if found.stage.startswith(stages)}}
+
+
+def _row(figure: str, found: Paired) -> dict[str, Any]:
+    of = found.difference
+    bounds = {"difference": of.value, "low": of.low, "high": of.high, "shown": not of.includes(0)}
+    return {"figure": figure, "unit": found.unit, **bounds}

@@ -1,0 +1,201 @@
+"""Values that a sweep found, taken over by a config: `learning_rate: from sweep 73cc55af5137`.
+
+What a sweep leaves for it is `found.json` in its folder:
+
+    {"sweep", "measure", "maximise", "runs": [{"settings", "value", "parameters", "tokens"}]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from infra.errors import ConfigError, Problem
+from infra.io.json import parse_own_json, read_own_json
+from infra.project import default_root
+
+if TYPE_CHECKING:
+    from flows.config.pipeline_config import PipelineConfig
+
+FILE = "found.json"
+LEAST_SIZES = 3
+"""Amounts of compute from which a trend is drawn."""
+_ASKED = re.compile(r"^from sweep (\S+)$")
+
+
+def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every key of plain data that asks for a sweep's value, with the sweep."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from wishes(value, (*path, str(key)))
+    elif isinstance(data, list):
+        for number, value in enumerate(data):
+            yield from wishes(value, (*path, str(number)))
+    elif isinstance(data, str) and (asked := _ASKED.match(data)):
+        yield path, asked.group(1)
+
+
+def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
+    """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
+
+    folder: the config's, to which paths of sweeps are relative. root: says the store that an id is of.
+    Raises ConfigError with all that is wrong.
+    """
+    from flows.config.read import parse
+
+    asked = list(wishes(data))
+    if not asked:
+        return data
+    problems: list[Problem] = []
+    found: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for path, name in asked:
+        try:
+            found[path] = read(name, folder, root)
+            _put(data, path, carried(found[path], _key(path), None))
+        except ConfigError as error:
+            problems += [replace(one, path=".".join(path)) for one in error.problems]
+    if problems:
+        raise ConfigError(*problems)
+    if any(len(_optima(one["runs"], _key(path), _sign(one))) >= LEAST_SIZES for path, one in found.items()):
+        config = parse(parse_own_json(json.dumps(data)), folder)
+        for path, one in found.items():
+            _put(data, path, carried(one, _key(path), _compute(config, _key(path))))
+    return data
+
+
+def _key(path: Sequence[str]) -> str:
+    """As `--key` and `--set` name it."""
+    return ".".join(path[1:] if path[0] == "steps" else path)
+
+
+def _put(data: Any, path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    data[int(path[-1]) if isinstance(data, list) else path[-1]] = value
+
+
+def _sign(found: Mapping[str, Any]) -> float:
+    return -1.0 if found["maximise"] else 1.0
+
+
+def _compute(config: PipelineConfig, key: str) -> float | None:
+    """6 · parameters · tokens of the pretraining that a key belongs to; None for other stages, and for models whose
+    sizes the config does not tell. Raises ConfigError for a length in epochs."""
+    from flows.config.architecture import architecture_of
+    from flows.config.graph import graph
+    from training.config import PretrainConfig
+    from training.config.duration import parse_duration
+
+    nodes, name = graph(config), key.partition(".")[0]
+    if name not in nodes or not isinstance(section := nodes[name].config, PretrainConfig):
+        return None
+    arch, length = architecture_of(nodes, name), parse_duration(section.duration)
+    if length.unit not in ("tokens", "batches"):
+        message = f"a value that follows compute needs a length in tokens or batches, not {section.duration!r}"
+        raise ConfigError(Problem("unknown_compute", f"{name}.duration", message, "give duration in tokens"))
+    tokens = length.value * (section.global_batch_tokens if length.unit == "batches" else 1)
+    return None if arch is None else 6.0 * arch.parameters * tokens
+
+
+def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
+    """What a sweep left. name: its id in the store at root(), or the path of its folder, relative to the config's.
+
+    Raises ConfigError `no_sweep`, `damaged_state`.
+    """
+    places = [(folder or Path()) / name, root() / "sweeps" / name]
+    for place in places:
+        if (place / FILE).is_file():
+            return _whole(place / FILE)
+    message = f"there is no finished sweep {name!r} in {places[1].parent}, nor at {places[0]}"
+    raise ConfigError(Problem("no_sweep", name, message, "give the id that stemma sweep prints, or its folder"))
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What stands in a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
+    of_run = {"settings", "value", "parameters", "tokens"}
+    try:
+        found: dict[str, Any] = read_own_json(path)
+        is_whole = {"sweep", "measure", "maximise", "runs"} <= found.keys()
+        is_whole = is_whole and all(of_run <= run.keys() for run in found["runs"])
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        message = f"{path} is damaged: what stemma sweep found was expected"
+        fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
+        raise ConfigError(Problem("damaged_state", str(path), message, fix))
+    return found
+
+
+def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
+    """The value of `key` that a sweep found best.
+
+    Where the sweep tried a number at several amounts of compute (6 · parameters · tokens), the best of each (the lowest
+    point of a parabola through the best value and its neighbours, in the logarithm) is fitted by a power law, and that
+    is followed to `compute`, the FLOPs of the training at hand (as Bi et al. 2024, DeepSeek LLM, section 3.1, fit
+    learning rate and batch size). A best value at the edge of those tried tells no optimum and is left out; fewer than
+    three sizes tell no trend, and the best value of all is taken. A whole number stays one.
+
+    Raises ConfigError `not_swept` for a key that the sweep did not vary.
+    """
+    runs = [run for run in found["runs"] if key in run["settings"]]
+    if not runs:
+        swept = sorted({one for run in found["runs"] for one in run["settings"]})
+        message = f"the sweep {found['sweep']} did not vary it"
+        raise ConfigError(Problem("not_swept", key, message, f"it varied {', '.join(swept) or 'nothing'}"))
+    sign = _sign(found)
+    if compute is not None and (points := _optima(runs, key, sign)) and len(points) >= LEAST_SIZES:
+        import numpy as np
+
+        flops, best = (np.log([point[column] for point in points]) for column in (0, 1))
+        slope, offset = np.polyfit(flops, best, 1)
+        return _as_tried(float(np.exp(offset + slope * math.log(compute))), [run["settings"][key] for run in runs])
+    return min(_means(runs, key), key=lambda entry: sign * entry[1])[0]
+
+
+def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
+    """Of whole numbers, such as tokens of a batch, the nearest multiple of what divides all that were tried, so that
+    it holds whole sequences as they do."""
+    if not all(isinstance(one, int) for one in tried):
+        return value
+    step = math.gcd(*tried)
+    return max(1, round(value / step)) * step
+
+
+def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float]]:
+    """(value of the key, mean of what it came to), in the order in which they were tried; a value may be a list."""
+    values: dict[str, tuple[Any, list[float]]] = {}
+    for run in runs:
+        value = run["settings"][key]
+        values.setdefault(json.dumps(value, sort_keys=True), (value, []))[1].append(run["value"])
+    return [(value, fmean(some)) for value, some in values.values()]
+
+
+def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tuple[float, float]]:
+    """(FLOPs, best value) of each size whose best value lies between others."""
+    import numpy as np
+
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        beside = {name: value for name, value in run["settings"].items() if name != key}
+        groups.setdefault(json.dumps(beside, sort_keys=True), []).append(run)
+    points = []
+    for group in groups.values():
+        sized = [run for run in group if run["parameters"] and run["tokens"]]
+        found = _means(sized, key)
+        if len(found) < 3 or not all(isinstance(value, int | float) and value > 0 for value, _ in found):
+            continue
+        means = dict(found)
+        values = sorted(means)
+        at = min(range(len(values)), key=lambda place: sign * means[values[place]])
+        if 0 < at < len(values) - 1:
+            x = np.log(values[at - 1 : at + 2])
+            curve, tilt, _ = np.polyfit(x, [sign * means[value] for value in values[at - 1 : at + 2]], 2)
+            flops = fmean(6 * run["parameters"] * run["tokens"] for run in sized)
+            points.append((flops, float(np.exp(-tilt / (2 * curve)))))
+    return sorted(points)

@@ -1,0 +1,359 @@
+"""The DAG of a pipeline: which stages a config asks for, whose artifact each reads, and which a command is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from corpus.config import DataKind, InstructionsConfig, PreferencesConfig, ValidateConfig
+from corpus.mix.config import MixConfig
+from evaluation.config import (
+    BenchmarksConfig,
+    BenchmarkTextConfig,
+    CorpusReportConfig,
+    Gate,
+    RegisterConfig,
+    ReportConfig,
+    SafetyConfig,
+)
+from flows.config.pipeline_config import PipelineConfig
+from flows.config.problems import nearest
+from flows.config.wiring import REPORT, Joint, wiring_problems
+from infra.config import Config, StageConfig
+from infra.errors import ConfigError, Problem
+from infra.store.measurements import TRAINED, measurement_of
+from tasks.stage import STATE, Node
+from tasks.stages import CORPUS_STEPS, STAGES
+from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConfig
+
+Graph = dict[str, Node]
+"""Nodes by id, each after everything that it needs."""
+
+MODEL = "model"
+"""The input by which a step reads the model that it is about."""
+JUDGE = "judge"
+"""PPO's input of that name, and the step that is this input of the usual PPO."""
+
+
+def graph(config: PipelineConfig, command: str = "") -> Graph:
+    """The nodes of a pipeline, in an order in which they can run one after the other.
+
+    command: the command line that runs it, for the report. Raises ConfigError where its steps make no graph.
+    """
+    nodes = usual_nodes(config)
+    if problems := step_problems(config, nodes):
+        raise ConfigError(*problems)
+    nodes = _adopting(_with_steps(_judged(nodes, config), config), config.adopted)
+    precision = config.launch.precision
+    nodes = {name: replace(node, precision=precision) if node.stage.trains else node for name, node in nodes.items()}
+    nodes = _measured(nodes)
+    if report := config.of(ReportConfig):
+        nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
+    return {name: _named(node, config, command) for name, node in nodes.items()}
+
+
+def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
+    """What keeps the named steps from making a graph with the usual nodes."""
+    joints = {
+        name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
+    }
+    wired = {name: Joint(node.stage, node.inputs, node.requires) for name, node in _judged(usual, config).items()}
+    return wiring_problems(joints, wired)
+
+
+def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
+    """The section benchmark_text with the benchmarks and probes that the pipeline will run, of named steps too; without
+    the section where instructions or preferences are cleared of them. None where there is nothing to clear."""
+    section = config.of(BenchmarkTextConfig)
+    filled = (section or BenchmarkTextConfig()).filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig))
+    if section:
+        return filled
+    pairs: list[InstructionsConfig | PreferencesConfig] = [
+        *config.all_of(InstructionsConfig),
+        *config.all_of(PreferencesConfig),
+    ]
+    has_items = filled.tasks or filled.prompts or filled.pairs
+    return filled if has_items and any(one.decontaminate for one in pairs) else None
+
+
+def _cleared(section: StageConfig | None, items: str) -> dict[str, str]:
+    """The input with the test items that a stage's pairs are cleared of."""
+    if isinstance(section, InstructionsConfig | PreferencesConfig) and section.decontaminate:
+        return {"benchmark_text": items}
+    return {}
+
+
+def usual_nodes(config: PipelineConfig) -> Graph:
+    """The nodes of the sections, all but the report, which reads all others."""
+    nodes: Graph = {}
+    sections = {name: config.section(name) for name, stage in STAGES.items() if stage.section}
+    sections["benchmark_text"] = items_to_clear(config)
+    validation, mix = config.of(ValidateConfig), config.of(MixConfig)
+
+    def add(stage: str, *, id: str = "", requires: Iterable[str] = (), **inputs: str) -> str:
+        """Adds a node if the config has its section or adopts it; inputs that are not there are left out."""
+        name = id or stage
+        section = StageConfig() if name in config.adopted else sections[stage]
+        if section is None:
+            return ""
+        wired = {key: node for key, node in inputs.items() if node in nodes}
+        required = tuple(node for node in requires if node in nodes)
+        nodes[name] = Node(name, STAGES[stage], section, wired, required, stored_as=id)
+        return name
+
+    def check(data: str, kind: DataKind, **limits: float) -> str:
+        """The validation of one node's data, with the part of its config that speaks of this kind."""
+        if data not in nodes or validation is None or getattr(validation, kind) is None:
+            return ""
+        name = "validate" if kind == "documents" else f"validate_{kind}"
+        nodes[name] = Node(name, STAGES["validate"], validation.of(kind, **limits), {"data": data}, stored_as=name)
+        return name
+
+    add("ingest")
+    verdict = check("ingest", "documents")
+    documents = add("clean", documents="ingest", requires=[verdict]) or "ingest"
+    documents = add("dedupe", documents=documents, requires=[verdict]) or documents
+    items = add("benchmark_text")
+    documents = add("decontaminate", documents=documents, benchmark_text=items, requires=[verdict]) or documents
+    documents = add("mix", documents=documents, requires=[verdict]) or documents
+    # A mixture repeats documents on purpose, up to its cap.
+    copies = {"max_copies": math.ceil(mix.max_epochs)} if mix else {}
+    if documents != "ingest":
+        verdict = check(documents, "clean", **copies) or verdict
+    add("tokenizer", documents=documents, requires=[verdict])
+    shards = add("shard", documents=documents, tokenizer="tokenizer", requires=[verdict])
+    of_shards = check(shards, "shards", **copies)
+    add("corpus_report", **{name: name for name in CORPUS_STEPS})
+    base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
+    add("instructions", **_cleared(sections["instructions"], items))
+    of_instructions = check("instructions", "instructions")
+    tuning, aligning = config.of(SftConfig), config.of(RlhfConfig)
+    text = {"shards": shards} if tuning and tuning.text_share else {}
+    tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions], **text)
+    add("preferences", **_cleared(sections["preferences"], items))
+    of_preferences = check("preferences", "preferences")
+    add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])
+    text = {"shards": shards} if aligning and aligning.text_coef else {}
+    aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions", **text)
+    judged = []
+    for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
+        if model:
+            judged.append(add("benchmarks", id=f"benchmarks_{label}", model=model))
+            judged.append(add("safety", id=f"safety_{label}", model=model, shards="shard"))
+    final = aligned or tuned or base
+    made = [name for name in dict.fromkeys([base, tuned, "reward_model"]) if name in nodes and name != final]
+    add("register", model=final, **{name: name for name in [*made, *judged] if name})
+    return nodes
+
+
+def _judged(usual: Graph, config: PipelineConfig) -> Graph:
+    """With the step that is called judge, where it is a reward model, as what judges the usual PPO."""
+    step, aligned = config.steps.get(JUDGE), usual.get("rlhf")
+    if step is None or step.uses != "reward_model" or aligned is None:
+        return usual
+    return {**usual, "rlhf": replace(aligned, inputs={**aligned.inputs, JUDGE: JUDGE})}
+
+
+def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
+    """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
+    nodes: Graph = {}
+
+    def add(name: str) -> None:
+        """Adds what it needs, then itself."""
+        if name in nodes:
+            return
+        if name in usual:
+            for up in usual[name].upstream:
+                add(up)
+            nodes[name] = usual[name]
+            return
+        step = config.steps[name]
+        cleared = _cleared(step.config, "benchmark_text") if "benchmark_text" in usual else {}
+        for up in (*step.upstream(), *cleared.values()):
+            add(up)
+        section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
+        inputs, requires = {**cleared, **step.inputs}, step.requires
+        if first := step.continued():
+            inputs = {**nodes[first].inputs, **inputs, STATE: first}
+            requires = tuple(dict.fromkeys((*nodes[first].requires, *requires)))
+        nodes[name] = Node(name, step.stage, section, inputs, requires, path=f"steps.{name}")
+
+    for name in (*usual, *config.steps):
+        add(name)
+    return nodes
+
+
+def _checking(section: StageConfig, data: Node) -> ValidateConfig:
+    """The part of a validation that speaks of the data at hand, as the usual nodes have it."""
+    assert isinstance(section, ValidateConfig)
+    kinds: dict[str, DataKind] = {"shards": "shards", "instructions": "instructions", "preferences": "preferences"}
+    of_documents: DataKind = "documents" if data.stage.name == "ingest" else "clean"
+    return section.of(section.kind or kinds.get(data.stage.makes, of_documents))
+
+
+def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
+    """The graph with adopted nodes cut off from their inputs, without what only they needed."""
+    cut = {
+        name: replace(node, inputs={}, requires=(), adopted=adopted[name]) if name in adopted else node
+        for name, node in nodes.items()
+    }
+    for name, node in cut.items():
+        # A validation speaks of data: it falls away where they are no longer what the node descends from.
+        reads = ancestors(cut, node.inputs.values())
+        requires = tuple(one for one in node.requires if node.path or reads.intersection(nodes[one].inputs.values()))
+        cut[name] = replace(node, requires=requires)
+    replaced = ancestors(nodes, [name for name in adopted if name in nodes]) - set(adopted)
+    needed = ancestors(cut, [name for name in cut if name not in replaced])
+    return {name: node for name, node in cut.items() if name in needed}
+
+
+def _measured(nodes: Graph) -> Graph:
+    """With a measurement after each step that trains a model, which registrations of that model read too."""
+    found: Graph = {}
+    measured = {name for name, node in nodes.items() if node.stage.measured_by and not node.adopted}
+    for name, node in nodes.items():
+        if name in measured:
+            own = _measurement(node)
+            found |= {name: replace(node, measurement=own), own.id: own}
+        elif node.stage.registers:
+            read = {measurement_of(key): measurement_of(up) for key, up in node.inputs.items() if up in measured}
+            found[name] = replace(node, inputs={**node.inputs, **read})
+        else:
+            found[name] = node
+    return found
+
+
+def _measurement(node: Node) -> Node:
+    """The step that measures the model of another, of the same config and inputs."""
+    stage = STAGES[node.stage.measured_by]
+    named = {one.name for one in stage.inputs}
+    of_training = {one.name for one in node.stage.inputs}  # those that `more` lets in have other names
+    inputs = {key: up for key, up in node.inputs.items() if key in named or (stage.more and key not in of_training)}
+    return Node(
+        measurement_of(node.id),
+        stage,
+        node.config,
+        {TRAINED: node.id, **inputs},
+        path=node.key,
+        precision=node.precision,
+    )
+
+
+def _named(node: Node, config: PipelineConfig, command: str) -> Node:
+    """The final stages carry the pipeline's name where the config gives them none; named steps add their own."""
+    filled: StageConfig = node.config
+    name = f"{config.name}-{node.id}" if node.path else config.name
+    if isinstance(filled, RegisterConfig) and filled.name is None:
+        filled = filled.model_copy(update={"name": name})
+    if isinstance(filled, RegisterConfig):
+        filled = filled.model_copy(update={"gates": tuple(_of_the_model(gate, node) for gate in filled.gates)})
+    if isinstance(filled, ReportConfig | CorpusReportConfig) and filled.title is None:
+        filled = filled.model_copy(update={"title": name})
+    if isinstance(filled, ReportConfig) and not filled.command:
+        filled = filled.model_copy(update={"command": command})
+    return replace(node, config=filled)
+
+
+def _of_the_model(gate: Gate, node: Node) -> Gate:
+    """A gate on the step whose model is registered names its input: the artifact may have been built by a step of
+    another name, which shares it."""
+    step, _, figure = gate.figure.partition(".")
+    is_the_model = step == node.inputs.get(MODEL) and step not in STAGES
+    return gate.model_copy(update={"figure": f"{MODEL}.{figure}"}) if is_the_model else gate
+
+
+def first_model(nodes: Graph, name: str) -> Node | None:
+    """The step that the model a step reads goes back to, by way of the models that it was made from."""
+    node = [nodes[name], *models_before(nodes, name)][-1]
+    return node if isinstance(node.config, PretrainConfig | BaseModelConfig) else None
+
+
+def models_before(nodes: Graph, name: str) -> Iterator[Node]:
+    """The model that a step reads, the one that this was made from, and so on to the first."""
+    while (up := nodes[name].inputs.get("model")) is not None:
+        yield nodes[up]
+        name = up
+
+
+def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """The nodes that these need, themselves included."""
+    found: set[str] = set()
+    left = list(ids)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += nodes[name].upstream
+    return found
+
+
+def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """The nodes downstream of these, themselves included."""
+    found = set(ids)
+    for name, node in nodes.items():
+        if found.intersection(node.upstream):
+            found.add(name)
+    return found
+
+
+def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
+    """The given step names. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
+    names = list(ids)
+    if problems := unknown_stages(nodes, names, option):
+        raise ConfigError(*problems)
+    return names
+
+
+def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Problem]:
+    """What is wrong with step names that the pipeline does not have."""
+    return [
+        Problem(
+            "unknown_stage",
+            f"{option} {name}",
+            "the pipeline has no such stage",
+            nearest(name, nodes, "its stages:", 0.4),
+        )
+        for name in ids
+        if name not in nodes
+    ]
+
+
+def with_measurements(nodes: Graph, ids: Iterable[str]) -> set[str]:
+    """These nodes and the measurements of those that train a model."""
+    names = set(ids)
+    return names | {own.id for name in names if (own := nodes[name].measurement) is not None}
+
+
+class Selection(Config):
+    """Stage ids; the stages that run are those that every given option allows. Empty means no restriction."""
+
+    only: tuple[str, ...] = ()
+    """Just these stages."""
+    from_: tuple[str, ...] = ()
+    """These stages and all downstream of them."""
+    until: tuple[str, ...] = ()
+    """These stages and all that they need."""
+    force: tuple[str, ...] = ()
+    """Build these even if their artifacts are there."""
+    strict_versions: bool = False
+    """Build again what other versions of torch, transformers and the like made."""
+
+    def choose(self, nodes: Graph) -> list[str]:
+        """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every
+        stage id that is unknown, and where the options together leave no stage."""
+        given = {"--only": self.only, "--from": self.from_, "--until": self.until, "--force": self.force}
+        if problems := [one for option, ids in given.items() for one in unknown_stages(nodes, ids, option)]:
+            raise ConfigError(*problems)
+        allowed = set(nodes)
+        if self.only:
+            allowed &= with_measurements(nodes, self.only)
+        if self.from_:
+            allowed &= descendants(nodes, self.from_)
+        if self.until:
+            allowed &= ancestors(nodes, with_measurements(nodes, self.until))
+        if not allowed:
+            narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
+            said = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
+            raise ConfigError(Problem("nothing_selected", said, "together they leave no stage to run", "leave one out"))
+        return [name for name in nodes if name in allowed]

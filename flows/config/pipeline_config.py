@@ -1,0 +1,125 @@
+"""What a pipeline's YAML file may hold: a section for each usual stage, named steps, and where to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import Field, create_model, model_validator
+
+from flows.config.steps import AnyStep, inherited
+from infra.config import Config, Seed, StageConfig
+from infra.launch.config import LaunchConfig
+from tasks.stages import STAGES, usable_stages
+
+C = TypeVar("C", bound=StageConfig)
+
+# `validate` and `register` are names of pydantic's own.
+_ATTRIBUTES = {"validate": "validate_", "register": "register_"}
+
+
+def section_classes() -> dict[str, type[StageConfig]]:
+    """Section name → config class, for every stage that has a section."""
+    return {stage.name: stage.config for stage in STAGES.values() if stage.section}
+
+
+class _Heading(Config):
+    """What comes before the sections."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=60)
+    """Names the pipeline in the pages, its deployments, and the registered model."""
+    description: str = ""
+    """One sentence on what this pipeline is for."""
+    seed: Seed = 17
+    """The seed of every stage that does not set its own."""
+
+
+if TYPE_CHECKING:
+
+    class _Sections(_Heading):
+        """An optional section for each stage that has one."""
+else:
+    _Sections = create_model(
+        "_Sections",
+        __base__=_Heading,
+        **{
+            _ATTRIBUTES.get(name, name): (
+                config | None,
+                Field(None, alias=name if name in _ATTRIBUTES else None, description=STAGES[name].about),
+            )
+            for name, config in section_classes().items()
+        },
+    )
+
+
+class PipelineConfig(_Sections):
+    """A whole pipeline. A section that is left out leaves its stage out; an empty one takes all defaults."""
+
+    steps: dict[str, AnyStep] = Field(default_factory=dict)
+    """Further uses of stages, by names of their own: `chat: {uses: sft, inputs: {model: sft, instructions: more}}`.
+    What `uses` names says which other keys there are. They may read from each other and from the sections' stages."""
+    adopted: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = Field(default_factory=dict)
+    """Stage id or step → fingerprint of an artifact to take as it is, e.g. one that `stemma adopt` brought in. Such a
+    stage is never built, and what only it needed does not run."""
+    launch: LaunchConfig = LaunchConfig()
+    """Where and how to run: the only section that speaks of machines."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sections(cls, data: Any) -> Any:
+        """The pipeline's seed goes to every stage that has one. A section that is `null`, as a form says it, is left
+        out."""
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        if filled.get("decontaminate") is not None and "decontaminate" not in (filled.get("adopted") or {}):
+            filled["benchmark_text"] = filled.get("benchmark_text") or {}
+        for key, config in section_classes().items():
+            if filled.get(key) is not None:
+                filled[key] = _seeded(filled[key], config, filled)
+        if "steps" in filled and filled["steps"] is None:
+            filled["steps"] = {}
+        if isinstance(steps := filled.get("steps"), Mapping):
+            steps = inherited(steps, filled)
+            filled["steps"] = {name: _seeded(step, _config_class_of(step), filled) for name, step in steps.items()}
+        return filled
+
+    def section(self, name: str) -> StageConfig | None:
+        """The config of a stage by its section's name in the file."""
+        section = getattr(self, _ATTRIBUTES.get(name, name))
+        assert section is None or isinstance(section, StageConfig)
+        return section
+
+    def of(self, kind: type[C]) -> C | None:
+        """The section of this config class."""
+        name = next(name for name, config in section_classes().items() if config is kind)
+        section = self.section(name)
+        assert section is None or isinstance(section, kind)
+        return section
+
+    def all_of(self, kind: type[C]) -> list[C]:
+        """The section of this config class and the configs of the named steps of it."""
+        section = self.of(kind)
+        steps = [step.config for step in self.steps.values() if step.stage.config is kind]
+        return [*([section] if section else []), *(one for one in steps if isinstance(one, kind))]
+
+
+def dump(config: PipelineConfig) -> dict[str, Any]:
+    """Plain data that reads back as the config; sections and steps that are left out stay out."""
+    data = config.model_dump(mode="json", by_alias=True)
+    if not config.steps:
+        del data["steps"]
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _seeded(section: Any, config: type[StageConfig] | None, pipeline: Mapping[str, Any]) -> Any:
+    """The section with the pipeline's seed, where it takes one and sets none of its own."""
+    takes_seed = config is not None and "seed" in config.model_fields and "seed" in pipeline
+    if takes_seed and isinstance(section, Mapping) and "seed" not in section:
+        return {**section, "seed": pipeline["seed"]}
+    return section
+
+
+def _config_class_of(step: Any) -> type[StageConfig] | None:
+    uses = step.get("uses") if isinstance(step, Mapping) else None
+    return usable_stages()[uses].config if isinstance(uses, str) and uses in usable_stages() else None

@@ -1,0 +1,138 @@
+"""One YAML file, one pipeline: read with everything that is wrong with it said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from flows.config.carried import take_over
+from flows.config.contradictions import contradictions
+from flows.config.graph import graph, step_problems, usual_nodes
+from flows.config.pipeline_config import PipelineConfig, dump, section_classes
+from flows.config.problems import problems_of
+from flows.config.wiring import Joint, joint_of, wiring_problems
+from infra.errors import ConfigError, Problem
+from infra.io.sources import FOLDER
+from infra.io.yaml import BadYaml, read_plain, read_text
+from infra.project import default_root
+from tasks.stage import Stage
+from tasks.stages import STAGES
+
+__all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
+
+
+def load(
+    path: Path, settings: Mapping[str, str] | None = None, root: Callable[[], Path] = default_root
+) -> PipelineConfig:
+    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) and what sweeps found
+    (`from sweep X`) in place. root: says the store of these; asked where one is named alone, so that what is wrong with
+    the file is told before what is wrong with the store.
+
+    Raises ConfigError with everything that is wrong in all sections and steps.
+    """
+    data = read_yaml(path)
+    steps = data.get("steps")
+    problems: list[Problem] = []
+    for key, text in (settings or {}).items():
+        # A step is named without its section, as everywhere on the command line.
+        is_step = isinstance(steps, dict) and "." in key and key.partition(".")[0] in steps
+        problems += set_value(data, f"steps.{key}" if is_step else key, text)
+    folder = path.absolute().parent
+    try:
+        config = parse(take_over(data, folder, root), folder)
+    except ConfigError as error:
+        raise ConfigError(*problems, *error.problems) from None
+    if problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
+    """The pipeline in plain data; relative paths in it are relative to `folder`. A section that is named and empty, as
+    in `dedupe:`, has its defaults. Raises ConfigError."""
+    if isinstance(data, Mapping):
+        empty: dict[str, Any] = {name: {} for name in section_classes() if name in data and data[name] is None}
+        data = {**data, **empty}
+    try:
+        config = PipelineConfig.model_validate(data, context={FOLDER: folder} if folder else None)
+    except ValidationError as error:
+        raise ConfigError(*problems_of(error, PipelineConfig), *_wiring_of(data)) from None
+    usual = usual_nodes(config)
+    problems = step_problems(config, usual)
+    problems += contradictions(config, usual if problems else graph(config))
+    if problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def _wiring_of(data: Any) -> list[Problem]:
+    """What is wrong with the named steps of plain data in which something else is wrong too."""
+    steps = data.get("steps") if isinstance(data, Mapping) else None
+    if not isinstance(steps, Mapping):
+        return []
+    usual = {name: Joint(stage) for name, stage in _likely_nodes(data).items()}
+    return wiring_problems({str(name): joint_of(step) for name, step in steps.items()}, usual)
+
+
+def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:
+    """What the sections would give, were they right, and more: nothing that may be there is to be called unknown."""
+    present = [name for name, stage in STAGES.items() if stage.section and name in data]
+    clears = {"decontaminate", "instructions", "preferences"}.intersection(present)
+    present += ["benchmark_text"] if clears else []
+    nodes = {name: STAGES[name] for name in present if name not in ("validate", "benchmarks", "safety", "report")}
+    if "validate" in present:
+        kinds = ("", "_clean", "_instructions", "_preferences", "_shards")
+        nodes |= {f"validate{kind}": STAGES["validate"] for kind in kinds}
+    for name in {"benchmarks", "safety"}.intersection(present):
+        nodes |= {f"{name}_{label}": STAGES[name] for label in ("base", "sft", "rlhf")}
+    return nodes
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError naming the file and line."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            Problem("missing_config", str(path), "no such file", "name a config, e.g. configs/quickstart.yaml")
+        ) from None
+    except (OSError, ValueError) as error:
+        message = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
+        raise ConfigError(Problem("unreadable_config", str(path), message)) from None
+    try:
+        data = read_plain(text)
+    except BadYaml as error:
+        place = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(Problem("bad_yaml", place, f"not valid YAML: {error}")) from None
+    if not isinstance(data, dict):
+        raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
+    return data
+
+
+def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
+    """Sets a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
+    try:
+        value = read_plain(text)
+    except BadYaml as error:
+        return [Problem("bad_setting", f"--set {key}", f"{text!r} is not valid YAML: {error}")]
+    place: Any = data
+    *parents, last = key.split(".")
+    for part in parents:
+        if isinstance(place, list) and part.isdecimal() and int(part) < len(place):
+            place = place[int(part)]
+        elif isinstance(place, dict):
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+        else:
+            return [Problem("bad_setting", f"--set {key}", f"there is nothing at {part} to set a key of")]
+    if isinstance(place, list) and last.isdecimal() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        return [Problem("bad_setting", f"--set {key}", f"{last} is no key of what stands there")]
+    return []

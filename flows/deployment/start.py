@@ -1,0 +1,318 @@
+"""Starts a pipeline and waits for it: on the worker when there is one, else in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.config.graph import Selection
+from flows.config.read import PipelineConfig, dump
+from flows.runs.journal import PRIVATE, RESERVED_BYTES, WHOLE, RunJournal
+from infra.errors import Problem, StemmaError
+from infra.process.interrupts import NUMBERS, interrupt_received
+from infra.project import code_state
+from infra.servers.credentials import client_variables
+from infra.servers.environment import HEARTBEAT, OFFLINE, QUIET
+from infra.servers.http import check_credentials
+from infra.servers.state import prefect_api_url, recorded, works_elsewhere
+from infra.store.roots import shown_root, url_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+
+POLL_S = 0.05
+ASK_SERVER_EVERY_S = 1.0
+CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked to run. `config_path` is the file that the config came from."""
+
+    pipeline: PipelineConfig
+    selection: Selection
+    root: Path
+    verify: bool
+    config_path: str
+
+    def parameters(self, run_id: str) -> dict[str, Any]:
+        """The flow's parameters, as plain data."""
+        return {
+            "config": dump(self.pipeline),
+            "selection": self.selection.model_dump(mode="json"),
+            "root": shown_root(self.root),
+            "run_id": run_id,
+            "verify": self.verify,
+            "config_path": self.config_path,
+        }
+
+
+WAITS = {
+    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule lets one run at a time",
+    "Late": "the worker has not taken the run yet: it is busy, or down (`stemma status`)",
+}
+"""Why a run that was handed to the worker has not begun, by the name of its state."""
+
+
+def start(
+    request: Request,
+    journal: RunJournal,
+    tell: Callable[[str], None],
+    is_cancelled: Callable[[], bool] | None = None,
+) -> dict[str, Any]:
+    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
+
+    tell: is told, once, what a run waits for before it begins. is_cancelled: asked instead of listening for signals, in
+    a thread; then `flows.prefect.execution.SHARED` is set there too.
+    """
+    url = name_server(request.root)
+    if url and runs_on_worker(request.root):
+        return _on_worker(request, journal, tell, is_cancelled)
+    return _here(request, journal, url)
+
+
+def name_server(root: Path) -> str | None:
+    """The Prefect server that `up` runs, which is named in the environment; None if it runs none.
+
+    To be called before Prefect is imported, which reads the environment then.
+    """
+    os.environ.update(QUIET | OFFLINE | HEARTBEAT)
+    # The journal's follower tells a person what happens; Prefect's own lines go to its page.
+    os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
+    url = prefect_api_url(root)
+    if url:
+        check_credentials(root)
+        os.environ.update({"PREFECT_API_URL": url, **client_variables()})
+    return url
+
+
+def runs_on_worker(root: Path) -> bool:
+    """True when `up` runs here, or servers are named that run elsewhere: a pipeline is then handed to a worker."""
+    worker = recorded(root).get("worker")
+    return works_elsewhere() or bool(prefect_api_url(root) and worker and worker.alive)
+
+
+def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, Any]:
+    from infra.servers.private import starting_prefect_server
+
+    with ExitStack() as stack:
+        url, wait = url or os.environ.get("PREFECT_API_URL"), None
+        if not url:
+            url, wait = stack.enter_context(starting_prefect_server())
+            os.environ[PRIVATE] = "1"
+        os.environ["PREFECT_API_URL"] = url
+        from flows.config.forms import renamed
+        from flows.pipeline import pipeline
+
+        if wait is not None:
+            wait()
+
+        flow = renamed(pipeline, request.pipeline.name)
+        parameters = request.parameters(journal.run_id)
+        try:
+            with _impatient():
+                state = flow(**parameters, return_state=True)
+        except (Exception, KeyboardInterrupt):
+            # What the run came to is written down by then: Prefect's engine cannot tell a server that is not there.
+            result = journal.result()
+            if result is None:
+                raise
+            return _with_page_lost(result)
+        return journal.result() or _lost(request, state.message or str(state))
+
+
+def _impatient() -> AbstractContextManager[object]:
+    """Prefect's client tries again for a minute, five times in a row: what is told on the side waits by itself (see
+    `flows.prefect.page_queue`), and nobody is to wait for the rest."""
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
+
+
+def _with_page_lost(result: dict[str, Any]) -> dict[str, Any]:
+    from flows.prefect.execution import page_lost
+
+    return {**result, "warnings": [page_lost().as_json()]}
+
+
+def _on_worker(
+    request: Request, journal: RunJournal, tell: Callable[[str], None], is_cancelled: Callable[[], bool] | None
+) -> dict[str, Any]:
+    from prefect.client.orchestration import get_client
+
+    from flows.deployment.pools import job_variables
+
+    asked = nullcontext(is_cancelled) if is_cancelled else interrupts()
+    with get_client(sync_client=True) as client, asked as interrupted:
+        deployment = _deployment(request, client)
+        run = client.create_flow_run_from_deployment(
+            deployment,
+            parameters=request.parameters(journal.run_id),
+            job_variables=job_variables(request.pipeline, request.root),
+        )
+        return _follow(request, journal, client, run.id, interrupted, tell)
+
+
+def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
+    """The pipeline's deployment, made anew only if it is not there, was made by other code, or sends runs elsewhere."""
+    from prefect.exceptions import ObjectNotFound
+
+    from flows.deployment.pools import pool_of
+
+    code = code_state()
+    with suppress(ObjectNotFound):
+        found = client.read_deployment_by_name(f"{request.pipeline.name}/{WHOLE}")
+        same_code = code["commit"] and not code["dirty"] and found.version == code["commit"]
+        if same_code and found.work_pool_name == pool_of(request.pipeline):
+            return found.id
+    from flows.deployment.deploy import deploy_pipeline
+
+    return deploy_pipeline(request.pipeline, request.root, request.config_path)
+
+
+def _follow(
+    request: Request,
+    journal: RunJournal,
+    client: SyncPrefectClient,
+    run_id: UUID,
+    interrupted: Callable[[], bool],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would. Where the server that passes
+    that on does not answer, the run's own process is told, and a run whose process is gone too is waited for no more.
+    """
+    from prefect.states import Cancelling
+
+    from flows.prefect.page_queue import is_unreachable
+
+    cancelling, signalled, message, away, taken_for_dead = False, False, "", False, False
+    asked_at = time.monotonic()
+    while (result := journal.result()) is None:
+        if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
+            try:
+                with _impatient():
+                    if interrupted() and not cancelling:
+                        client.set_flow_run_state(run_id, Cancelling(), force=True)
+                        cancelling = True
+                    state = client.read_flow_run(run_id).state
+            except Exception as error:
+                if not is_unreachable(error):
+                    raise
+                if not away:
+                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
+                away, state = True, None
+                if journal.has_died():
+                    gone = "its process is gone, and the Prefect server does not answer"
+                    return journal.result() or _lost(request, gone)
+                if interrupted() and not signalled:
+                    if not _end_process(journal):
+                        return _left_alone(request)
+                    signalled = True
+            else:
+                away = False
+            asked_at = time.monotonic()
+            if state is not None and state.is_crashed() and journal.works():
+                # Its signs of life come late where the machine is busy, and the server gave up waiting for them.
+                if not taken_for_dead:
+                    tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
+                taken_for_dead = True
+            elif state is not None and state.is_final():
+                found = journal.result() or _result_elsewhere(request, journal)
+                return found or _lost(request, f"{state.name}: {state.message or 'no message'}")
+            if state is not None and state.name != message and state.name in WAITS:
+                message = state.name
+                tell(f"waiting: {WAITS[message]}")
+        time.sleep(POLL_S)
+    return result
+
+
+def _end_process(journal: RunJournal) -> bool:
+    """Asks the process of a run for an orderly end; False where there is none here that can be asked."""
+    process = journal.process()
+    if process is None:
+        return False
+    try:
+        os.kill(process, signal.SIGTERM)
+    except OSError:
+        return False
+    return True
+
+
+def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] | None:
+    """Of a run on an object store whose worker is on another machine, with a cache of its own."""
+    if not url_of(request.root):
+        return None
+    from infra.store.store import Store
+
+    Store(request.root, reading=True).runs()
+    return journal.result()
+
+
+def _lost(request: Request, message: str) -> dict[str, Any]:
+    """A run that ended without a result: its process died, never started, or had no room to say more."""
+    status = "cancelled" if message.startswith("Cancel") else "failed"
+    said = f"the flow run ended without a result: {message}"
+    problem = Problem("run_lost", request.config_path, said, "run again")
+    if status == "failed" and request.root.exists() and shutil.disk_usage(request.root).free < RESERVED_BYTES:
+        problem = Problem(
+            "disk_full", str(request.root), f"the disk is full, and {said}", "free some space and run again"
+        )
+    return _without_result(request, status, problem)
+
+
+def _left_alone(request: Request) -> dict[str, Any]:
+    """A run that its command no longer follows, and could not end."""
+    message = "the Prefect server does not answer, so that the run could not be cancelled: it may begin, or go on"
+    fix = "`stemma up` starts the server again; its page can cancel the run"
+    return _without_result(request, "cancelled", Problem("not_cancelled", request.config_path, message, fix))
+
+
+def _without_result(request: Request, status: str, problem: Problem) -> dict[str, Any]:
+    return {
+        "status": status,
+        "errors": [problem.as_json()],
+        "config": request.config_path,
+        "root": shown_root(request.root),
+        "flow_run_id": None,
+        "mlflow_run_id": None,
+        "seconds": 0.0,
+        "stages": [],
+    }
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """The exit code that says what the document's status says."""
+    codes = {kind.status: kind.exit_code for kind in _error_kinds(StemmaError)}
+    if any(error["code"] == "missing_upstream" for error in document["errors"]):
+        return codes["invalid"]
+    return 0 if document["status"] == "done" else codes.get(document["status"], 1)
+
+
+def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _error_kinds(narrower)
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came, instead of an exception in the middle of something."""
+    heard = threading.Event()
+    before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}
+    if interrupt_received.is_set():
+        heard.set()
+    try:
+        yield heard.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,278 @@
+"""A first config for files that someone has: what they hold is looked at, and sizes are chosen to fit."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from corpus.config import READS_RECORDS
+from corpus.readers.plan import COMPRESSION_SUFFIXES
+from corpus.readers.record import pick
+from corpus.recognition.first_records import first_record_problems
+from corpus.recognition.forms import ANY, Group, Kind, Reading, Wish, groups_of
+from evaluation.pages.words import compact
+from flows.config.pipeline_config import PipelineConfig
+from infra.errors import ConfigError, Problem, StageError
+from infra.io.sources import size_of
+from infra.launch.config import LaunchConfig
+from training.config.presets import PRESETS, Preset
+
+BYTES_A_TOKEN = 3.5
+"""Of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
+LONG_TEXT, CUT = 50_000, 3000
+"""Text files that are longer, in bytes, are cut at the first end of a paragraph after so many characters."""
+COMPRESSED = 3.0
+"""How much smaller text is on disk when it is compressed: gzip on English, about."""
+TOKENS_A_PARAMETER = 20
+"""Hoffmann et al. 2022 (Chinchilla)."""
+READINGS = 4
+"""Up to so many readings are about as good as new text (Muennighoff et al. 2023)."""
+MFU = 0.4
+"""Model FLOPs utilisation: llm-foundry publishes 0.45 to 0.60 on A100s and 0.35 to 0.46 on H100s."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Some files behind a path and how they are read.
+
+    source: config keys that name the files. keys: those that say how to read them, where they differ from their
+    default. why: what speaks for this reading. documents, text_bytes: estimates.
+    """
+
+    path: str
+    kind: Kind
+    files: int
+    disk_bytes: int
+    fields: tuple[str, ...]
+    keys: Mapping[str, Any]
+    documents: int
+    text_bytes: int
+    why: str = ""
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+Choose = Callable[[str, Sequence[Reading]], Reading]
+"""Given a path and readings of its files that are as likely, returns one of them, or raises ConfigError."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Sizes that fit the text. seconds: of pretraining on this machine, None where its device's peak is not known. All
+    are rough."""
+
+    tokens: int
+    preset: str
+    parameters: int
+    trained_tokens: int
+    sequence_length: int
+    batch_tokens: int
+    vocab_size: int
+    disk_bytes: int
+    seconds: float | None
+
+
+def look(path: str, wish: Wish = ANY, choose: Choose | None = None) -> tuple[list[Found], list[str]]:
+    """The files behind a path, folder or glob by form, and notes of what is left out.
+
+    Raises ConfigError as `corpus.recognition.forms.groups_of`, `two_readings` where two are as likely and there is no
+    `choose`, and StageError as the readers do.
+    """
+    groups, notes = groups_of(path, wish)
+    found = []
+    for group in groups:
+        reading = group.readings[0]
+        if len(group.readings) > 1:
+            reading = (choose or refuse_two)(path, group.readings)
+        found.append(_sized(path, group, reading))
+    return found, notes
+
+
+def refuse_two(path: str, readings: Sequence[Reading]) -> Reading:
+    """Raises ConfigError `two_readings` with all of them, and the options that decide."""
+    listed = "; or ".join(map(str, readings))
+    fixes = " or ".join(dict.fromkeys(deciding_option(path, one, readings) for one in readings))
+    raise ConfigError(Problem("two_readings", path, f"two readings are alike: {listed}", f"decide by {fixes}"))
+
+
+def deciding_option(path: str, reading: Reading, readings: Sequence[Reading]) -> str:
+    """The option of `stemma init` that asks for this one of several readings."""
+    if len({one.kind for one in readings}) > 1:
+        return f"--as {path}={reading.kind}"
+    return f"--text-field {path}={reading.text_field}"
+
+
+def _sized(path: str, group: Group, reading: Reading) -> Found:
+    places = group.places
+    disk = sum(size_of(place) for place in places)
+    is_packed = PurePosixPath(places[0].name).suffix.lower() in COMPRESSION_SUFFIXES
+    unpacked = disk * (COMPRESSED if is_packed else 1.0)
+    keys = dict(reading.keys)
+    if not group.sample:
+        # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
+        is_long = group.format == "text" and unpacked > len(places) * LONG_TEXT
+        count = int(unpacked) // CUT if is_long else len(places)
+        keys |= {"cut_characters": CUT} if is_long else {}
+        return Found(path, "documents", len(places), disk, (), keys, count, int(unpacked), reading.why, group.source)
+    count = _records(group, unpacked)
+    texts = [value for one in group.sample if isinstance(value := pick(one.value, reading.text_field), str)]
+    mean = sum(len(text.encode("utf-8", "replace")) for text in texts) / len(group.sample)
+    text_bytes = int(count * mean) if reading.kind == "documents" else 0
+    fields = tuple(group.fields)
+    return Found(path, reading.kind, len(places), disk, fields, keys, count, text_bytes, reading.why, group.source)
+
+
+def _records(group: Group, unpacked: float) -> int:
+    """Records in all files of a group, about: of Parquet by the rows of the first file, else by the mean record."""
+    first = group.places[0]
+    if group.format == "parquet" and isinstance(first, Path):
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(first) as file:
+            return max(1, round(file.metadata.num_rows * unpacked / size_of(first)))
+    lines = [json.dumps(one.value, ensure_ascii=False, default=str).encode("utf-8", "replace") for one in group.sample]
+    names = sum(len(name) + 6 for name in group.fields) if group.format == "csv" else 0
+    mean = sum(map(len, lines)) / len(lines) - names
+    return max(1, round(unpacked / max(1.0, mean)))
+
+
+def fit(text_bytes: int) -> Fit:
+    """Sizes for so much text: the largest preset that it can train, by 20 tokens a parameter and up to 4 readings."""
+    tokens = max(1, int(text_bytes / BYTES_A_TOKEN))
+    causal = sorted(
+        ((name, one) for name, one in PRESETS.items() if one.family in ("llama", "gpt2")),
+        key=lambda pair: pair[1].parameters,
+    )
+    fitting = [pair for pair in causal if pair[1].parameters * TOKENS_A_PARAMETER <= READINGS * tokens]
+    name, preset = fitting[-1] if fitting else causal[0]
+    trained = min(READINGS * tokens, preset.parameters * TOKENS_A_PARAMETER)
+    length = min(preset.positions, 256 if preset.parameters < 30e6 else 1024)
+    # GPT-3's smallest took half a million tokens (Brown et al. 2020, table 2.1); a small training needs steps more.
+    batch = max(4 * length, min(1 << 19, 1 << max(0, int(math.log2(max(1, trained / 1000))))))
+    batch -= batch % length
+    vocabulary = 4096 if text_bytes < 50e6 else 16_384 if text_bytes < 1e9 else 50_257
+    trained = max(trained, batch)
+    disk = 4 * text_bytes + 4 * tokens + 60 * preset.parameters
+    return Fit(tokens, name, preset.parameters, trained, length, batch, vocabulary, disk, _seconds(preset, trained))
+
+
+def _seconds(preset: Preset, tokens: int) -> float | None:
+    """6 · parameters · tokens operations (Kaplan et al. 2020, section 2.1) at the pace of this machine's device."""
+    from training.core.hardware import prepare
+
+    peak = prepare(LaunchConfig()).peak_flops()
+    return 6 * preset.parameters * tokens / (MFU * peak) if peak else None
+
+
+def first_config(name: str, sources: Sequence[Found], fitted: Fit) -> str:
+    """The YAML text, with what was found beside it. Stages that nothing was given for are left out."""
+    kinds = {one.kind for one in sources}
+    lines = [
+        "# Made by `stemma init` from what the files hold; sizes are estimates. Look it over, then:",
+        "#   stemma check THIS_FILE",
+        "#   stemma run THIS_FILE",
+        f"name: {name}",
+        "seed: 17",
+        "",
+        *_section("ingest", "documents", sources),
+        "",
+        "validate: # Great Expectations suites; configs/suites has their limits",
+        "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+        "dedupe:",
+        "",
+        f"tokenizer: {{vocab_size: {fitted.vocab_size}}}",
+        f"shard: {{sequence_length: {fitted.sequence_length}}}",
+        "",
+        "pretrain:",
+        f"  model: {{preset: {fitted.preset}}} # {_why(fitted)}",
+        f"  duration: {fitted.trained_tokens:_} tokens",
+        f"  global_batch_tokens: {fitted.batch_tokens}",
+        "",
+    ]
+    if "instructions" in kinds:
+        lines += [*_section("instructions", "instructions", sources), "sft:", ""]
+    if {"instructions", "preferences"} <= kinds:
+        lines += [*_section("preferences", "preferences", sources), "reward_model:", "rlhf:", ""]
+    return "\n".join([*lines, "benchmarks:", "safety:", "register:", "report:", "corpus_report:"]) + "\n"
+
+
+def _why(fitted: Fit) -> str:
+    if fitted.parameters * TOKENS_A_PARAMETER > READINGS * fitted.tokens:
+        return f"the smallest; about {compact(fitted.tokens)} tokens are too few even for it"
+    return f"the largest that about {compact(fitted.tokens)} tokens can train"
+
+
+def _section(section: str, kind: Kind, sources: Sequence[Found]) -> list[str]:
+    lines = [f"{section}:", "  read:"]
+    for one in sources:
+        if one.kind != kind:
+            continue
+        about = f"{one.files:,} file{'s' * (one.files != 1)}, {one.disk_bytes / 1e6:,.1f} MB"
+        lines.append(f"    # {about}; {one.why}")
+        lines += [f"    # fields: {', '.join(one.fields)}"] if one.fields else []
+        named = {**one.source, **one.keys}
+        lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
+        if kind == "documents":
+            lines.append("      # say more for the reports: name: books, licence: CC-BY-4.0, language: en")
+    return lines
+
+
+def _value(value: Any) -> str:
+    """A value in YAML."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return _quoted(value)
+    return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    is_plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", text) and text.lower() not in (
+        "yes",
+        "no",
+        "on",
+        "off",
+        "null",
+        "true",
+        "false",
+    )
+    return text if is_plain else "'" + text.replace("'", "''") + "'"
+
+
+def looked_at(
+    paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
+) -> tuple[list[Found], list[str]]:
+    """What all paths hold, and notes of what is left out. wishes: by path.
+
+    Raises ConfigError with everything that is wrong, and where no documents are among them.
+    """
+    found: list[Found] = []
+    notes: list[str] = []
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            some, left_out = look(path, (wishes or {}).get(path, ANY), choose)
+            found += some
+            notes += left_out
+        except (ConfigError, StageError) as error:
+            problems += error.problems
+    kinds = {one.kind for one in found}
+    if not problems and "documents" not in kinds:
+        fix = "name files of text, or of records with one long text field"
+        problems.append(Problem("no_documents", "", "expected documents to pretrain on, found pairs only", fix))
+    if "preferences" in kinds and "instructions" not in kinds and not problems:
+        fix = "name a file of instructions too: a reward model and PPO begin with a tuned model"
+        problems.append(Problem("no_instructions", "", "expected instructions beside the preferences", fix))
+    if problems:
+        raise ConfigError(*problems)
+    return found, notes
+
+
+def source_problems(config: PipelineConfig) -> list[Problem]:
+    """What `check` would find wrong with the first records of the sources of a config."""
+    sections = (getattr(config, name, None) for name in ("ingest", "instructions", "preferences"))
+    return [problem for one in sections if isinstance(one, READS_RECORDS) for problem in first_record_problems(one)]

@@ -1,0 +1,405 @@
+"""What the training steps of a pipeline need, by the model, data and machine of each.
+
+`stemma check` tells it, and a run that cannot fit is refused before anything is spent."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from corpus.cleaning.config import CleanConfig
+from corpus.config import InstructionsConfig, ShardConfig
+from corpus.model_folders.folder import folder_problems
+from corpus.readers.config import InstructionOptions
+from evaluation.config import SafetyConfig
+from flows.config.architecture import architecture_of
+from flows.config.graph import Graph, graph
+from flows.config.pipeline_config import PipelineConfig
+from flows.planning.plan import Row, plan
+from infra.errors import ConfigError, Problem, StageError
+from infra.launch.config import LaunchConfig
+from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, gpu_problems, has_gpu, memory_problems
+from infra.launch.ranks import Node
+from infra.store.store import Store
+from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
+from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
+from training.core.devices import DEVICES
+from training.distributed.pipeline_cut import pipeline_problem
+from training.planner.architecture import Architecture
+from training.planner.hardware.here import device_at_hand
+from training.planner.stages import StageNeeds, device_of, needs, of_model, problem
+from training.planner.ways_out import launch_that_fits
+from training.sandbox.runner import find as find_sandbox
+
+
+def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
+    """Of each training step that is to be built and whose model's sizes the config tells."""
+    device = device_of(config.launch) or device_at_hand(config.launch)
+    found = {}
+    for name, row in rows.items():
+        node = nodes[name]
+        if row.status != "build" or node.adopted or node.measures or not isinstance(node.config, TrainerConfig):
+            continue
+        arch = architecture_of(nodes, name)
+        if arch is None:
+            continue
+        length = sequence_length(nodes, name, arch)
+        shards = rows.get(node.inputs.get("shards", ""))
+        figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
+        tokens, scorers = figures.get("train_tokens"), _scorers(nodes, name, arch)
+        found[name] = needs(node.config, arch, length, config.launch, device, tokens, scorers)
+    return found
+
+
+def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]) -> None:
+    """Raises ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
+    the run may be meant for another."""
+    if (device := device_of(config.launch)) is None:
+        return
+    problems = []
+    for name, one in found.items():
+        arch, settings = architecture_of(nodes, name), nodes[name].config
+        if not one.fits and arch is not None and isinstance(settings, TrainerConfig):
+            length, scorers = sequence_length(nodes, name, arch), _scorers(nodes, name, arch)
+            ways = launch_that_fits(settings, arch, length, config.launch, device, scorers)
+            problems.append(problem(nodes[name].key, one, ways))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def refuse_run(
+    config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
+) -> None:
+    """Raises ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
+    not hold or this machine cannot begin, and where their checkpoints cannot be uploaded to."""
+    rows, missing = _rows(nodes, chosen, store, force)
+    built = [name for name in chosen if name not in rows or rows[name].status == "build"]
+    gpus = GpusHere.of(config.launch, nodes, built)
+    if problems := [
+        *check_hardware(config, built),
+        *_cannot_begin(config.launch, nodes, built, gpus),
+        *model_folder_problems(nodes, built, weights=False),
+    ]:
+        raise ConfigError(*problems)
+    place = config.launch.checkpoint_remote
+    if config.launch.hardware is None and place is None and gpus is None:
+        return  # of a source that is missing its own stage tells, and branches without it go on
+    if missing is not None:
+        raise missing
+    needed = stage_needs(config, nodes, rows)
+    refuse(config, nodes, needed)
+    if gpus and (problems := gpus.memory_problems(nodes, needed)):
+        raise ConfigError(*problems)
+    if place and any(nodes[name].stage.makes_weights for name in built):
+        _refuse_place(place)
+
+
+def model_folder_problems(nodes: Graph, steps: Collection[str], *, weights: bool = True) -> list[Problem]:
+    """Return what keeps the model folders that a config names from being loaded, before anything runs.
+
+    Args:
+        steps: those that are to be built.
+        weights: whether to hold names and shapes of the weights against config.json too, for which transformers is
+            imported. A folder that transformers does not know is left to its own stage.
+    """
+    problems: list[Problem] = []
+    for name in steps:
+        node = nodes[name]
+        if node.adopted:
+            continue
+        for kind, key, folder in _model_folders(node.key, node.config):
+            if not folder.is_dir():
+                continue  # its own stage reports it
+            found = folder_problems(folder, key, tokenizer=True)
+            if weights and not found:
+                found = _weights_problems(kind, key, folder)
+            problems += found
+    return problems
+
+
+def _model_folders(key: str, config: object) -> Iterator[tuple[str, str, Path]]:
+    """Class of transformers' auto model, dotted key and folder of each model from outside that a step loads."""
+    if isinstance(config, BaseModelConfig):
+        yield "AutoModelForCausalLM", f"{key}.path", Path(config.path)
+    if isinstance(config, CleanConfig) and config.toxicity and config.toxicity.model:
+        yield "AutoModelForSequenceClassification", f"{key}.toxicity.model", Path(config.toxicity.model)
+    if isinstance(config, SafetyConfig) and config.toxicity:
+        for number, scorer in enumerate(config.toxicity.scorers):
+            if scorer.kind == "classifier" and scorer.path:
+                where = f"{key}.toxicity.scorers.{number}.path"
+                yield "AutoModelForSequenceClassification", where, Path(scorer.path)
+
+
+def _weights_problems(kind: str, key: str, folder: Path) -> list[Problem]:
+    import transformers
+
+    from corpus.model_folders.pretrained import weights_problems
+
+    try:
+        return weights_problems(getattr(transformers, kind), folder, key)
+    except StageError as error:
+        return list(error.problems)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        return [Problem("bad_model", key, f"transformers cannot load {folder}: {reason[0]}")]
+
+
+def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]) -> list[str]:
+    """Those of the chosen steps that are not reused; all of them where sources are missing."""
+    rows, _ = _rows(nodes, chosen, store, force)
+    return [name for name in chosen if name not in rows or rows[name].status == "build"]
+
+
+def _rows(
+    nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
+) -> tuple[dict[str, Row], StageError | None]:
+    try:
+        planned = plan(nodes, store, force)
+    except StageError as error:
+        return {}, error
+    return {name: planned[name] for name in chosen}, None
+
+
+@dataclass(frozen=True)
+class GpusHere:
+    """The GPUs that trainings of a run would use on this machine.
+
+    answer: what the installed torch sees; driver: what nvidia-smi says. processes: ranks on this machine, a GPU each.
+    asked: whether `launch.device` asks for a GPU.
+    """
+
+    answer: TorchAnswer
+    driver: DriverAnswer
+    processes: int
+    asked: bool
+
+    @classmethod
+    def of(cls, launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> GpusHere | None:
+        """None where no GPU of this machine would be used, or no torch is there to use it."""
+        trains = launch.cluster == "local" and any(nodes[name].stage.trains for name in built)
+        if launch.device == "cpu" or not trains or not has_gpu() or (answer := ask_torch()) is None:
+            return None
+        return cls(answer, ask_driver(), launch.processes, launch.device == "gpu")
+
+    def problems(self) -> list[Problem]:
+        """Return why torch cannot use them."""
+        return gpu_problems(self.answer, self.driver, asked=self.asked)
+
+    def memory_problems(self, nodes: Graph, needed: Mapping[str, StageNeeds]) -> list[Problem]:
+        """Return which of them another process has filled. needed: by step, as planned for them."""
+        used = self.answer.gpus[: self.processes]
+        problems = []
+        for name, one in needed.items():
+            # A GPU that the planner does not know was planned as a CPU, whose kernels take other memory.
+            if one.device in DEVICES:
+                problems += memory_problems(used, self.driver, one.memory_gb * 1e9, nodes[name].key)
+        return problems
+
+
+def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus: GpusHere | None) -> list[Problem]:
+    """What training would end of at its beginning, after all that comes before it, where it starts its ranks here."""
+    if launch.cluster != "local" or not any(nodes[name].stage.trains for name in built):
+        return []
+    found: list[Problem] = []
+    if launch.nodes > 1:
+        try:
+            Node.of(launch, os.environ)
+        except StageError as error:
+            found += error.problems
+    if launch.device == "gpu" and not has_gpu():
+        message = "expected a CUDA GPU, found none"
+        found.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
+    if gpus:
+        found += gpus.problems()
+    if any(_runs_answers(nodes, name) for name in built):
+        try:
+            find_sandbox(launch.sandbox)
+        except StageError as error:
+            found += error.problems
+    return found
+
+
+def _runs_answers(nodes: Graph, name: str) -> bool:
+    """Whether the step reads prompts whose answers are code that is run."""
+    read = [nodes[up].config for up in nodes[name].inputs.values() if up in nodes]
+    sources = [source for one in read if isinstance(one, InstructionsConfig) for source in one.read]
+    return any(isinstance(source, InstructionOptions) and source.verify == "tests" for source in sources)
+
+
+def _refuse_place(place: str) -> None:
+    from infra.io.s3_write import check_writable
+
+    try:
+        check_writable(place)
+    except StageError as error:
+        # A server that does not answer now may do so when the training begins.
+        if wrong := [problem for problem in error.problems if problem.code != "source_unreachable"]:
+            raise ConfigError(*(replace(problem, path="launch.checkpoint_remote") for problem in wrong)) from None
+
+
+def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None) -> list[Problem]:
+    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
+    `expert_parallel` and `precision: fp8`, and batches that the ranks cannot share.
+
+    steps: those that train; by default all. One that is reused may have been trained on other machines.
+    """
+    nodes = graph(config)
+    training = [name for name, node in nodes.items() if not node.measures and (steps is None or name in steps)]
+    found = list(_uneven_batches(config.launch, nodes, training)) if config.launch.ranks > 1 else []
+    found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config.launch, nodes, training)
+    found += _unshareable(config.launch, nodes, training)
+    found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config.launch, nodes, training)
+    found += _no_experts(config.launch, nodes, training)
+    found += [] if config.launch.precision != "fp8" else _no_float8(nodes, training)
+    found = list(dict.fromkeys(found))  # several pretrainings may have the same fault
+    if config.launch.hardware is None or config.launch.hardware in DEVICES:
+        return found
+    from flows.config.problems import nearest
+
+    fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
+    unknown = Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)
+    return [*found, unknown]
+
+
+_BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
+
+
+def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Batches of which ranks would not have equal parts."""
+    for node in map(nodes.__getitem__, training):
+        if node.adopted or not isinstance(section := node.config, TrainerConfig):
+            continue
+        count = launch.ranks
+        if isinstance(section, PretrainConfig):
+            shards = nodes.get(node.inputs.get("shards", ""))
+            if shards is None or not isinstance(shards.config, ShardConfig):
+                continue
+            key, count = "global_batch_tokens", count // math.prod(launch.shares_of_examples)
+            size = section.global_batch_tokens // shards.config.sequence_length
+            if warmup := section.batch_warmup:
+                key, size = "batch_warmup.first_tokens", warmup.first_tokens // shards.config.sequence_length
+        else:
+            key = next(one for one in _BATCHES if hasattr(section, one))
+            size = getattr(section, key)
+        if count > 1 and size % count:
+            what = "sequences" if isinstance(section, PretrainConfig) else "examples"
+            message = f"expected a batch that {count} ranks can share, not {size:,} {what}"
+            fix = f"make it a multiple of {count} {what}, or start fewer processes"
+            yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
+
+
+def _pretrainings(
+    nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
+) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
+    """Inputs and section of each. fresh_alone: of those whose model the config tells; one that is loaded is looked at
+    when the training begins."""
+    for node in map(nodes.__getitem__, training):
+        if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
+            yield node.inputs, section
+
+
+def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
+    when the training begins."""
+    count = launch.tensor_parallel
+    shards = launch.ranks // count if launch.shards_weights else 1
+    if launch.sharding == "hsdp":
+        shards = launch.shard_ranks or max(1, launch.processes // count)
+    for _, section in _pretrainings(nodes, training):
+        if (sizes := of_model(section.model, None)) is None:
+            continue
+        wrong = split_problem(
+            section.model.architecture(),
+            count,
+            shards,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_width=sizes.head_width,
+            mlp_width=sizes.mlp_width,
+            vocabulary=None,
+        )
+        if wrong:
+            yield wrong
+
+
+def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why ranks cannot share the sequences of pretrainings; of a model that is loaded, its family is looked at when the
+    training begins."""
+    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
+        shards = nodes.get(inputs.get("shards", ""))
+        length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
+        fresh = "model" not in inputs
+        wrong = sequences_problem(
+            launch.context_parallel,
+            section.model.architecture() if fresh else None,
+            section.objective,
+            length,
+            section.model.transformers or {} if fresh else {},
+            launch.tensor_parallel,
+        )
+        if wrong:
+            yield wrong
+
+
+def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why ranks cannot be pipelines in pretrainings; a model that is loaded is looked at when the training begins."""
+    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
+        fresh = "model" not in inputs
+        sizes = of_model(section.model, None) if fresh else None
+        shards = nodes.get(inputs.get("shards", ""))
+        sequences = None
+        if shards and isinstance(shards.config, ShardConfig):
+            smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
+            pipelines = launch.ranks // math.prod(launch.shares_of_examples)
+            sequences = smallest // shards.config.sequence_length // pipelines
+        wrong = pipeline_problem(
+            launch.pipeline_parallel,
+            launch.pipeline_pieces,
+            model_type=section.model.architecture() if fresh else None,
+            layers=sizes.layers if sizes else None,
+            sequences=sequences,
+            microbatch=None if launch.microbatch == "auto" else launch.microbatch,
+        )
+        if wrong:
+            yield wrong
+
+
+def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why ranks cannot share the experts of pretrainings."""
+    for _, section in _pretrainings(nodes, training):
+        wrong = expert_ranks_problem(
+            launch.expert_parallel,
+            section.model.architecture(),
+            section.model.transformers or {},
+            launch.shares_of_examples,
+        )
+        if wrong:
+            yield wrong
+
+
+def _no_float8(nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
+    """Why models cannot be pretrained in 8 bits."""
+    for _, section in _pretrainings(nodes, training):
+        if wrong := float8_problem(section.model.architecture()):
+            yield wrong
+
+
+def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:
+    """Parameters of each reward model and judge that a step reads. arch: of its own model, as large as which those are
+    taken that the config does not tell."""
+    read = [one for one in nodes[name].inputs.values() if nodes[one].stage.makes == "reward_model"]
+    return [(architecture_of(nodes, one) or arch).parameters for one in read]
+
+
+def sequence_length(nodes: Graph, name: str, arch: Architecture) -> int:
+    """Tokens of a sequence of a training step."""
+    section = nodes[name].config
+    if isinstance(section, PretrainConfig):
+        shards = nodes.get(nodes[name].inputs.get("shards", ""))
+        return shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else arch.positions
+    if isinstance(section, RlhfConfig):
+        return section.max_prompt_tokens + section.answer_max_tokens
+    return int(getattr(section, "max_length", arch.positions))

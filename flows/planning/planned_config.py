@@ -1,0 +1,186 @@
+"""Plans and configs: what a config asks a plan for, and the config that `stemma plan --write` leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.config.architecture import architecture_of
+from flows.config.graph import graph
+from flows.config.read import load
+from flows.planning.needs import sequence_length
+from infra.errors import ConfigError, Problem
+from infra.io.files import write_whole
+from training.config import PretrainConfig
+from training.config.duration import parse_duration
+from training.config.presets import known_presets
+from training.config.recipes import RECIPES
+
+
+def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What a config asks a plan for, as keywords of `training.planner.plan.request`: model, sequence length, batch,
+    tokens and devices of its first fresh pretraining, as far as it tells them.
+
+    Raises ConfigError for a config that is wrong, has no such training, or a model of unknown sizes.
+    """
+    pipeline = load(config, settings)
+    nodes = graph(pipeline)
+    fresh = {
+        name: node.config
+        for name, node in nodes.items()
+        if isinstance(node.config, PretrainConfig) and "model" not in node.inputs and not node.measures
+    }
+    if not fresh:
+        fix = "plan without it, by --preset or --parameters"
+        raise ConfigError(
+            Problem("nothing_to_plan", str(config), "expected a config that pretrains a fresh model", fix)
+        )
+    name, section = next(iter(fresh.items()))
+    arch = architecture_of(nodes, name)
+    if arch is None:
+        message = (
+            "expected a model whose sizes bear the usual names: hidden_size, num_hidden_layers, num_attention_heads"
+        )
+        fix = "plan one of about its size, by --preset or --parameters"
+        raise ConfigError(Problem("unknown_sizes", f"{nodes[name].key}.model.transformers", message, fix))
+    duration, batch = parse_duration(section.duration), section.global_batch_tokens
+    tokens = {"tokens": duration.value, "batches": duration.value * batch}.get(duration.unit)
+    found: dict[str, Any] = {
+        "arch": arch,
+        "model": section.model.model_dump(mode="json", exclude_unset=True),
+        "length": sequence_length(nodes, name, arch),
+        "batch_tokens": batch,
+    }
+    if tokens is not None:
+        found["tokens"] = tokens
+    if pipeline.launch.hardware:
+        found |= {"gpu": pipeline.launch.hardware, "gpus": pipeline.launch.ranks}
+    return found
+
+
+def planned_config(found: Mapping[str, Any], name: str) -> str:
+    """The YAML text for a document of `stemma plan`. Raises ConfigError where no layout that `launch:` knows fits."""
+    layout = found["runnable"]
+    if layout is None:
+        message = (
+            "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, "
+            "and a plan sets launch: to no other"
+        )
+        raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
+    processes = _processes(found["gpus"], found["devices_of_node"], layout["tp"])
+    nodes = found["gpus"] // processes
+    called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
+    recipe = found["model"].replace("gpt-", "gpt3-")
+    distance = max(1, min(found["failures"]["checkpoint_every_batches"], found["batches"]))
+    return "\n".join(
+        [
+            "# Made by `stemma plan --write`. Say where your text is, then:",
+            "#   stemma check THIS_FILE",
+            "#   stemma run THIS_FILE",
+            f"# Planned: {found['hours']:.3g} h ({found['hours_low']:.3g} to {found['hours_high']:.3g}) and "
+            f"{found['cost_usd']:,.0f} USD on {found['gpus']} {found['gpu']}.",
+            f"name: {called}",
+            "seed: 17",
+            "",
+            "ingest:",
+            "  read:",
+            "    # YOUR text: {kind: files, paths: [/data/corpus/*.parquet]}",
+            "    - {kind: docstrings, limit_mb: null}",
+            "",
+            "validate:",
+            "clean:",
+            "dedupe:",
+            "",
+            f"tokenizer: {{vocab_size: {found['vocabulary']}}}",
+            f"shard: {{sequence_length: {found['sequence_length']}, compression: zstd}}",
+            "",
+            "pretrain:",
+            *([f"  recipe: {recipe} # rates and decay of Brown et al. 2020"] if recipe in RECIPES else []),
+            f"  model: {_model(found, layout['vocabulary_multiple'])}",
+            f"  duration: {found['batches'] * found['batch_tokens']:_} tokens",
+            f"  global_batch_tokens: {found['batch_tokens']}",
+            *(["  batch_warmup: null"] if recipe in RECIPES else []),
+            *([] if recipe in RECIPES else [f"  optimizer: {{learning_rate: {_rate(found['parameters']):.1e}}}"]),
+            "  schedule: {warmup: 1 %}",
+            f"  checkpoint_every: {distance} batches # by Daly 2006 for {found['gpus']} devices",
+            "",
+            "benchmarks:",
+            "safety:",
+            "register:",
+            "report:",
+            "",
+            "launch:",
+            f"  hardware: {found['gpu']}",
+            f"  processes: {processes} # one a GPU",
+            *([f"  nodes: {nodes} # say by launch.cluster what starts them"] if nodes > 1 else []),
+            *_groups(layout),
+            *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
+            f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
+            f"  recompute: {layout['recompute']}",
+            f"  microbatch: {layout['microbatch']}",
+            "",
+        ]
+    )
+
+
+def write_config(found: Mapping[str, Any], place: Path) -> None:
+    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that is there, and what
+    `planned_config` raises."""
+    if place.exists():
+        raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
+    text = planned_config(found, place.stem)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, text)
+    try:
+        load(place)
+    except ConfigError:
+        place.unlink()
+        raise
+
+
+def _processes(gpus: int, node: int, tensor: int) -> int:
+    """Processes of a node: as many as it has devices, or of nodes that are not full, so many that all have as many and
+    none beyond the plan's are started; best such that the ranks which share layers are of one node."""
+    return max((size for size in range(1, min(gpus, node) + 1) if gpus % size == 0), key=lambda n: (n % tensor == 0, n))
+
+
+def _groups(layout: Mapping[str, Any]) -> list[str]:
+    """The lines of `launch:` for ranks that share one model, and the loop that knows them."""
+    kinds = (
+        ("tp", "tensor_parallel", "these share each layer"),
+        ("cp", "context_parallel", "these share each sequence"),
+        ("pp", "pipeline_parallel", "these hold some of the layers each"),
+        ("ep", "expert_parallel", "these hold some of the experts each"),
+    )
+    lines = [f"  {key}: {layout[short]} # {said}" for short, key, said in kinds if layout[short] > 1]
+    return [*lines, "  trainer: native"] if lines else []
+
+
+def _model(found: Mapping[str, Any], multiple: int) -> str:
+    """multiple: of rows of the embedding, which ranks share; beside what the model has of itself."""
+    if found["model_config"] is not None:
+        model = dict(found["model_config"])
+        if multiple > 1:
+            model["vocab_multiple"] = math.lcm(multiple, model.get("vocab_multiple", 1))
+        return json.dumps(model)
+    rows = f", vocab_multiple: {multiple}" if multiple > 1 else ""
+    if found["model"] in known_presets():
+        longer = f", positions: {found['sequence_length']}" if found["sequence_length"] > found["positions"] else ""
+        return f"{{preset: {found['model']}{longer}{rows}}}"
+    sizes = found["sizes"]
+    keys = {
+        "family": "llama",
+        **{name: sizes[name] for name in ("layers", "width", "heads", "mlp_width")},
+        "positions": found["sequence_length"],
+        "tie_embeddings": str(sizes["tied"]).lower(),
+    }
+    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + rows + "}"
+
+
+def _rate(parameters: float) -> float:
+    """A peak learning rate by size: Kaplan et al. 2020, equation D.1, in the range of GPT-3's table 2.1."""
+    return min(1e-3, max(6e-5, 0.003239 - 0.0001395 * math.log(parameters)))

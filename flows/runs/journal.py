@@ -1,0 +1,245 @@
+"""What a pipeline run has done so far, in a folder of the store, for whoever follows it: <root>/runs/<run id>/.
+
+journal.jsonl   a line for each change of a stage's status, each progress line and each event
+result.json     how it ended; the document that `stemma run --json` prints
+trial.json      of which sweep it is a trial; not there for other runs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from infra.errors import Problem
+from infra.io.json import parse_own_json, read_own_json
+from infra.io.tables import damaged, read_state
+from infra.process.lifetime import start_ticks, this_machine
+from infra.run import read_journal
+from infra.store.manifest import Manifest
+from infra.store.store import is_full
+
+WHOLE = "pipeline"
+"""The deployment of a whole pipeline: `<pipeline>/pipeline`."""
+
+PRIVATE = "STEMMA_PRIVATE_SERVER"
+"""Set in the environment of a run whose Prefect server goes when it ends, and so has no page to link to."""
+
+_LOST = "delete the folder it is in: that run is then forgotten, and what only it used may go with `stemma gc`"
+
+Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
+HAS_ARTIFACT = frozenset({"built", "reused"})
+READS = "reads"
+"""The kind of the line that `RunJournal.reads` writes."""
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of a run, as `stages` in the command contract shows it."""
+
+    stage: str
+    status: Status
+    fingerprint: str | None = None
+    digest: str | None = None
+    path: str | None = None
+    seconds: float | None = None
+    headline: str = ""
+    because: tuple[str, ...] = ()
+    build_id: str | None = None
+    mlflow_run_id: str | None = None
+    bookkeeping_s: Mapping[str, float] = field(default_factory=dict)
+
+
+RESERVED_BYTES = 1_000_000
+
+
+class ReservedSpace:
+    """A file of RESERVED_BYTES that is removed when the disk is full, so that it can still be said what went wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self) -> None:
+        """Raises OSError if there is no room for it."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+class RunJournal:
+    """The folder of one pipeline run. Writing is safe from several threads."""
+
+    def __init__(self, runs: Path, run_id: str) -> None:
+        self.run_id = run_id
+        self.folder = runs / run_id
+        self.path = self.folder / "journal.jsonl"
+        self.rows: dict[str, StageRow] = {}
+        self._lock = threading.Lock()
+        self._reserved = ReservedSpace(self.folder / "reserved")
+        self._unwritten: dict[str, Any] | None = None
+
+    def make_trial(self, **facts: str) -> None:
+        """Says of a run that is about to begin that it is a trial of a sweep: `pipeline` is what its journal calls it,
+        so that it is taken for no run of the config's own; `name` and `sweep_build_id` are for MLflow."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "trial.json").write_text(json.dumps(facts), encoding="utf8")
+
+    def trial(self) -> dict[str, str] | None:
+        """What `make_trial` said; None for a run that is no trial."""
+        path = self.folder / "trial.json"
+        found: dict[str, str] | None = read_own_json(path) if path.exists() else None
+        return found
+
+    def begin(self, **facts: Any) -> None:
+        """A new run, or a retry of one: what it is about."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "result.json").unlink(missing_ok=True)
+        self._reserved.take()
+        process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
+        self._write({"kind": "begin", **process, **facts})
+
+    def row(self, row: StageRow) -> None:
+        """The new status of a stage."""
+        self.rows[row.stage] = row
+        self._write({"kind": "stage", **asdict(row)})
+
+    def reads(self, artifacts: Iterable[Manifest]) -> None:
+        """What a run of a part of its pipeline reads of earlier runs: `stemma gc` spares it while the run goes on."""
+        wanted = [asdict(one.as_input()) for one in artifacts]
+        if wanted:
+            self._write({"kind": READS, "artifacts": wanted})
+
+    def message(self, stage: str, message: Mapping[str, Any]) -> None:
+        """A progress line or an event of a stage, see `infra.run`."""
+        self._write({**message, "stage": stage})
+
+    def traceback(self, stage: str, text: str) -> None:
+        """Where an exception that nobody foresaw came from, for `--debug` and for whoever mends it."""
+        self._write({"kind": "traceback", "stage": stage, "text": text})
+
+    def end(self, document: Mapping[str, Any]) -> None:
+        """How it ended: written whole, last; where it cannot be written this process alone remembers it."""
+        self._reserved.release()
+        hidden = self.folder / ".result.json"
+        try:
+            hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
+            hidden.rename(self.folder / "result.json")
+        except OSError:
+            self._unwritten = dict(document)
+            return
+        self._write({"kind": "end", "status": document["status"]})
+
+    def begun(self) -> dict[str, Any]:
+        """What the run is about: its first line, empty if there is none."""
+        try:
+            with open(self.path, encoding="utf8") as file:
+                line = parse_own_json(file.readline())
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+            return {}
+        return line if isinstance(line, dict) else {}
+
+    def lost_beginning(self) -> Problem | None:
+        """Where a run came to something and nobody can read whose it was, as after a power cut. One that was killed
+        while it wrote its first line came to nothing."""
+        if "pipeline" in self.begun():
+            return None
+        try:
+            with open(self.path, "rb") as file:
+                line = file.readline()
+        except (FileNotFoundError, NotADirectoryError):
+            line = b""
+        if not (line.endswith(b"\n") or b"\0" in line or (self.folder / "result.json").is_file()):
+            return None
+        message = "its beginning cannot be read, so that nobody can tell what the newest run of its pipeline needs"
+        return Problem("damaged_state", str(self.path), message, _LOST)
+
+    def works(self) -> bool:
+        """True while the process that runs it lives, on this machine: of another's nothing can be said."""
+        return self.process() is not None
+
+    def has_died(self) -> bool:
+        """True where it began on this machine, and the process that ran it is gone."""
+        return self._begun_here() is not None and not self.works()
+
+    def process(self) -> int | None:
+        """The process that runs it, while that lives on this machine."""
+        last = self._begun_here() or {"pid": 0}
+        started = start_ticks(last.get("pid", 0))
+        return last["pid"] if started is not None and last.get("start_ticks", started) == started else None
+
+    def _begun_here(self) -> dict[str, Any] | None:
+        """How it began the last time, if that was on this machine."""
+        last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
+        return last if last and last.get("machine", this_machine()) == this_machine() else None
+
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended, None while it goes on. Raises StageError `damaged_state`."""
+        path = self.folder / "result.json"
+        result = read_state(path, _LOST, self._unwritten)
+        if result is not None and not _is_result(result):
+            raise damaged(path, "not as expected", _LOST)
+        return result
+
+    def read(self) -> list[dict[str, Any]]:
+        return read_journal(self.path) if self.path.exists() else []
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
+        with self._lock:
+            try:
+                self._append(text)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._reserved.release()
+                # What still finds no room is known to this process, and told at the end.
+                with suppress(OSError):
+                    self._append(text)
+
+    def _append(self, text: str) -> None:
+        """Adds a whole line or nothing."""
+        before = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with open(self.path, "a", encoding="utf8") as file:
+                file.write(text)
+        except OSError:
+            if self.path.exists():
+                os.truncate(self.path, before)
+            raise
+
+
+def _is_result(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and {"status", "stages"} <= found.keys()
+        and isinstance(found["stages"], list)
+        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in found["stages"])
+    )
+
+
+def new_run_id() -> str:
+    """Sorts by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
+    now = datetime.now(UTC)
+    return f"{now:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:6]}"
+
+
+def latest(runs: Path, pipeline: str) -> Iterator[RunJournal]:
+    """The runs of a pipeline, newest first."""
+    folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
+    for folder in folders:
+        journal = RunJournal(runs, folder.name)
+        if any(line["kind"] == "begin" and line.get("pipeline") == pipeline for line in journal.read()[:1]):
+            yield journal

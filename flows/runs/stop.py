@@ -1,0 +1,67 @@
+"""Who asked a run to stop, and how long its stages then have to save: a person waits less long than a scheduler."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.settings import PREFECT_API_URL
+
+from infra.process.interrupts import NUMBERS, interrupt_received
+from infra.process.lifetime import GRACE_S
+from infra.servers.http import post
+
+
+class Stop:
+    """Whether SIGINT or SIGTERM asked for an orderly end: stages are stopped, then the flow says Cancelled.
+
+    grace_s: what stages have to save and end when SIGTERM comes from a scheduler that takes the machine back.
+    elsewhere: says whether somebody else asked for it; a run in a thread hears no signals.
+    """
+
+    def __init__(self, flow_run_id: str, grace_s: float, elsewhere: Callable[[], bool] = lambda: False) -> None:
+        self._flow_run_id = flow_run_id
+        self._grace_s = grace_s
+        self._elsewhere = elsewhere
+        self._asked = threading.Event()
+        self._by: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        return self._asked.is_set() or self._elsewhere()
+
+    def patience_s(self) -> float:
+        """Seconds that a stage has to save and end."""
+        return self._grace_s if self._by == signal.SIGTERM and not self._cancelled_in_page() else GRACE_S
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Listens while the body runs; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: Mapping[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in NUMBERS}
+        if interrupt_received.is_set():
+            self._asked.set()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, _: Any) -> None:
+        self._by = signal.Signals(number)
+        self._asked.set()
+
+    def _cancelled_in_page(self) -> bool:
+        """Prefect's worker sends SIGTERM as well; False where no server answers."""
+        url = PREFECT_API_URL.value()
+        if not url or not self._flow_run_id:
+            return False
+        try:
+            (run,) = post(f"{url}/flow_runs/filter", {"flow_runs": {"id": {"any_": [self._flow_run_id]}}})
+        except (OSError, ValueError):
+            return False
+        return run["state_type"] in ("CANCELLING", "CANCELLED")

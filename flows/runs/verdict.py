@@ -1,0 +1,51 @@
+"""What a run came to, from what became of each of its stages: done only if every one of them has its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flows.runs.journal import HAS_ARTIFACT, StageRow
+from infra.errors import Cancelled, Problem, StemmaError
+
+URGENCY = ("failed", "invalid", "refused", "cancelled")
+"""Of several words for how stages ended, the run's is the first of these."""
+
+
+def verdict(
+    rows: Mapping[str, StageRow],
+    errors: Mapping[str, StemmaError],
+    upstream: Mapping[str, Sequence[str]],
+    stopped: bool,
+) -> tuple[str, tuple[Problem, ...]]:
+    """(the word for `status`, its problems). Whatever is neither built nor reused makes the run fail, by a name.
+
+    errors: by stage. upstream: the stages that each stage waits for; one that is skipped needs one of them to have no
+    artifact, or nobody knows why. stopped: whether somebody asked the run to stop.
+    """
+    if stopped:
+        return Cancelled.status, Cancelled().problems
+    found = {name: list(error.problems) or [_unexplained(name, "failed")] for name, error in errors.items()}
+    without = {name for name, row in rows.items() if row.status not in HAS_ARTIFACT} | set(errors)
+    for name, row in rows.items():
+        # A blocker outside of the run's rows would have been built before it began.
+        waits = row.status == "skipped" and any(up in without for up in upstream.get(name, ()))
+        if name in without and name not in found and not waits:
+            found[name] = [_unexplained(name, row.status)]
+    if not found:
+        return "done", ()
+    problems = tuple(
+        problem if problem.path else Problem(problem.code, name, problem.message, problem.fix)
+        for name, message in found.items()
+        for problem in message
+    )
+    words = {errors[name].status if name in errors else "failed" for name in found}
+    return min(words, key=URGENCY.index), problems
+
+
+def _unexplained(name: str, status: str) -> Problem:
+    return Problem(
+        "no_artifact",
+        name,
+        f"the run ended with this stage {status} and without its artifact; nothing said why",
+        f"run again; stemma logs {name}",
+    )

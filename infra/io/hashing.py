@@ -1,0 +1,218 @@
+"""SHA-256 of files: each file read once, in parallel, and trusted afterwards while its size and times stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+
+from infra.errors import Problem, StageError, stage_error
+from infra.identity import digest_files
+from infra.io.sources import Place, Source, by_name
+from infra.io.tables import cannot_write, in_words, is_damaged, set_aside
+
+_QUERY_ROWS = 500
+_LOST = "delete it: files are hashed again, nothing else is lost"
+
+
+T = TypeVar("T")
+
+
+class HashBook:
+    """Remembers the hash of each file with the size, mtime and ctime (ns) it had then.
+
+    A file that still has all three is trusted; any other is read again. Another name gives a file another ctime, so one
+    with several names is known by its inode too: it is read once for all of them. Losing the book costs time, nothing
+    else: a damaged one is set aside by itself.
+
+    reading: a book that is not there or cannot be written is kept in memory.
+    Raises StageError where the book cannot be written and `reading` does not say that it need not be.
+    """
+
+    def __init__(self, path: Path, *, reading: bool = False) -> None:
+        self._place, self._uri = str(path), False
+        self._path = path
+        self._deriving = threading.Lock()
+        if reading and not _writable(path):
+            # Gone with the last connection to it, which is this one.
+            self._place, self._uri = f"file:hashes-{id(self)}?mode=memory&cache=shared", True
+            self._kept = self._connect()
+        with in_words(path, _LOST):
+            if not self._uri:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._make_tables()
+            except sqlite3.DatabaseError as error:
+                if not is_damaged(error):
+                    raise
+                set_aside(path)
+                self._make_tables()
+
+    def _make_tables(self) -> None:
+        with closing(self._connect()) as book, book:
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS files"
+                " (path TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
+            )
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS inodes"
+                " (inode TEXT PRIMARY KEY, size INT, mtime_ns INT, ctime_ns INT, sha256 TEXT)"
+            )
+            book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
+
+    def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What `work` finds in the book or writes into it; `otherwise` where the book is damaged, which sets it aside,
+        and where there is no room to write into it: all that it knows can be found again."""
+        try:
+            with closing(self._connect()) as book, book:
+                return work(book)
+        except sqlite3.DatabaseError as error:
+            if is_damaged(error) and not self._uri:
+                set_aside(self._path)
+                self._make_tables()
+            elif not cannot_write(error):
+                raise
+            return otherwise
+
+    def sha256(self, paths: Iterable[Path], *, read_all: bool = False) -> dict[Path, str]:
+        """The hash of each file; `read_all` reads every byte even where the times say that nothing changed.
+
+        Raises FileNotFoundError or another OSError for a file that cannot be read.
+        """
+        stats = {path: os.stat(path) for path in paths}
+        known = {} if read_all else self._known(stats)
+        unknown = {_inode(stat): path for path, stat in stats.items() if path not in known}
+        with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
+            read = dict(zip(unknown, pool.map(hash_file, unknown.values()), strict=True))
+        fresh = {path: read[_inode(stat)] for path, stat in stats.items() if path not in known}
+        self._remember({path: (stats[path], sha) for path, sha in fresh.items()})
+        return {path: known.get(path) or fresh[path] for path in stats}
+
+    def know(self, hashes: Mapping[Path, str]) -> None:
+        """Takes hashes that were found while the files were written."""
+        self._remember({path: (os.stat(path), sha) for path, sha in hashes.items()})
+
+    def moved(self, old: Path, new: Path) -> None:
+        """Keeps what is known of a folder's files after it was renamed, which leaves their times alone."""
+        rename = "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?"
+        values = (str(new), len(str(old)) + 1, f"{old}/", f"{old}0")
+        self._ask(lambda book: book.execute(rename, values).rowcount, 0)
+
+    def digest(self, source: Source) -> str:
+        """The content digest of a source: base names and bytes of its files, wherever they lie, and where several have
+        one name the order in which they are read, if that is not the one of their hashes.
+
+        Raises StageError `missing_source`, naming the file.
+        """
+        if source.derive is not None:
+            return self._derived(source, source.derive)
+        files = self.source_files(source)
+        read = [(place.name, files[place]) for place in by_name(files)]
+        if read != sorted(read):
+            read = [(f"{name}/{number}", sha) for number, (name, sha) in enumerate(read)]
+        return digest_files(read)
+
+    def digests(self, sources: Iterable[Source]) -> dict[str, str]:
+        """The digest of each, by its key. Raises StageError `missing_source` naming all that are not there."""
+        found: dict[str, str] = {}
+        problems: list[Problem] = []
+        for source in sources:
+            try:
+                found[source.key] = self.digest(source)
+            except StageError as error:
+                problems += error.problems
+        if problems:
+            raise StageError(*problems)
+        return found
+
+    def _derived(self, source: Source, derive: Callable[[], str]) -> str:
+        """A digest that takes long to find is remembered until one of the watched files changes."""
+        stats = [(path, os.stat(path)) for path in source.watched]
+        seen = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
+        state = hashlib.sha256("\n".join([source.recipe, *seen]).encode()).hexdigest()
+        # Several stages ask for the same at once: the first one finds it, the others read it.
+        with self._deriving:
+            query = "SELECT digest FROM derived WHERE state = ?"
+            row = self._ask(lambda book: book.execute(query, (state,)).fetchone(), None)
+            if row is None:
+                row = (derive(),)
+                write = "INSERT OR REPLACE INTO derived VALUES (?, ?)"
+                self._ask(lambda book: book.execute(write, (state, row[0])).rowcount, 0)
+        return str(row[0])
+
+    def source_files(self, source: Source) -> dict[Place, str]:
+        """The files of a source with their hashes, its objects on S3 with what stands for theirs.
+
+        Raises StageError `missing_source`, naming the file.
+        """
+        for path in source.paths:
+            if not path.is_file():
+                raise stage_error("missing_source", source.key, f"no such file: {path}", source.fix)
+        found: dict[Place, str] = {item: item.content_tag for item in source.objects}
+        return found | dict[Place, str](self.sha256(source.paths).items())
+
+    def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
+        found = self._trusted("files", {str(path): stat for path, stat in stats.items()})
+        known = {path: found[str(path)] for path in stats if str(path) in found}
+        linked = {path: stat for path, stat in stats.items() if stat.st_nlink > 1 and path not in known}
+        found = self._trusted("inodes", {_inode(stat): stat for stat in linked.values()})
+        return known | {path: found[_inode(stat)] for path, stat in linked.items() if _inode(stat) in found}
+
+    def _trusted(self, table: str, stats: dict[str, os.stat_result]) -> dict[str, str]:
+        """The hashes of those files, by their key in a table, whose size and times are as they were."""
+        names = list(stats)
+
+        def read(book: sqlite3.Connection) -> dict[str, str]:
+            rows: dict[str, str] = {}
+            for start in range(0, len(names), _QUERY_ROWS):
+                part = names[start : start + _QUERY_ROWS]
+                marks = ",".join("?" * len(part))
+                key = "path" if table == "files" else "inode"
+                for name, size, mtime, ctime, sha in book.execute(
+                    f"SELECT * FROM {table} WHERE {key} IN ({marks})", part
+                ):
+                    stat = stats[name]
+                    if (size, mtime, ctime) == (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns):
+                        rows[name] = sha
+            return rows
+
+        return self._ask(read, dict[str, str]())
+
+    def _remember(self, fresh: dict[Path, tuple[os.stat_result, str]]) -> None:
+        if not fresh:
+            return
+
+        def row(key: str, stat: os.stat_result, sha: str) -> tuple:
+            return key, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, sha
+
+        files = [row(str(path), stat, sha) for path, (stat, sha) in fresh.items()]
+        inodes = [row(_inode(stat), stat, sha) for stat, sha in fresh.values() if stat.st_nlink > 1]
+
+        def write(book: sqlite3.Connection) -> None:
+            book.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", files)
+            book.executemany("INSERT OR REPLACE INTO inodes VALUES (?, ?, ?, ?, ?)", inodes)
+
+        self._ask(write, None)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._place, timeout=60, uri=self._uri)
+
+
+def _inode(stat: os.stat_result) -> str:
+    """What the names of one file have in common."""
+    return f"{stat.st_dev}:{stat.st_ino}"
+
+
+def _writable(path: Path) -> bool:
+    return path.exists() and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,192 @@
+"""Files outside the store that a stage reads: named in its config, known to identity by their bytes."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+from pydantic import AfterValidator, ValidationInfo
+
+from infra.errors import stage_error
+from infra.io.contained import COPY_IN, check_inside, homes
+from infra.io.s3 import SCHEME, S3Object, list_objects, open_object
+
+FOLDER = "folder"
+
+
+class _SourcePathMark:
+    """Marks a config field as a path outside the store: identity counts its bytes, not its name."""
+
+
+SOURCE_PATH = _SourcePathMark()
+
+
+def absolute(value: str, info: ValidationInfo) -> str:
+    """Paths in a config are relative to the config file's folder, which the loader gives as validation context."""
+    try:
+        expanded = Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"expected a path; there is no user {value.split('/')[0]!r}") from None
+    folder = (info.context or {}).get(FOLDER)
+    path = Path(folder or "") / expanded
+    if folder and not expanded.is_absolute() and glob.has_magic(value) and not path.exists():
+        return str(Path(glob.escape(str(folder))) / expanded)  # brackets in the folder's own name are no pattern
+    return str(path)
+
+
+def _absolute_or_url(value: str, info: ValidationInfo) -> str:
+    if "://" not in value:
+        return absolute(value, info)
+    if not value.startswith(SCHEME) or not value.removeprefix(SCHEME).partition("/")[0]:
+        raise ValueError(f"expected a local path or s3://bucket/key, not {value}")
+    return value
+
+
+def _absolute_if_there(value: str, info: ValidationInfo) -> str:
+    path = absolute(value, info)
+    return path if Path(path).exists() or value.startswith((".", "/", "~")) else value
+
+
+Place = Path | S3Object
+"""Where the bytes of a source lie; both kinds have a `name`."""
+
+SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(absolute)]
+SourceLocation = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_or_url)]
+"""A path or an s3:// URL."""
+SourceDataset = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_if_there)]
+"""A folder, or the name of a dataset on the hub."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing that a stage reads from outside the store.
+
+    key: the dotted config key that names it, for error messages, e.g. `ingest.sources.0`.
+    paths: its files; a path that does not exist is kept, so that whoever reads it can say so.
+    objects: its objects on S3.
+    derive: finds the content digest of a source that has no files of its own (the docstrings of installed packages).
+    recipe: what `derive` does, in words that change when its answer may.
+    watched: files that stay the same, in size and times, as long as the answer of `derive` does.
+    fix: what to do where a file is not there.
+    """
+
+    key: str
+    paths: tuple[Path, ...] = ()
+    derive: Callable[[], str] | None = None
+    recipe: str = ""
+    watched: tuple[Path, ...] = ()
+    objects: tuple[S3Object, ...] = ()
+    fix: str = "correct the path in the config"
+
+
+FOLLOW = "name what the link leads to in the config, or set follow_links: true beside paths if the links are yours"
+
+
+def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_IN) -> tuple[Path, ...]:
+    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs
+    are left out.
+
+    Args:
+        patterns: paths, folders and globs. One that is itself a link is followed.
+        follow_links: follow links in a folder, or among the matches of a glob, to files elsewhere.
+        fix: what to do about such a link, for the error.
+
+    Raises:
+        StageError: `unsafe_file` for a link that leads out of its folder, unless `follow_links`.
+    """
+    found: set[Path] = set()
+    for pattern in patterns:
+        if pattern.startswith(SCHEME):
+            continue
+        path = Path(pattern)
+        if path.is_dir():
+            found.update(files_below(path, follow_links, fix))
+        elif path.exists():
+            found.add(path)
+        else:
+            matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
+            if not follow_links:
+                check_inside(matches, homes(glob_root(path)), pattern, fix)
+            found.update(matches or [path])
+    return tuple(sorted(found))
+
+
+def glob_root(pattern: Path) -> Path:
+    """The folder in which a glob looks: all before its first wildcard."""
+    return next(one for one in pattern.parents if not glob.has_magic(str(one)))
+
+
+def files_below(folder: Path, follow_links: bool = False, fix: str = COPY_IN) -> Iterator[Path]:
+    """Yield all files in a folder and those in it; with `follow_links` also where a link leads to another disk. A
+    folder that several links lead to is gone through once.
+
+    Raises:
+        StageError: `unsafe_file` for a link that leads out of the folder, unless `follow_links`. A folder from outside
+            may hold links to private files.
+    """
+    known = {os.path.realpath(folder)}
+    inside = os.path.join(os.path.realpath(folder), "")
+    allowed = homes(folder)
+
+    def check(paths: Iterable[str]) -> None:
+        if not follow_links:
+            check_inside((Path(path) for path in paths if os.path.islink(path)), allowed, str(folder), fix)
+
+    for place, folders, files in os.walk(folder, followlinks=True):
+        left = []
+        for name in sorted(folders):
+            path = os.path.join(place, name)
+            real = os.path.realpath(path)
+            # What lies within the folder is read there, and what the folder lies in is no part of it.
+            is_own = os.path.islink(path) and (real.startswith(inside) or inside.startswith(os.path.join(real, "")))
+            if real not in known and not is_own:
+                check([path])
+                known.add(real)
+                left.append(name)
+        folders[:] = left
+        check(os.path.join(place, name) for name in files)
+        yield from (child for child in (Path(place, name) for name in files) if child.is_file())
+
+
+def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
+    """The objects behind the s3:// URLs among the patterns, sorted.
+
+    Raises StageError `missing_source` for a URL with nothing behind it, and what `infra.io.s3.list_objects` raises.
+    """
+    found: set[S3Object] = set()
+    for url in patterns:
+        if url.startswith(SCHEME):
+            objects = list_objects(url)
+            if not objects:
+                raise stage_error("missing_source", url, f"no such object: {url}", "correct the path in the config")
+            found.update(objects)
+    return tuple(sorted(found))
+
+
+def open_place(place: Place) -> BinaryIO:
+    """The bytes of a file or object. Raises StageError `missing_source`; reading an object, what `infra.io.s3`
+    raises."""
+    if isinstance(place, S3Object):
+        return open_object(place)
+    try:
+        return place.open("rb")
+    except FileNotFoundError:
+        raise stage_error("missing_source", str(place), "no such file", "correct the path in the config") from None
+    except IsADirectoryError:
+        raise stage_error("missing_source", str(place), "expected a file, found a folder") from None
+
+
+def size_of(place: Place) -> int:
+    """Bytes of a file or object; 0 for a file that is not there."""
+    if isinstance(place, S3Object):
+        return place.size
+    return place.stat().st_size if place.is_file() else 0
+
+
+def by_name(places: Iterable[Place]) -> list[Place]:
+    """Files in the order in which they are read, which does not change when the folder around all of them moves."""
+    return sorted(places, key=lambda place: (place.name, str(place)))

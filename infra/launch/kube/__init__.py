@@ -1,0 +1,1 @@
+"""Kubernetes: manifests, pods and Jobs of trainings and of Prefect's runs."""

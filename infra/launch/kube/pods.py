@@ -1,0 +1,164 @@
+"""What became of the pods of a Job: which of them was taken away, and why.
+
+A pod that is evicted may be gone between two looks, and the Job's controller then deletes the others. So the API tells
+of each change as it comes (a list, and a watch from there on); where it lets nobody watch, what looks find is all that
+is known.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from infra.io.json import parse_json
+from infra.launch.kube.api import KubeApi, KubeError
+
+_AGAIN_S = 1.0
+"""After a watch ended."""
+_WATCH_S = 90
+"""How long one lasts; less than the silence that ends a connection."""
+_BEHIND_S = 1.0
+"""How long the watch may take to tell of what a look found already."""
+_BY_KUBELET = ("Evicted", "Preempting", "Terminated", "Shutdown", "NodeShutdown", "NodeLost")
+"""Reasons of a pod's own status, also of versions that set no condition."""
+
+
+class Pods:
+    """Those of one Job, from its creation on. path: of the namespace's pods in the API."""
+
+    def __init__(self, api: KubeApi, path: str, selector: str) -> None:
+        self._api, self._path, self._selector = api, path, selector
+        self._nodes: dict[str, str] = {}
+        self._disrupted: dict[str, str] = {}
+        self._deleted: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._gone: set[str] = set()
+        self._versions: set[str] = set()
+        self._one_failed = False
+        self._heard: queue.SimpleQueue[tuple[str, list[dict[str, Any]]]] = queue.SimpleQueue()
+        self._is_watched = False
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="pods", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def note(self, pods: Sequence[dict[str, Any]]) -> None:
+        """What a look at the API found now, after all that the watch told of."""
+        there = {pod["metadata"]["name"]: pod for pod in pods}
+        versions = {pod["metadata"].get("resourceVersion", "") for pod in pods}
+        known = self._nodes.keys() - there.keys()  # before this look, so that one just created is not taken for gone
+        end = time.monotonic() + _BEHIND_S
+        while True:
+            self._hear()
+            is_behind = bool(versions - self._versions or known - self._gone)
+            if not is_behind or not self._is_watched or time.monotonic() > end:
+                break
+            time.sleep(0.02)
+        self._note([*there.values()], known - self._gone)
+
+    def taken(self, *, by_controller: bool) -> str:
+        """The pods that were taken away, by an eviction, a pre-emption or the loss of their node, with node and reason,
+        once one of them has ended.
+
+        by_controller: the Job's own controller deletes its pods, and not for one that failed."""
+        found = self._disrupted or ({} if by_controller else self._deleted)
+        ended = [name for name in found if name in self._ended]
+        return "; ".join(f"{name}{self._nodes.get(name, '')}: {found[name]}" for name in ended)
+
+    def _note(self, pods: Iterable[dict[str, Any]], gone: Iterable[str] = ()) -> None:
+        """What was found at once."""
+        taken = dict.fromkeys(sorted(gone), "it is gone")
+        self._gone |= taken.keys()
+        self._ended |= taken.keys()
+        deleted: dict[str, datetime] = {}
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            node = pod.get("spec", {}).get("nodeName")
+            self._nodes[name] = f" on {node}" if node else self._nodes.get(name, "")
+            if is_finished(pod):
+                self._ended.add(name)
+            if reason := _disruption(pod):
+                self._disrupted[name] = reason
+            elif "deletionTimestamp" in pod["metadata"]:
+                deleted[name] = _deleted_at(pod["metadata"])
+            elif pod.get("status", {}).get("phase") == "Failed" and not self._deleted:
+                self._one_failed = True
+        # The controller deletes all pods once one has failed or was deleted, so the first tells why.
+        if not self._deleted and not self._one_failed:
+            first = [name for name, at in deleted.items() if at == min(deleted.values())]
+            self._deleted = taken | dict.fromkeys(first, "it was deleted")
+
+    def _hear(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                change, pods = self._heard.get_nowait()
+                self._versions |= {pod["metadata"].get("resourceVersion", "") for pod in pods}
+                self._note(pods, [pod["metadata"]["name"] for pod in pods] if change == "DELETED" else ())
+
+    def _watch(self) -> None:
+        since = ""
+        while not self._closed.is_set():
+            try:
+                since = since or self._list()
+                self._is_watched = True
+                since = self._follow(since)
+            except KubeError as error:
+                if error.status in (403, 404, 405):
+                    break
+                since = "" if error.status else since
+            except (ValueError, LookupError, TypeError, AttributeError):
+                since = ""  # it was cut off, or a proxy gave it
+            self._is_watched = False
+            self._closed.wait(_AGAIN_S)
+        self._is_watched = False
+
+    def _list(self) -> str:
+        """Hears what is there now; gives its version, from which a watch goes on."""
+        found = self._api.call("GET", self._path, labelSelector=self._selector)
+        self._heard.put(("LIST", found["items"]))
+        return str(found["metadata"]["resourceVersion"])
+
+    def _follow(self, since: str) -> str:
+        """Hears each change after a version until the watch ends; gives the last one's, empty for what the API no
+        longer knows the changes since."""
+        query = {"watch": "true", "labelSelector": self._selector, "timeoutSeconds": str(_WATCH_S)}
+        query |= {"allowWatchBookmarks": "true", "resourceVersion": since}
+        for line in self._api.lines(self._path, **query):
+            if self._closed.is_set():
+                break
+            change = parse_json(line, f"{self._api.server}{self._path}")
+            if change["type"] == "ERROR":
+                return ""
+            since = change["object"]["metadata"]["resourceVersion"]
+            if change["type"] != "BOOKMARK":
+                self._heard.put((change["type"], [change["object"]]))
+        return since
+
+
+def condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """A condition that holds."""
+    conditions = of.get("status", {}).get("conditions") or ()
+    return next((dict(one) for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _disruption(pod: Mapping[str, Any]) -> str:
+    """Why it is taken away, in Kubernetes' words; empty where it is not."""
+    status = pod.get("status", {})
+    found = condition(pod, "DisruptionTarget") or (status if status.get("reason") in _BY_KUBELET else {})
+    return " ".join(f"{found.get('reason', '')}: {found.get('message', '')}".split()).strip(": ")
+
+
+def _deleted_at(metadata: Mapping[str, Any]) -> datetime:
+    """When it was asked for: the API tells when the pod's time to end is over."""
+    end = datetime.fromisoformat(metadata["deletionTimestamp"])
+    return end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)

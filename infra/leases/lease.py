@@ -1,0 +1,230 @@
+"""Leases: of several builders that want the same artifact, one builds it; a dead one's lease is taken over.
+
+A lease is a row of a table (`infra.leases.table`), in SQLite or in PostgreSQL, that changes in one piece or not
+at all, so two builders cannot both get it. On the holder's own machine it keeps it until it and the processes it
+started are gone, whatever the clock says: so does a stopped builder, or a laptop that slept. From another machine all
+that can be seen is that a holder renews: it does so every HEARTBEAT_S, as does the process that works for it, and one
+that was silent for LEASE_S may be taken over. Whoever wakes up after that finds its lease gone, ends the work, and
+commits nothing.
+
+While the table does not answer, nobody can take anything over: builders go on, and who waits goes on waiting. What it
+answers after that is looked at anew, since nobody could renew either.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from infra.leases import table as lease_table
+from infra.leases.place import opened
+from infra.leases.table import TABLE_ERRORS, Holder, LeaseTable, TableAway, TableMoved
+from infra.process.lifetime import end_orphans, signal_group, start_ticks, this_machine
+
+PATIENCE_S = 300.0
+"""How long a builder that has to know whether it still holds its lease waits for the table's answer."""
+
+
+class Lease:
+    """A lease that is held; renewed in the background until `release`."""
+
+    def __init__(self, table: LeaseTable, key: str, token: str, taken_from: Holder | None) -> None:
+        self.key = key
+        self.taken_from = taken_from
+        self.lost = threading.Event()
+        self._table = table
+        self._token = token
+        self._group: int | None = None
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name=f"lease {key}", daemon=True)
+        self._thread.start()
+
+    def works_in(self, group: int) -> None:
+        """Says which process group does the work, so that nobody takes over while a part of it still runs."""
+        self._group = group
+        with _or_later():  # with the next renewal
+            self._table.renew(self.key, self._token, group)
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self._table.reference(), self.key, self._token)
+
+    def still_held(self) -> bool:
+        """Asks, right before something that only the holder may do. Raises TableAway after PATIENCE_S without an
+        answer."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._table.renew(self.key, self._token)
+            except TableAway:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(self._table.poll_s)
+
+    def release(self) -> None:
+        self._released.set()
+        self._thread.join()
+        _give_up(self._table, self.key, self._token)
+
+    def _renew(self) -> None:
+        _renew(self._table, self.key, self._token, self._released, lambda: self._group)
+        if not self._released.is_set():
+            self.lost.set()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a process that works for a holder needs to renew its lease: the holder may be stopped while the work goes
+    on. It is for processes of the holder's machine.
+
+    table: its `reference`, which holds no secret.
+    """
+
+    table: Mapping[str, str]
+    key: str
+    token: str
+
+    def hold(self) -> None:
+        """Renews it in the background, and ends this whole process group once somebody else has it."""
+        table = opened(self.table)
+
+        def hold() -> None:
+            _renew(table, self.key, self.token, threading.Event(), lambda: None)
+            signal_group(os.getpgrp(), signal.SIGKILL)
+
+        threading.Thread(target=hold, name="lease", daemon=True).start()
+
+
+def _renew(table: LeaseTable, key: str, token: str, released: threading.Event, group: Callable[[], int | None]) -> None:
+    """Renews a lease every HEARTBEAT_S until it is released or lost. A table that does not answer, or is on a full
+    disk, is no loss: what was not written this time is written the next."""
+    while not released.wait(lease_table.HEARTBEAT_S):
+        with _or_later():
+            if not table.renew(key, token, group()):
+                return
+
+
+def _give_up(table: LeaseTable, key: str, token: str) -> None:
+    """Deletes a row of ours. What was built is not to fail by this, so a table that cannot be written is tried again in
+    the background: this process may want the same lease again. A row that stays is nobody's once it is gone."""
+
+    def later() -> None:
+        while True:
+            time.sleep(lease_table.HEARTBEAT_S)
+            with _or_later():
+                table.delete(key, token)
+                return
+
+    try:
+        table.delete(key, token)
+    except TABLE_ERRORS:
+        threading.Thread(target=later, name=f"release {key}", daemon=True).start()
+
+
+def _or_later() -> suppress:
+    return suppress(*TABLE_ERRORS)
+
+
+class Leases:
+    """The leases of a store: at most one holder a key, `stage/fingerprint`.
+
+    reopen: finds the table that the leases went to, should they go elsewhere.
+    """
+
+    def __init__(self, table: LeaseTable, reopen: Callable[[], LeaseTable] | None = None) -> None:
+        self.table = table
+        self._reopen = reopen
+
+    def acquire(
+        self,
+        key: str,
+        *,
+        on_wait: Callable[[Holder], None] = lambda holder: None,
+        on_away: Callable[[TableAway], None] = lambda error: None,
+        stop_if: Callable[[], bool] = lambda: False,
+    ) -> Lease | None:
+        """Waits until the lease is ours; None if `stop_if` said to stop waiting. `on_wait` is told once a holder,
+        `on_away` once that the table does not answer."""
+        pid, token, announced, away = os.getpid(), uuid.uuid4().hex, "", False
+        watch = _Watch()
+        while True:
+            mine = Holder(token, this_machine(), pid, start_ticks(pid) or 0, 0, time.time())
+            try:
+                taken, holder = self.table.take(key, mine, lambda one: one.is_dead(watch.silent_s(one)))
+            except TableMoved:
+                if self._reopen is None:
+                    raise
+                self.table = self._reopen()
+                self.table.check()
+                continue
+            except TableAway as error:
+                watch.forget()
+                taken, holder = False, None
+                if not away:
+                    on_away(error)
+                away = True
+            if taken:
+                return Lease(self.table, key, token, holder)
+            if holder is not None and holder.is_orphaned:
+                end_orphans(holder.group)
+            if holder is not None and holder.token != announced:
+                announced = holder.token
+                on_wait(holder)
+            if stop_if():
+                if away:  # it may be ours all the same, and only the answer that said so was lost
+                    _give_up(self.table, key, token)
+                return None
+            time.sleep(self.table.poll_s)
+
+    def check(self) -> None:
+        """Raises StageError where no lease could be taken now: `acquire` would wait for the table."""
+        self.table.check()
+
+    def seem_dead(self, keys: Collection[str]) -> set[str]:
+        """Those of these leases whose holders are gone, or elsewhere and silent: for LEASE_S by the clocks, and for
+        WATCHED_S, which it takes to see that, while we watch. A lease that is released is none of them."""
+        begun, left = time.monotonic(), set(keys)
+        signs: dict[str, tuple[str, float] | None] = {}
+        dead: set[str] = set()
+        while left:
+            rows = dict(self.table.rows())
+            watched_s = time.monotonic() - begun
+            for key in sorted(left):
+                holder = rows.get(key)
+                sign = (holder.token, holder.renewed) if holder else None
+                if holder is None or not holder.is_dead() or sign != signs.setdefault(key, sign):
+                    left.remove(key)
+                elif holder.is_here or watched_s > lease_table.WATCHED_S:
+                    left.remove(key)
+                    dead.add(key)
+            if left:
+                time.sleep(self.table.poll_s)
+        return dead
+
+    def living(self) -> list[str]:
+        """The keys of all leases whose holders live."""
+        return [key for key, holder in self.table.rows() if not holder.is_dead()]
+
+
+class _Watch:
+    """Since when one waiter sees the same sign of life of a holder."""
+
+    def __init__(self) -> None:
+        self._sign: tuple[str, float] | None = None
+        self._since = 0.0
+
+    def silent_s(self, holder: Holder) -> float:
+        sign, now = (holder.token, holder.renewed), time.monotonic()
+        if sign != self._sign:
+            self._sign, self._since = sign, now
+        return now - self._since
+
+    def forget(self) -> None:
+        """Nobody could be seen, or give a sign: the time until now is no silence."""
+        self._sign = None

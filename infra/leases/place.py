@@ -1,0 +1,242 @@
+"""Where the leases of a store are: in PostgreSQL where one is configured, else in a SQLite file. The store remembers.
+
+<root>/.state/leases.json     {"database": "sqlite"}, or {"database": its URL without password, "store": our id in it}
+<root>/.state/leases.sqlite   leases in SQLite
+
+Of a root on an object store that file is <url>/leases.json, and only PostgreSQL will do: SQLite serves one machine.
+
+All who use a store must see the same leases, or two would build one artifact. So the file decides, not the environment
+of who comes: the first who opens a store writes it, and whoever cannot reach the database that it names is refused.
+Leases go from SQLite to PostgreSQL when somebody comes who has one configured and nothing is being built, and never
+back by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import ConfigError, Problem, stage_error
+from infra.io.files import sync
+from infra.io.json import parse_own_json
+from infra.io.s3 import read_object
+from infra.io.s3_write import put_if
+from infra.io.tables import check as check_table
+from infra.io.tables import damaged, in_words, read_state
+from infra.leases.postgres import PostgresTable
+from infra.leases.sqlite import SqliteTable
+from infra.leases.table import Holder, LeaseTable
+from infra.servers.databases.database import DATABASE, EXPECTED, SQLITE, Postgres, database, requested_database
+from infra.servers.settings import settings_of
+from infra.store.layout import Layout
+
+_LOST = (
+    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
+    "could build one artifact at once"
+)
+_LOST_PLACE = "when nothing runs on this store, delete the files .state/leases.*: they say who builds what right now"
+
+
+@dataclass(frozen=True)
+class Place:
+    """database: `sqlite`, or a PostgreSQL URL without password. store: the store's id in that database."""
+
+    database: str
+    store: str = ""
+
+
+def opened(reference: Mapping[str, str]) -> LeaseTable:
+    """The table that `LeaseTable.reference` is of."""
+    return SqliteTable(Path(reference["sqlite"])) if "sqlite" in reference else PostgresTable.referred(reference)
+
+
+def table(layout: Layout) -> LeaseTable:
+    """The leases of a store, which is given a place for them if it has none.
+
+    Raises StageError: `database_unreachable` where that is a PostgreSQL that does not let us in, `leases_elsewhere`
+    where the environment names another place; ConfigError for a URL that is none.
+    """
+    if layout.url:
+        return _of_url(layout)
+    place, wanted = _recorded(layout), configured(layout)
+    if place is None:
+        # Leases that a version without this file left, or holds now, are in SQLite.
+        if wanted is None or _file(layout).exists():
+            place = _record_first(layout, Place(SQLITE))
+        else:
+            made = PostgresTable.made(wanted)
+            place = _record_first(layout, Place(made.place, made.store))
+    if place.database != SQLITE:
+        return _in_postgres(place)
+    found = _in_sqlite(layout)
+    return _moved(layout, found, wanted) if wanted is not None else found
+
+
+def existing(layout: Layout) -> LeaseTable | None:
+    """The leases of a store for whoever only reads it: nothing is made, None where there are none yet."""
+    place = _recorded(layout)
+    if place is not None and place.database != SQLITE:
+        return _in_postgres(place)
+    return _in_sqlite(layout) if not layout.url and _file(layout).exists() else None
+
+
+def configured(layout: Layout) -> Postgres | None:
+    """The PostgreSQL that the environment names, else the one that `up` has for this store's servers."""
+    url = requested_database()
+    if url is not None:
+        return None if url == SQLITE else Postgres(url)
+    return settings_of(layout.root).postgres
+
+
+def needs_server(layout: Layout) -> bool:
+    """Whether a server has to answer before a lease of this store can be taken.
+
+    Raises ConfigError `leases_need_postgres` for a root on an object store for which no PostgreSQL is named.
+    """
+    place = _recorded(layout)
+    if layout.url and place is None and configured(layout) is None:
+        message = f"{layout.url} is a root on an object store: its leases, by which machines build no artifact twice,"
+        fix = f"set {DATABASE} to a database that all machines reach, {EXPECTED.partition(',')[0]}"
+        raise ConfigError(Problem("leases_need_postgres", DATABASE, f"{message} have to be in PostgreSQL", fix))
+    return configured(layout) is not None or (place is not None and place.database != SQLITE)
+
+
+def check(layout: Layout) -> None:
+    """Raises StageError or ConfigError where a run could take no lease now; makes nothing."""
+    needs_server(layout)
+    place, wanted = _recorded(layout), configured(layout)
+    if place is not None and place.database != SQLITE:
+        _in_postgres(place).check()
+    elif wanted is not None:
+        wanted.connect().close()
+
+
+def _of_url(layout: Layout) -> LeaseTable:
+    needs_server(layout)
+    place, wanted = _recorded(layout), configured(layout)
+    if place is None:
+        assert wanted is not None
+        made = PostgresTable.made(wanted)
+        put_if(_as_text(Place(made.place, made.store)).encode(), _place_url(layout), None)
+        place = _recorded(layout)
+        assert place is not None
+    return _in_postgres(place)
+
+
+def _in_sqlite(layout: Layout) -> SqliteTable:
+    file = _file(layout)
+    check_table(file, _LOST)
+    with in_words(file, _LOST):
+        return SqliteTable(file)
+
+
+def _in_postgres(place: Place) -> PostgresTable:
+    """Where the environment names another URL, it may be another name of the same database: only that one knows the
+    store's id."""
+    url = requested_database()
+    if url == SQLITE:
+        message = f"the leases of this store are in {place.database}, and {DATABASE} says sqlite"
+        fix = (
+            f"leave {DATABASE} unset, or set it to that database; to go back to SQLite, delete the files"
+            " .state/leases.* when nothing runs on this store"
+        )
+        raise stage_error("leases_elsewhere", DATABASE, message, fix)
+    return PostgresTable(Postgres(url) if url else _known(place), place.store)
+
+
+def _known(place: Place) -> Postgres:
+    found = database(place.database)
+    assert found is not None
+    return found
+
+
+def _moved(layout: Layout, found: SqliteTable, wanted: Postgres) -> LeaseTable:
+    """The leases in PostgreSQL from now on; as they are while somebody builds. Holders that seem dead go along: by
+    their clocks alone nobody elsewhere is taken for dead."""
+
+    def move(rows: list[tuple[str, Holder]]) -> bool:
+        if any(not holder.is_dead() for _, holder in rows):
+            return False
+        made = PostgresTable.made(wanted)
+        for key, holder in rows:
+            made.take(key, holder, lambda other: False)
+        hidden = _hidden(layout, Place(made.place, made.store))
+        hidden.replace(_place_file(layout))
+        sync(layout.state)
+        return True
+
+    with in_words(found.path, _LOST):
+        found.leave(move)
+    place = _recorded(layout)
+    return found if place is None or place.database == SQLITE else _in_postgres(place)
+
+
+def _file(layout: Layout) -> Path:
+    return layout.state / "leases.sqlite"
+
+
+def _place_file(layout: Layout) -> Path:
+    return layout.state / "leases.json"
+
+
+def _recorded(layout: Layout) -> Place | None:
+    path: Path | str
+    if layout.url:
+        path = _place_url(layout)
+        found = _of_object(path)
+    else:
+        path = _place_file(layout)
+        found = read_state(path, _LOST_PLACE, None)
+    try:
+        return None if found is None else Place(**found)
+    except TypeError as error:
+        raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
+
+
+def _place_url(layout: Layout) -> str:
+    return f"{layout.url}/leases.json"
+
+
+def _of_object(url: str) -> Any:
+    found = read_object(url)
+    try:
+        return parse_own_json(found[0]) if found else None
+    except ValueError as error:
+        raise stage_error("damaged_state", url, f"this object is damaged: {error}", _LOST_PLACE) from error
+
+
+def _record_first(layout: Layout, place: Place) -> Place:
+    """Writes down where the leases are, unless somebody was first: then what that one wrote."""
+    path = _place_file(layout)
+    with in_words(path, _LOST_PLACE):
+        hidden = _hidden(layout, place)
+        try:
+            os.link(hidden, path)  # fails if it is there, on a network file system too
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without second names
+            with suppress(FileExistsError), path.open("x", encoding="utf8") as file:
+                file.write(hidden.read_text(encoding="utf8"))
+        finally:
+            hidden.unlink()
+    found = _recorded(layout)
+    assert found is not None
+    return found
+
+
+def _hidden(layout: Layout, place: Place) -> Path:
+    """A file with what leases.json is to say, on its disk."""
+    layout.state.mkdir(parents=True, exist_ok=True)
+    hidden = layout.state / f".leases.json.{os.getpid()}.{os.urandom(4).hex()}"
+    hidden.write_text(_as_text(place), encoding="utf8")
+    sync(hidden)
+    return hidden
+
+
+def _as_text(place: Place) -> str:
+    return json.dumps(asdict(place)) + "\n"

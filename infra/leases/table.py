@@ -1,0 +1,98 @@
+"""The table whose rows are leases: what `infra.leases.lease` asks of it, whichever database it is in."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.errors import StageError
+from infra.process.lifetime import group_alive, start_ticks, this_machine
+
+LEASE_S = 60.0
+HEARTBEAT_S = 5.0
+WATCHED_S = 3 * HEARTBEAT_S
+"""So long a waiter itself must see that a holder elsewhere is silent: clocks of two machines need not agree."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease.
+
+    host: `infra.process.lifetime.this_machine` of the holder. pid_started: in ticks since that machine started, which
+    tells a process from a later one with the same number. group: the process group that does the work, 0 before it
+    starts. renewed: Unix time, by the holder's clock.
+    """
+
+    token: str
+    host: str
+    pid: int
+    pid_started: float
+    group: int
+    renewed: float
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host.partition(' ')[0]}"
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == this_machine()
+
+    def is_dead(self, silent_s: float | None = None) -> bool:
+        """silent_s: for how long the asker itself has seen it not renew; without, the clocks have to do."""
+        if self.is_here:
+            return self.is_orphaned and not group_alive(self.group)
+        age_s = time.time() - self.renewed
+        if silent_s is None:
+            return age_s > LEASE_S
+        return silent_s > LEASE_S or (age_s > LEASE_S and silent_s > WATCHED_S)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the holder itself is gone, on this machine; what it started may still run."""
+        return self.is_here and start_ticks(self.pid) != self.pid_started
+
+
+class TableAway(StageError):
+    """The table does not answer now, and may later: locked by another process, its server down or out of reach."""
+
+
+class TableMoved(StageError):
+    """The leases are in another table since this one was opened."""
+
+
+TABLE_ERRORS = (StageError, sqlite3.OperationalError)
+"""What a table raises that cannot be read or written, for good or not."""
+
+
+class LeaseTable(Protocol):
+    """At most one row a key. Each method is one transaction or none, and raises TableAway."""
+
+    poll_s: float
+    """How long whoever waits for a lease waits until it looks again."""
+
+    def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
+        """Makes `mine` the holder where there is none, or one of which `is_free` holds.
+
+        Returns (True, whose place it took, if any) or (False, the holder; None where that changed while we looked).
+        Raises TableMoved.
+        """
+
+    def read(self, key: str) -> Holder | None: ...
+
+    def rows(self) -> list[tuple[str, Holder]]:
+        """All leases by key."""
+
+    def renew(self, key: str, token: str, group: int | None = None) -> bool:
+        """Says that the holder with this token lives, and in which group it works; False if it holds it no more."""
+
+    def delete(self, key: str, token: str) -> None: ...
+
+    def check(self) -> None:
+        """Raises StageError where no lease could be taken now."""
+
+    def reference(self) -> Mapping[str, str]:
+        """What a process of this machine needs to open the same table (`infra.leases.place.opened`); holds no
+        secret."""

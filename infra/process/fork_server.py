@@ -1,0 +1,318 @@
+"""A process that has imported what others need, and forks them: they begin in hundredths of a second.
+
+    python -m infra.process.fork_server REQUESTS PARENT [TEMPORARY]
+
+REQUESTS is the number of a socket on which `infra.process.forked.ForkServer` asks, PARENT that of a pipe which breaks
+when whoever started this is gone. TEMPORARY is a folder for what libraries write while they are imported; whoever
+started this removes it. Nothing here may start a thread: a fork keeps the thread that calls it and whatever locks
+the others held. What still makes a fork unsafe is looked for before each, and the answer then is a reason, no process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.io.json import parse_own_json
+from infra.process.lifetime import PARENT_FD, leave
+from infra.secrets import HidingStream
+
+LARGEST_REQUEST = 1 << 16
+DESCRIPTORS = 3
+"""With each request: the socket to answer on, what stdout and stderr are to be, and the pipe of die_with_parent."""
+_HARMLESS_THREADS = {"jemalloc_bg_thd"}
+"""jemalloc, in pyarrow, handles forks by itself, and does its housekeeping without the thread in the child."""
+_PR_SET_NAME = 15
+SETTLE_S = 0.2
+_SIGINT = signal.getsignal(signal.SIGINT)
+"""As Python set it at its start: shells have jobs in the background ignore it. Libraries may change it."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a new process is to do. modules: to import before the fork; argv: as `sys.argv`, the first a module that
+    has a `main(argument…) -> exit code`; set: what its environment has besides; own_session: whether it is the head of
+    a session, or one of the server's group."""
+
+    modules: list[str]
+    argv: list[str]
+    cwd: str
+    set: dict[str, str]
+    own_session: bool = True
+
+
+@dataclass(eq=False)
+class _Child:
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    has_ended: bool = False
+    is_unheard: bool = False
+
+
+class Server:
+    """Serves requests one after the other, and imports what it was told to in between.
+
+    parent: a descriptor that is none of a child's business.
+    """
+
+    def __init__(self, requests: socket.socket, parent: int) -> None:
+        self._requests = requests
+        self._parent = parent
+        self._waiting: list[str] = []
+        self._sources = _Sources()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ, self._hear)
+        self._children: set[_Child] = set()
+        self._born: Start | None = None
+        self._over = False
+
+    def serve(self) -> Start | None:
+        """Returns what to do in each process that it forks; None in the server, once nobody can ask any more."""
+        while not self._over:
+            for key, _ in self._selector.select(0 if self._waiting else None):
+                key.data()
+                if self._born is not None:
+                    return self._born
+            if self._waiting:
+                self._import(self._waiting.pop(0))
+        return None
+
+    def _hear(self) -> None:
+        data, descriptors, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, DESCRIPTORS)
+        if not data:
+            self._over = True
+            return
+        message = parse_own_json(data)
+        if "expect" in message:
+            self._waiting += [name for name in message["expect"] if name not in self._waiting]
+            return
+        answer, output, parent = descriptors
+        try:
+            self._start(Start(**message), socket.socket(fileno=answer), output, parent)
+        finally:
+            if self._born is None:
+                os.close(output)
+                os.close(parent)
+
+    def _start(self, start: Start, channel: socket.socket, output: int, parent: int) -> None:
+        for name in start.modules:
+            self._import(name)
+        given_up = bool(select.select([channel], [], [], 0)[0])  # nothing is ever sent on it, so it is closed
+        if reason := "nobody waits for it" if given_up else self._sources.changed() or unsafe():
+            _tell(channel, {"refused": reason})
+            channel.close()
+            return
+        gc.freeze()  # what is there is shared with the child as long as neither touches it
+        pid = os.fork()
+        if pid == 0:
+            self._born = start
+            self._leave(channel)
+            _become(start, output, parent)
+            return
+        child = _Child(pid, os.pidfd_open(pid), channel)
+        self._children.add(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._ended(child))
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._unheard(child))
+        _tell(channel, {"pid": pid}, child.pidfd)
+
+    def _leave(self, channel: socket.socket) -> None:
+        """In a child: closes what is the server's."""
+        self._selector.close()
+        self._requests.close()
+        os.close(self._parent)
+        channel.close()
+        for other in self._children:
+            other.channel.close()
+            if not other.has_ended:
+                os.close(other.pidfd)
+
+    def _ended(self, child: _Child) -> None:
+        """Tells the exit code. The number stays taken until the client has heard it: it may still signal the group."""
+        found = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        child.has_ended = True
+        _tell(child.channel, {"code": found.si_status if found.si_code == os.CLD_EXITED else -found.si_status})
+        self._reap(child)
+
+    def _unheard(self, child: _Child) -> None:
+        self._selector.unregister(child.channel)
+        child.channel.close()
+        child.is_unheard = True
+        self._reap(child)
+
+    def _reap(self, child: _Child) -> None:
+        if child.has_ended and child.is_unheard:
+            self._children.remove(child)
+            os.waitpid(child.pid, 0)
+
+    def _import(self, name: str) -> None:
+        if name in sys.modules:
+            return
+        # The process that needs the module meets the error again, where it can be told.
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+        self._sources.note()
+
+
+class _Sources:
+    """The files of modules on PYTHONPATH, the project's own among them, as they were when they were imported: a new
+    process would run newer ones. Installed packages are left to whoever installs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, tuple[int, int] | None]] = {}
+        self._watched = tuple(place + os.sep for place in _on_python_path())
+        self.note()
+
+    def note(self) -> None:
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name not in self._seen and file and file.startswith(self._watched) and not file.startswith(_INSTALLED):
+                self._seen[name] = file, _state(file)
+
+    def changed(self) -> str:
+        """Why a fork would not run the code as it is on the disk now; empty where it would."""
+        changed = [name for name, (file, state) in self._seen.items() if _state(file) != state]
+        return f"the code of {changed[0]} has changed since the server imported it" if changed else ""
+
+
+_INSTALLED = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _on_python_path() -> set[str]:
+    return {os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
+
+
+def _state(file: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def unsafe() -> str:
+    """Why this process must not fork another that goes on to work; empty where it may.
+
+    OpenBLAS, which numpy and scipy bring, has threads from its import on, ends them before a fork by itself and starts
+    them again when they are needed: a first fork, of a process that ends at once, leaves the others to be seen.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is initialised, which does not survive a fork"
+    if _every_process_hook():
+        return "sitecustomize on PYTHONPATH may have to act in each new process"
+    if not _threads():
+        return ""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    deadline = time.monotonic() + SETTLE_S
+    while (alive := _threads()) and time.monotonic() < deadline:
+        time.sleep(0.005)  # one that has ended is still seen for a moment
+    return f"threads of a library are alive: {', '.join(sorted(alive))}" if alive else ""
+
+
+def _threads() -> set[str]:
+    """The names of all threads but this one and those that mind no fork."""
+    numbers = [number for number in os.listdir("/proc/self/task") if int(number) != os.getpid()]
+    return {_thread_name(number) for number in numbers} - _HARMLESS_THREADS - {""}
+
+
+def _thread_name(number: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{number}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _every_process_hook() -> bool:
+    """Whether a file of the user's runs at the start of each Python process; one that says FORK_SAFE does not mind."""
+    return any(
+        os.path.dirname(os.path.abspath(module.__file__ or "")) in _on_python_path()
+        and not getattr(module, "FORK_SAFE", False)
+        for module in map(sys.modules.get, ("sitecustomize", "usercustomize"))
+        if module is not None
+    )
+
+
+def _become(start: Start, output: int, parent: int) -> None:
+    """Makes a forked process what it would be had it been started: session, signals, streams, environment, entropy."""
+    if start.own_session:
+        os.setsid()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # some libraries take a signal when they are imported
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, _SIGINT)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.set_inheritable(parent, True)
+    os.environ.update({**start.set, PARENT_FD: str(parent)})
+    tempfile.tempdir = None  # that of the server goes with the server
+    os.chdir(start.cwd)
+    sys.path[0] = start.cwd  # as of python -m
+    sys.argv, sys.orig_argv = start.argv, [sys.executable, "-m", *start.argv]
+    # `random` seeds itself anew after a fork. A fresh process has entropy of its own in these two.
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
+    gc.enable()
+    name = " ".join(["stemma", *start.argv[1:]])[:15]
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _tell(channel: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+    """Nobody need be there to hear it any more."""
+    with contextlib.suppress(OSError):
+        socket.send_fds(channel, [json.dumps(message).encode()], list(descriptors))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when the pipe breaks: by a signal, since a thread that waits for it would forbid forks."""
+    fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(parent, fcntl.F_GETFL)
+    fcntl.fcntl(parent, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        if os.read(parent, 1) == b"":
+            sys.exit()
+
+
+def main(requests: int, parent: int, temporary: str | None = None) -> int:
+    _end_with(parent)
+    tempfile.tempdir = temporary
+    # Libraries keep the stream that they find when they are imported.
+    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
+    gc.disable()  # imports make no garbage to speak of
+    start = Server(socket.socket(fileno=requests), parent).serve()
+    if start is None:
+        return 0
+    code: int = importlib.import_module(start.argv[0]).main(*start.argv[1:])
+    return code
+
+
+if __name__ == "__main__":
+    leave(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

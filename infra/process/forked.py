@@ -1,0 +1,200 @@
+"""Processes that a server forks with their imports done (see `infra.process.fork_server`), for whoever starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.io.json import parse_own_json
+from infra.process.fork_server import LARGEST_REQUEST, Start
+from infra.process.held_folder import held_folder
+from infra.process.lifetime import PARENT_FD
+from infra.project import PROJECT
+
+POLL_S = 0.1
+
+
+class NotForkedError(Exception):
+    """A fork server could not, or should not, start the process; the message says why."""
+
+
+class Process(Protocol):
+    """A process that we started. `poll` and `wait` return its exit code, negative for a signal, as in `subprocess`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+
+
+class ForkServer:
+    """A running fork server. It ends with `close`, and by itself when this process is gone.
+
+    environment: of the server and so of all that it forks; libraries read most of it when they are imported.
+    inherited: descriptors that all of these have open too.
+    own_sessions: whether it and each process that it forks lead sessions of their own; else all are of the group of
+        this process.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], inherited: Sequence[int] = (), own_sessions: bool = True
+    ) -> None:
+        self.environment = dict(environment)
+        self._own_sessions = own_sessions
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, self._parent_pipe = os.pipe()
+        # torch makes a folder as it is imported, and a server that is killed does not remove it.
+        self._held = ExitStack()
+        temporary = self._held.enter_context(held_folder("stemma-imports"))
+        try:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "infra.process.fork_server",
+                    str(theirs.fileno()),
+                    str(read_end),
+                    str(temporary),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=own_sessions,
+                pass_fds=[theirs.fileno(), read_end, *inherited],
+                cwd=PROJECT,
+                # The forked have it in /proc as well, by which they are known for ours.
+                env={**environment, PARENT_FD: str(read_end)},
+            )
+        finally:
+            theirs.close()
+            os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def requests(self) -> int:
+        """The descriptor that it is asked on."""
+        return self._requests.fileno()
+
+    def expect(self, modules: Iterable[str]) -> None:
+        """Has it import these while nobody asks for a process."""
+        names = list(modules)
+        if names:
+            self._send({"expect": names})
+
+    def start(
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        cwd: Path,
+        output: int,
+        parent: int,
+        stop: Callable[[], bool],
+        set: Mapping[str, str] = {},
+    ) -> Process:
+        """Starts a process: `python -m argv…` as far as it can tell.
+
+        modules: imported first. output: the descriptor for stdout and stderr. parent: the read end of a pipe, see
+        `infra.process.lifetime.die_with_parent`. stop: asked while the server still imports. set: variables besides the
+        server's. Raises NotForkedError.
+        """
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            wanted = Start(list(modules), list(argv), str(cwd), dict(set), self._own_sessions)
+            self._send(asdict(wanted), theirs.fileno(), output, parent)
+        except NotForkedError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        while not _readable(mine, POLL_S):
+            if stop():
+                mine.close()
+                raise NotForkedError("it was cancelled before it began")
+        data, descriptors, _, _ = _heard(mine, 1)
+        answer: dict[str, Any] = parse_own_json(data) if data else {"refused": "the fork server has ended"}
+        if "refused" in answer:
+            mine.close()
+            raise NotForkedError(answer["refused"])
+        return Forked(answer["pid"], mine, *descriptors)
+
+    def close(self) -> None:
+        """Ends it, whatever it is doing; the processes that it forked go on."""
+        self._requests.close()
+        os.close(self._parent_pipe)
+        self._process.kill()
+        self._process.wait()
+        self._held.close()
+
+    def _send(self, message: Mapping[str, Any], *descriptors: int) -> None:
+        data = json.dumps(message).encode()
+        if len(data) > LARGEST_REQUEST:
+            raise NotForkedError("the request is too long")
+        try:
+            socket.send_fds(self._requests, [data], list(descriptors))
+        except OSError as error:
+            raise NotForkedError("the fork server has ended") from error
+
+
+class Forked:
+    """A process that a fork server started, which is not our child: the server tells how it ended."""
+
+    LOST = -signal.SIGKILL
+    """Taken for the exit code where the server was gone before it could tell: both were killed, most likely."""
+
+    def __init__(self, pid: int, channel: socket.socket, pidfd: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._channel = channel
+        self._pidfd = pidfd
+        self._server_lost = False
+
+    def poll(self) -> int | None:
+        self._hear(0.0)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Also lets go of the process's number, which is not given to another before."""
+        while self.returncode is None:
+            self._hear(None)
+        self._channel.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return self.returncode
+
+    def _hear(self, timeout_s: float | None) -> None:
+        if self.returncode is not None:
+            return
+        if not self._server_lost and _readable(self._channel, timeout_s):
+            data = _heard(self._channel, 0)[0]
+            if data:
+                self.returncode = int(parse_own_json(data)["code"])
+            self._server_lost = not data
+        if self._server_lost and _readable(self._pidfd, timeout_s):
+            self.returncode = self.LOST
+
+
+def _heard(channel: socket.socket, descriptors: int) -> tuple[bytes, list[int], int, Any]:
+    try:
+        return socket.recv_fds(channel, LARGEST_REQUEST, descriptors)
+    except ConnectionError:
+        return b"", [], 0, None
+
+
+def _readable(file: socket.socket | int, timeout_s: float | None) -> bool:
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1000))

@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM from a command's first moment to its last: each ends it in an orderly way, once.
+
+Until a run takes them over (`flows.runs.stop`) they raise a KeyboardInterrupt in the main thread.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+interrupt_received = threading.Event()
+"""Set once one came: some libraries swallow the exception."""
+_listening = False
+
+
+class Interrupted(KeyboardInterrupt):
+    """Python itself dies of a plain KeyboardInterrupt that came while it compiled something, even if it was caught."""
+
+
+def listen() -> None:
+    """From now on an interrupt raises Interrupted, SIGTERM too."""
+    global _listening
+    _listening = True
+    for number in NUMBERS:
+        signal.signal(number, _raise)
+    sys.unraisablehook = _say_unraisable
+
+
+def ignore() -> None:
+    """From now on nothing comes between the command and its answer, where the process is the command's own."""
+    for number in NUMBERS if _listening else ():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _raise(*_: Any) -> None:
+    interrupt_received.set()
+    raise Interrupted
+
+
+def _say_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Where nothing can be raised, as in a weak reference's callback, Python prints what was and goes on. Of an
+    interrupt `interrupt_received` tells, and it is no fault."""
+    if not issubclass(unraisable.exc_type, Interrupted):
+        sys.__unraisablehook__(unraisable)

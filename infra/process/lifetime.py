@@ -1,0 +1,135 @@
+"""Processes that we start: alive or not, ended together, and never outliving who started them.
+
+python -m infra.process.lifetime MODULE …   runs a module as a program that dies with its parent, see `die_with_parent`
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 8.0
+PARENT_FD = "STEMMA_PARENT_FD"
+
+
+def leave(code: int) -> None:
+    """End this process as the interpreter does, but for taking itself apart.
+
+    Threads of libraries still run then, and one that returns from native code can abort a program that has done its
+    work, with exit code -6; others report at length what they have not released.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # whoever read it has gone; the interpreter has its own code for that
+        sys.exit(code)
+    os._exit(code)
+
+
+def started_at(pid: int) -> float | None:
+    """When a process started (Unix time); None if it is gone. A clock that is set moves it: `start_ticks` tells a
+    process from a later one with the same number."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since its machine did: no change of the clock moves it. None if it is
+    gone."""
+    try:
+        # The second field is the program's name in parentheses, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def this_machine() -> str:
+    """What tells whether a process number means the same process here: the host's name, its boot, its process
+    numbers' namespace (containers on one machine have their own)."""
+    return f"{socket.gethostname()} {this_boot()}"
+
+
+def this_boot() -> str:
+    """The same without the host's name, which another network may change."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def group_alive(group: int) -> bool:
+    """True while any process of the group lives; a zombie does not count."""
+    if group <= 0:
+        return False
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return False
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group that we started; nothing happens if it is gone."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def end_group(group: int, has_ended: Callable[[], bool], grace_s: float = GRACE_S) -> None:
+    """SIGTERM to the whole group, SIGKILL after `grace_s` seconds to whatever is left of it."""
+    signal_group(group, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and not has_ended():
+        time.sleep(0.05)
+    signal_group(group, signal.SIGKILL)
+
+
+def end_orphans(group: int) -> None:
+    """SIGKILL to what is left of a group whose parent is gone. It ends by itself (`die_with_parent`), but not while it
+    is stopped; only processes that were started with PARENT_FD are ours."""
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and PARENT_FD in process.environ():
+                process.kill()
+        except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def die_with_parent() -> None:
+    """Ends this process and its group as soon as the process that started it is gone.
+
+    PARENT_FD names the read end of a pipe whose write end only the starter holds, so that it breaks however the
+    starter dies, by SIGKILL too. Nothing happens in a process that was started without one.
+    """
+    descriptor = os.environ.get(PARENT_FD)
+    if descriptor is None:
+        return
+
+    def watch() -> None:
+        os.read(int(descriptor), 1)
+        signal_group(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,124 @@
+"""How far long work is, how fast it goes and how long it will take, told once a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+from infra.io.json import read_own_json
+from infra.run import Run
+
+EVERY_S = 1.0
+
+Amount = tuple[float, float]
+"""How much is done, in the unit of the progress and in bytes of text."""
+
+
+class Pace:
+    """Tells the progress of some work from a thread of its own: how much of it, MB/s, time left.
+
+        with Pace(run, "documents", total) as pace:
+            for document in documents:
+                …
+                pace.add(1, len(document.text))
+
+    total: how much there is to do; None when it cannot be known. done: how much an earlier run did.
+    """
+
+    def __init__(self, run: Run, unit: str, total: float | None, done: float = 0) -> None:
+        self._run = run
+        self._unit = unit
+        self._total = total
+        self._before = done
+        self._done = 0.0
+        self._bytes = 0.0
+        self._documents = 0
+        self._under_way: Callable[[], Amount] = lambda: (0, 0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell_now_and_then, name="pace", daemon=True)
+
+    def add(self, amount: float, text_bytes: float = 0, documents: int = 0) -> None:
+        """documents: told beside the amount, where that counts something else."""
+        self._done += amount
+        self._bytes += text_bytes
+        self._documents += documents
+
+    def watch(self, under_way: Callable[[], Amount]) -> None:
+        """Counts in what is done of work that `add` has not been told of yet."""
+        self._under_way = under_way
+
+    def __enter__(self) -> Pace:
+        self._begun = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._tell()
+
+    def _tell_now_and_then(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self._tell()
+
+    def _tell(self) -> None:
+        more, more_bytes = self._under_way()
+        done = self._done + more
+        seconds = time.monotonic() - self._begun
+        notes = [f"{self._documents:,} documents"] if self._documents else []
+        if text_bytes := self._bytes + more_bytes:
+            notes.append(f"{text_bytes / 1e6 / seconds:.1f} MB/s")
+        if self._total is not None:
+            left = self._total - self._before - done
+            if done > 0 and left > 0:
+                notes.append(f"{_duration(seconds * left / done)} left")
+            done = min(done, self._total - self._before)
+        self._run.progress(self._before + done, self._total, self._unit, ", ".join(notes))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+_reported_at = 0.0
+
+
+def report(out: Path, amount: float, text_bytes: float = 0) -> None:
+    """Says from inside a partition's function how much of it is done; cheap enough to call for each document."""
+    global _reported_at
+    now = time.monotonic()
+    if now - _reported_at < EVERY_S:
+        return
+    _reported_at = now
+    file = report_file(out)
+    fresh = file.with_suffix(".fresh")
+    fresh.write_text(json.dumps([amount, text_bytes]), encoding="utf8")
+    os.replace(fresh, file)
+
+
+def report_file(out: Path) -> Path:
+    """Where `report` writes: beside the partition's folder, which all workers and the parent see."""
+    return out.with_suffix(".progress")
+
+
+def read_reports(files: Iterable[Path]) -> Amount:
+    """The sum of what was reported and has not been taken away again."""
+    amounts = [0.0, 0.0]
+    for file in files:
+        try:
+            found = read_own_json(file)
+        except OSError:
+            continue
+        amounts = [amounts[0] + found[0], amounts[1] + found[1]]
+    return amounts[0], amounts[1]

@@ -1,0 +1,1 @@
+"""The databases of Prefect and MLflow: SQLite in the store, or PostgreSQL."""

@@ -1,0 +1,172 @@
+"""Prefect's server, which takes no request of a foreign page, and whose transactions on SQLite wait for their turn.
+
+python -m infra.servers.prefect.server --host HOST --port PORT [--root ROOT]
+
+Prefect begins its transactions as readers. One that reads and then writes fails at once, however long the timeout, when
+another wrote in between (SQLITE_BUSY_SNAPSHOT), and the page answers "Service Unavailable". Here each takes the lock
+for writing when it begins, and waits for it.
+
+Once an automation is stored, Prefect's event loop stands still until another thread has read it, while others on that
+loop may hold what the reading waits for: the lock for writing, or the one for automations (PrefectHQ/prefect#23055).
+Here the loop reads it itself, and goes on meanwhile.
+
+Its migrations take six seconds of an empty SQLite database, and to write down which kinds of blocks there are takes two
+to four: most of a server's start. So a new database begins as a copy of one that is through with them
+(infra/servers/databases/empty.py).
+
+On days when clocks change Prefect's dates of a cron schedule are early or a day early. See
+infra/servers/prefect/cron.py.
+
+Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
+could have deployments made, and so commands run. See infra/servers/prefect/callers.py.
+
+With --root, the server of that store also ends flow runs whose process is gone. See infra/servers/prefect/lost_runs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import runpy
+import sys
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import prefect
+import prefect.server.models.block_registration as blocks
+import uvicorn
+from prefect.logging import get_logger
+from prefect.server.api import server
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+from prefect.server.database.interface import PrefectDBInterface
+from prefect.server.events.models import automations
+from prefect.server.schemas.schedules import CronSchedule
+from prefect.settings import get_current_settings
+from sqlalchemy import make_url
+
+from infra.secrets import HidingStream
+from infra.servers.asgi_server import LIMITS, BoundedBody
+from infra.servers.databases.empty import keep, take
+from infra.servers.prefect.callers import OwnCallersOnly
+from infra.servers.prefect.cron import cron_dates
+from infra.servers.prefect.lost_runs import end_lost_runs
+from infra.servers.settings import Settings
+from infra.store.layout import Layout
+
+MOST_BODY_BYTES = 64_000_000
+"""Prefect's client sends logs in batches of 4 MB; artifacts of ours are smaller."""
+
+_create_db = PrefectDBInterface.create_db
+_begin = AioSqliteConfiguration.begin_transaction
+_register_blocks = blocks.run_block_auto_registration
+
+
+@asynccontextmanager
+async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
+    async with _begin(self, session, with_for_update=True) as transaction:
+        yield transaction
+
+
+_reading: set[asyncio.Task[None]] = set()
+"""The event loop alone would let go of them."""
+
+
+def _read_later(reading: Coroutine[Any, Any, None]) -> None:
+    """In place of `run_coro_as_sync`, for an automation that has just been stored."""
+    task = asyncio.get_running_loop().create_task(_read(reading))
+    _reading.add(task)
+    task.add_done_callback(_reading.discard)
+
+
+async def _read(reading: Coroutine[Any, Any, None]) -> None:
+    SQLITE_BEGIN_MODE.set(None)  # that of the transaction which stored it is for writing
+    try:
+        await reading
+    except Exception:
+        # Prefect looks every few seconds whether it knows those that are stored.
+        get_logger("stemma.server").exception("an automation that was stored could not be read")
+
+
+class _NewDatabase:
+    """What a server does to its database when it starts, less what a copy has done already. An older database, and
+    one of another kind, are treated as Prefect does."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._has_blocks = False
+
+    async def create(self, interface: PrefectDBInterface) -> None:
+        """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
+        path = _file_of(interface.database_config.connection_url)
+        if path is None or path.exists():
+            await _create_db(interface)
+            return
+        self._path = path
+        wanted = get_current_settings().server.register_blocks_on_start
+        self._has_blocks = wanted and take("prefect-with-blocks", _kinds_of_blocks(), path)
+        copied = self._has_blocks or take("prefect", prefect.__version__, path)
+        await _create_db(interface)
+        if not copied:
+            keep("prefect", prefect.__version__, path)
+
+    async def register_blocks(self, session: Any) -> None:
+        """In place of `run_block_auto_registration`, which nothing precedes but `create`."""
+        if self._has_blocks:
+            return
+        await _register_blocks(session=session)
+        if self._path is not None:
+            keep("prefect-with-blocks", _kinds_of_blocks(), self._path)
+
+
+def _kinds_of_blocks() -> str:
+    """A version of what Prefect and the packages beside it offer, each of which has one."""
+    beside = {(found.name, found.dist.version) for found in entry_points(group="prefect.collections") if found.dist}
+    return f"{prefect.__version__}-{sha256(repr(sorted(beside)).encode()).hexdigest()[:12]}"
+
+
+def _file_of(url: str) -> Path | None:
+    found = make_url(url)
+    return Path(found.database) if found.get_backend_name() == "sqlite" and found.database else None
+
+
+def _guard(host: str, port: int) -> None:
+    """Puts the rules of `Callers` before the app that is served, outside of its own CORS and its API, and bounds what
+    its requests may take.
+
+    Prefect asks for its app again to send notices, without a network and by a name of its own: that one has no rules.
+    """
+    create_app, callers = server.create_app, Settings(host).callers(port)
+
+    def guarded(*, final: bool = False, **options: Any) -> Any:
+        app = create_app(final=final, **options)
+        return OwnCallersOnly(BoundedBody(app, MOST_BODY_BYTES), callers) if final else app
+
+    server.create_app = guarded  # type: ignore[assignment]
+    uvicorn.run = partial(uvicorn.run, **LIMITS)
+
+
+if __name__ == "__main__":
+    # No other options: some of them have Prefect start its app in processes of its own, past the rules above.
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--root", type=Path)
+    options = parser.parse_args()
+    _guard(options.host, options.port)
+    AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
+    automations.run_coro_as_sync = _read_later  # type: ignore[assignment]
+    CronSchedule._get_dates_generator = cron_dates  # type: ignore[assignment, method-assign]
+    database = _NewDatabase()
+    PrefectDBInterface.create_db = lambda self: database.create(self)  # type: ignore[method-assign]
+    blocks.run_block_auto_registration = database.register_blocks
+    # What it logs of a notice that did not arrive has the address in it.
+    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
+    if options.root is not None:
+        end_lost_runs(Layout(options.root).runs)
+    sys.argv = ["prefect", "server", "start", "--host", options.host, "--port", str(options.port)]
+    runpy.run_module("prefect", run_name="__main__", alter_sys=True)

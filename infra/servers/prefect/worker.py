@@ -1,0 +1,75 @@
+"""Waits for the Prefect server of PREFECT_API_URL, then works for a pool, which it makes if there is none.
+
+python -m infra.servers.prefect.worker stemma ROOT
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from infra.servers.http import answers, misdirected
+from infra.servers.prefect.run_ends import recorded_end
+from infra.store.layout import Layout
+
+
+def main(pool: str, root: str) -> None:
+    # Imported while the server starts: these are seconds.
+    import prefect.cli.worker
+    import prefect.runner._state_proposer
+    import prefect.runner.runner
+    import prefect.workers.process
+
+    from infra.servers.prefect.flow_runs import FlowRuns
+
+    health = f"{os.environ['PREFECT_API_URL']}/health"
+    while not answers(health):
+        # Waiting would not change that.
+        if message := misdirected(health):
+            sys.exit(f"{health}: {message}")
+        time.sleep(0.1)
+    runner: Any = prefect.runner.runner
+    runner.run_process = FlowRuns(runner.run_process).run_process
+    proposer: Any = prefect.runner._state_proposer.StateProposer
+    proposer.propose_cancelled = unless_ended(proposer.propose_cancelled)
+    proposer.propose_crashed = unless_recorded(proposer.propose_crashed, Layout(Path(root)).runs)
+    sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
+    prefect.cli.app()
+
+
+def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
+    """Our flows say themselves that they were cancelled, as they end. Prefect's worker says so once more when it has
+    loaded the flow to look for its hooks, seconds later, and would take back a Retry that was pressed since."""
+
+    async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> bool:
+        state = (await self._client.read_flow_run(flow_run.id)).state
+        if state is None or state.is_cancelling() or state.is_running():
+            return await propose_cancelled(self, flow_run, *args, **options)
+        return True
+
+    return propose
+
+
+def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) -> Callable[..., Awaitable[Any]]:
+    """A run that could not report its end, because the server was away, fails as a process. Prefect's worker would call
+    it crashed once the server is back; the journal has its end."""
+
+    async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
+        from prefect.client.schemas.objects import State, StateType
+
+        state = (await self._client.read_flow_run(flow_run.id)).state
+        end = recorded_end(runs, str(flow_run.id), state.timestamp) if state and not state.is_final() else None
+        if end is None:
+            return await propose_crashed(self, flow_run, *args, **options)
+        ended: State[Any] = State(type=StateType[end.type], message=end.message)
+        return (await self._client.set_flow_run_state(flow_run.id, ended, force=True)).state
+
+    return propose
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

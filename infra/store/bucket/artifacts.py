@@ -1,0 +1,321 @@
+"""The artifacts of a root on an object store, s3://bucket/prefix, which any number of machines share.
+
+<url>/format                                    the version of this layout
+<url>/leases.json                               the PostgreSQL in which the leases are, see `infra.leases.place`
+<url>/<stage>/<fingerprint>/manifest.json       makes an artifact: put last, and only if none is there
+<url>/<stage>/<fingerprint>.<digest8>/manifest.json   of what a later build of the same address replaced
+<url>/.files/<stage>/<fingerprint>/<build id>/  the files that the manifest of that build names
+<url>/runs/                                     what machines tell each other of runs, see `infra.store.bucket.runs`
+<url>/pins.json                                 what `stemma gc --pin` keeps
+<url>/promotions.json                           which registered models are promoted
+
+No object is ever written over but manifest.json and promotions.json, and these only by a put on the condition that they
+are what was read. So a build that ends midway, or loses a race, leaves files that no manifest names: they are no
+artifact, and the next build of that address takes them away.
+
+What a machine has seen of the manifests is kept in <cache>/.remote/<stage>/<name>.json, its ETag in the first line.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from infra.errors import StageError, stage_error
+from infra.io.files import sync
+from infra.io.s3 import (
+    AT_ONCE,
+    S3Object,
+    Stopped,
+    download,
+    list_folders,
+    list_objects,
+    object_at,
+    read_object,
+    side_by_side,
+)
+from infra.io.s3_write import UploadStopped, etag_of, put_if, remove, remove_below, upload
+from infra.store.bucket.runs import RemoteRuns
+from infra.store.layout import MANIFEST, RESERVED
+from infra.store.manifest import File, Manifest
+from infra.store.states import new_states
+
+FILES = ".files"
+EXTRA = "in no manifest"
+
+
+class Remote:
+    """The object store's side of a store. url: without a slash at its end. mirror: the folder of known manifests;
+    scratch: one for files that are looked at and thrown away.
+
+    Every call raises StageError as `infra.io.s3.persistently` does. stopped: asked before each request of many; where
+    it says so Cancelled is raised.
+    """
+
+    def __init__(self, url: str, mirror: Path, scratch: Path) -> None:
+        self.url = url
+        self.runs = RemoteRuns(url)
+        self._mirror = mirror
+        self._scratch = scratch
+
+    def find(self, stage: str, name: str) -> Manifest | None:
+        """The manifest of an artifact as it is now; None if there is none that this version can read."""
+        found = self._read(stage, name)
+        return found[0] if found else None
+
+    def stages(self) -> list[str]:
+        return sorted(name for name in list_folders(self.url) if not name.startswith(".") and name not in RESERVED)
+
+    def names(self, stage: str) -> list[str]:
+        """The artifacts of a stage, replaced ones too: fingerprints, and those with a digest behind a dot."""
+        return sorted(self._listed(stage))
+
+    def all(self, stage: str) -> Iterator[tuple[str, Manifest]]:
+        """Every artifact of a stage by its name, replaced ones too. Only manifests that are new here are read."""
+        listed = self._listed(stage)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda name: self._known(stage, name, listed[name]), sorted(listed))
+            for name, manifest in zip(sorted(listed), found, strict=True):
+                if manifest is not None:
+                    yield name, manifest
+
+    def place(self, manifest: Manifest) -> str:
+        """The URL of an artifact that stands at its own address."""
+        return f"{self.url}/{manifest.stage}/{manifest.fingerprint}"
+
+    def file_url(self, manifest: Manifest, path: str) -> str:
+        return f"{self._files(manifest)}/{path}"
+
+    def differences(self, manifest: Manifest) -> list[tuple[str, str]]:
+        """(URL, what) of each file that is missing or of another size; none is read."""
+        there = self._sizes(manifest)
+        return [
+            (self.file_url(manifest, file.path), "missing" if file.path not in there else "changed")
+            for file in manifest.files
+            if there.get(file.path) != file.size
+        ]
+
+    def verify(self, manifest: Manifest) -> list[tuple[str, str]]:
+        """(URL, what) of each file that differs from the manifest, every byte read, and of each that it has not."""
+        named = {file.path for file in manifest.files}
+        extra = [(self.file_url(manifest, path), EXTRA) for path in self._sizes(manifest) if path not in named]
+        known = self.differences(manifest)
+        wrong = {url for url, _ in known}
+        left = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
+        known += [(self.file_url(manifest, file.path), "changed") for file in self._damaged(manifest, left)]
+        return sorted([*known, *extra])
+
+    def _damaged(self, manifest: Manifest, files: list[File]) -> list[File]:
+        """Those whose bytes are not what the manifest says."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+
+        def differs(file: File) -> bool:
+            target = self._scratch / f"verified-{os.getpid()}-{threading.get_ident()}"
+            try:
+                self._download(manifest, file, target)
+            except StageError as error:
+                if error.problems[0].code != "damaged_object":
+                    raise
+                return True
+            finally:
+                target.unlink(missing_ok=True)
+            return False
+
+        found = zip(files, side_by_side(differs, files), strict=True)
+        return [file for file, is_wrong in found if is_wrong]
+
+    def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File], stopped: Stopped = lambda: False) -> None:
+        """Downloads files of an artifact to their places in a folder, each checked against its hash.
+
+        Raises StageError `damaged_object` for one that differs, or is gone.
+        """
+
+        def fetch(file: File) -> None:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._download(manifest, file, target)
+            sync(target)
+
+        side_by_side(fetch, list(files), stopped)
+
+    def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None], stopped: Stopped) -> Manifest:
+        """Uploads the files of a build and makes them the artifact of their address: what is it now, which is another
+        where that one has the same payload and every state of its training that this build kept, or where somebody
+        else was first.
+
+        One that was there and is whole stays under `<fingerprint>.<digest8>`. check: called before the last step, after
+        an upload that may take hours. Raises what it raises, and StageError `upload_lost` where files are gone by then.
+        """
+        current = self._read(manifest.stage, manifest.fingerprint)
+        is_whole = current and current[0].digest == manifest.digest and self._is_whole(current[0], folder)
+        if current and is_whole and not new_states(current[0], manifest):
+            self._note_versions(*current, manifest)
+            return self._settled(current[0])
+        self._upload(manifest, folder, stopped)
+        check()
+        if lost := self.differences(manifest):
+            raise stage_error("upload_lost", lost[0][0], f"it was uploaded, and is {lost[0][1]} now", "run again")
+        is_other = current and current[0].digest != manifest.digest and not self.differences(current[0])
+        if current and (is_whole or is_other):
+            self._retire(current[0])
+        if not self._put(manifest, manifest.fingerprint, current[1] if current else None):
+            now = self._read(manifest.stage, manifest.fingerprint)
+            if now is None:
+                message = "its manifest changed while it was replaced, and is gone"
+                raise stage_error("artifact_lost", self.place(manifest), message, "run again")
+            return self._settled(now[0])
+        return self._settled(manifest)
+
+    def delete(self, manifest: Manifest, name: str) -> None:
+        """Takes an artifact away: first its manifest, then its files, unless another of its address names them too.
+
+        name: that of its folder. Only for who holds the lease of its address.
+        """
+        remove([object_at(self._manifest_url(manifest.stage, name))])
+        self._mirrored(manifest.stage, name).unlink(missing_ok=True)
+        others = (
+            self.find(manifest.stage, one)
+            for one in self._listed(manifest.stage)
+            if one.partition(".")[0] == manifest.fingerprint
+        )
+        if not any(one is None or one.build_id == manifest.build_id for one in others):
+            remove_below(self._files(manifest))
+
+    def change_aux(self, manifest: Manifest, path: str, source: Path, described: File) -> bool:
+        """Puts a small file beside a finished artifact, in its manifest and outside of its digest. False where the
+        artifact is another by now."""
+        current = self._read(manifest.stage, manifest.fingerprint)
+        if current is None or current[0].digest != manifest.digest:
+            return False
+        was, etag = current
+        others = tuple(file for file in was.files if file.path != path)
+        if described in was.files:
+            return True
+        # The manifest never names a file that differs: first without it, then with it.
+        if len(others) < len(was.files):
+            if not self._put(replace(was, files=others), was.fingerprint, etag):
+                return False
+            etag = self._etag(was)
+        upload(source, self.file_url(was, path))
+        files = tuple(sorted((*others, described), key=lambda file: file.path))
+        return self._put(replace(was, files=files), was.fingerprint, etag)
+
+    def _etag(self, manifest: Manifest) -> str:
+        found = self._read(manifest.stage, manifest.fingerprint)
+        return found[1] if found else ""
+
+    def _is_whole(self, manifest: Manifest, folder: Path) -> bool:
+        """Whether the payload of an artifact is that of a folder, to the byte: whoever builds it again by force may do
+        so since a byte of it is wrong. Where an ETag does not tell, the object is read."""
+        if self.differences(manifest):
+            return False
+        there = self._listed_files(manifest)
+        payload = [file for file in manifest.files if file.is_payload]
+        doubtful = {file.path for file in payload if there[file.path].etag != etag_of(folder / file.path)}
+        return not self._damaged(manifest, [file for file in payload if file.path in doubtful])
+
+    def _upload(self, manifest: Manifest, folder: Path, stopped: Stopped) -> None:
+        """What an upload that was broken off left is kept: an object is there whole or not at all."""
+        there = self._sizes(manifest)
+        left = [file for file in manifest.files if there.get(file.path) != file.size]
+
+        def put_file(file: File) -> None:
+            with suppress(UploadStopped):  # asked again below
+                upload(folder / file.path, self.file_url(manifest, file.path), stopped)
+
+        side_by_side(put_file, left, stopped)
+
+    def _note_versions(self, kept: Manifest, etag: str, manifest: Manifest) -> None:
+        """Records that other packages built the same, so that `--strict-versions` does not build it a third time."""
+        if manifest.versions != kept.versions:
+            self._put(replace(kept, reproduced_with=manifest.versions), kept.fingerprint, etag)
+
+    def _retire(self, manifest: Manifest) -> None:
+        name = f"{manifest.fingerprint}.{manifest.digest[:8]}"
+        put_if(manifest.as_bytes(), self._manifest_url(manifest.stage, name), None)
+
+    def _settled(self, manifest: Manifest) -> Manifest:
+        """Takes away the files below an address that no manifest there names."""
+        stage, fingerprint = manifest.stage, manifest.fingerprint
+        named = [self.find(stage, name) for name in self._listed(stage) if name.partition(".")[0] == fingerprint]
+        kept = {manifest.build_id, *(one.build_id for one in named if one)}
+        below = f"{self.url}/{FILES}/{stage}/{fingerprint}"
+        for build in list_folders(below) if all(named) else ():  # of one that cannot be read nobody knows its files
+            if build not in kept:
+                remove_below(f"{below}/{build}")
+        return manifest
+
+    def _put(self, manifest: Manifest, name: str, etag: str | None) -> bool:
+        return put_if(manifest.as_bytes(), self._manifest_url(manifest.stage, name), etag)
+
+    def _read(self, stage: str, name: str) -> tuple[Manifest, str] | None:
+        url = self._manifest_url(stage, name)
+        found = read_object(url)
+        if found is None:
+            return None
+        self._remember(stage, name, *found)
+        try:
+            return Manifest.parse(found[0], url), found[1]
+        except ValueError:
+            return None
+
+    def _known(self, stage: str, name: str, etag: str) -> Manifest | None:
+        """The manifest with this ETag, from the mirror if it has it."""
+        with suppress(OSError, ValueError):
+            head, _, content = self._mirrored(stage, name).read_bytes().partition(b"\n")
+            if head.decode() == etag:
+                return Manifest.parse(content, self._manifest_url(stage, name))
+        return self.find(stage, name)
+
+    def _remember(self, stage: str, name: str, content: bytes, etag: str) -> None:
+        path = self._mirrored(stage, name)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        with suppress(OSError):  # it saves a request the next time, no more
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hidden.write_bytes(etag.encode() + b"\n" + content)
+            hidden.replace(path)
+
+    def _mirrored(self, stage: str, name: str) -> Path:
+        return self._mirror / stage / f"{name}.json"
+
+    def _listed(self, stage: str) -> dict[str, str]:
+        """The ETag of each manifest of a stage, by the artifact's name."""
+        beginning = object_at(f"{self.url}/{stage}/").key
+        found = {}
+        for item in list_objects(f"{self.url}/{stage}/"):
+            name, _, file = item.key.removeprefix(beginning).partition("/")
+            if file == MANIFEST:
+                found[name] = item.etag
+        return found
+
+    def _sizes(self, manifest: Manifest) -> dict[str, int]:
+        return {path: item.size for path, item in self._listed_files(manifest).items()}
+
+    def _listed_files(self, manifest: Manifest) -> dict[str, S3Object]:
+        place = f"{self._files(manifest)}/"
+        prefix = object_at(place).key
+        return {item.key.removeprefix(prefix): item for item in list_objects(place)}
+
+    def _files(self, manifest: Manifest) -> str:
+        return f"{self.url}/{FILES}/{manifest.stage}/{manifest.fingerprint}/{manifest.build_id}"
+
+    def _manifest_url(self, stage: str, name: str) -> str:
+        return f"{self.url}/{stage}/{name}/{MANIFEST}"
+
+    def _download(self, manifest: Manifest, file: File, target: Path) -> None:
+        url = self.file_url(manifest, file.path)
+        try:
+            download(url, target, file.size, "sha256", file.sha256)
+        except StageError as error:
+            (problem,) = error.problems
+            if problem.code not in ("bad_checksum", "missing_source"):
+                raise
+            what = "is gone" if problem.code == "missing_source" else problem.message
+            fix = f"build it again: stemma run CONFIG --force {manifest.step or manifest.stage}"
+            message = f"a file of {manifest.stage}/{manifest.fingerprint}: {what}"
+            raise stage_error("damaged_object", url, message, fix) from None

@@ -1,0 +1,68 @@
+"""Whether a prefix of a bucket is a root, and how an empty one becomes one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from infra.errors import ConfigError, Problem, StageError
+from infra.io.s3 import client, object_at, persistently, read_object
+from infra.io.s3_write import put_if, remove
+from infra.store.layout import FORMAT, MARKER
+
+_FORMAT_LINE = f"{FORMAT}\n".encode()
+_FIXES = {
+    "missing_source": "make the bucket, or correct --root",
+    "s3_credentials": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for a server of your own",
+    "s3_refused": "look at the credentials and the bucket's policy: a root is listed, read and written",
+}
+_opened: set[tuple[str, str, bool]] = set()
+
+
+def open_root(url: str, *, make: bool) -> None:
+    """Looks once a process whether this is a root, and makes it one if it is empty and `make` says so.
+
+    Raises ConfigError where the bucket is not there or does not let us in, for a place with anything else in it, for
+    another format, and for a server that cannot put on a condition; StageError as `infra.io.s3.persistently` does.
+    """
+    known = (url, os.environ.get("AWS_ENDPOINT_URL", ""), make)
+    if known in _opened:
+        return
+    try:
+        _open(url, make)
+    except StageError as error:
+        (problem,) = error.problems
+        if problem.code not in _FIXES:
+            raise
+        raise ConfigError(replace(problem, path="--root", fix=_FIXES[problem.code])) from None
+    _opened.add(known)
+
+
+def _open(url: str, make: bool) -> None:
+    place = f"{url}/{MARKER}"
+    found = read_object(place)
+    if found is None:
+        if strange := _first_below(url):
+            message = f"this is no root and not empty: it holds {strange}"
+            raise ConfigError(Problem("not_a_store", url, message, "name a root, or an empty or new prefix"))
+        if not make:
+            return
+        put_if(_FORMAT_LINE, place, None)
+        if put_if(b"only if there is none", place, None):
+            remove([object_at(place)])
+            message = "this server ignores `If-None-Match`: two machines could both commit one artifact there"
+            fix = "AWS's S3 knows it, and servers of their own do in newer versions; or use a folder as --root"
+            raise ConfigError(Problem("no_conditional_put", url, message, fix))
+        found = read_object(place)
+    if found is None or found[0] != _FORMAT_LINE:
+        said = (found[0] if found else b"")[:20].decode(errors="replace").strip()
+        message = f"this root has format {said!r}, this version of stemma reads format {FORMAT}"
+        raise ConfigError(Problem("store_format", url, message, "use the version that wrote it, or another --root"))
+
+
+def _first_below(url: str) -> str:
+    """One of the keys below a URL, without asking for all of them; empty if there is none."""
+    place = object_at(url)
+    prefix = f"{place.key}/" if place.key else ""
+    found = persistently(url, lambda: client().list_objects_v2(Bucket=place.bucket, Prefix=prefix, MaxKeys=1))
+    return next((str(row["Key"]) for row in found.get("Contents", [])), "")

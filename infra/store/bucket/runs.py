@@ -1,0 +1,97 @@
+"""What the machines of a root on an object store tell each other of pipeline runs.
+
+<url>/runs/<run id>.json         the journal and the result of a run that ended
+<url>/runs/going/<run id>.json   a run that has not ended: its host, and what it came to, see `infra.store.at_work`
+<url>/runs/trials/<run id>.json   of which sweep a run that has not ended is a trial
+<url>/runs/best/<sweep>/<who>.json   the best trial of a sweep on a machine
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from infra.io.json import parse_own_json
+from infra.io.s3 import list_objects, object_at, read_object, side_by_side
+from infra.io.s3_write import put, remove
+
+RUNS = "runs"
+GOING = "going"
+BEST = "best"
+TRIALS = "trials"
+RUN_FILES = ("journal.jsonl", "result.json")
+
+
+class RemoteRuns:
+    """The runs of a root. url: of the root. Every call raises StageError as `infra.io.s3.persistently` does."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/{RUNS}"
+
+    def begin(self, run_id: str, about: dict[str, Any]) -> None:
+        put(json.dumps(about).encode(), self._going(run_id))
+
+    def end(self, run_id: str) -> None:
+        remove([object_at(self._going(run_id)), object_at(self._trial(run_id))])
+
+    def put_trial(self, run_id: str, facts: dict[str, str]) -> None:
+        """Says of a run that is about to begin, on whichever machine, that it is a trial of a sweep."""
+        put(json.dumps(facts).encode(), self._trial(run_id))
+
+    def trial(self, run_id: str) -> dict[str, str] | None:
+        """What `put_trial` said; None for a run that is no trial."""
+        found = read_object(self._trial(run_id))
+        facts: dict[str, str] | None = parse_own_json(found[0]) if found else None
+        return facts
+
+    def going(self) -> list[dict[str, Any]]:
+        """What the runs that have not ended said last, with `run_id` and `modified`, the Unix time of that."""
+        found = []
+        for item in list_objects(f"{self._url}/{GOING}/"):
+            if content := read_object(str(item)):
+                known = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
+                found.append({"artifacts": [], **parse_own_json(content[0]), **known})
+        return found
+
+    def best(self) -> list[tuple[str, str]]:
+        """(sweep, run id) of the best trial of each sweep, once a machine that ran it."""
+        found = []
+        for item in list_objects(f"{self._url}/{BEST}/"):
+            if content := read_object(str(item)):
+                found.append((item.key.rsplit("/", 2)[-2], str(parse_own_json(content[0])["run_id"])))
+        return found
+
+    def put_best(self, sweep: str, who: str, run_id: str) -> None:
+        """who: tells machines apart that run the same sweep."""
+        put(json.dumps({"run_id": run_id}).encode(), f"{self._url}/{BEST}/{sweep}/{who}.json")
+
+    def put(self, folder: Path) -> None:
+        """How a pipeline run ended and what it said, for machines that did not see it. folder: of its journal."""
+        files = {name: (folder / name).read_text(encoding="utf8") for name in RUN_FILES}
+        put(json.dumps(files).encode(), f"{self._url}/{folder.name}.json")
+
+    def fetch(self, runs: Path) -> None:
+        """Brings the runs of other machines that ended to the folder of journals here."""
+
+        def fetch(url: str) -> None:
+            if (found := read_object(url)) is None:
+                return
+            folder = runs / url.rpartition("/")[2].removesuffix(".json")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in RUN_FILES:  # the result last: it stands for all of them
+                hidden = folder / f".{name}.{os.getpid()}"
+                hidden.write_text(parse_own_json(found[0])[name], encoding="utf8")
+                hidden.replace(folder / name)
+
+        beginning = object_at(f"{self._url}/").key
+        items = [item for item in list_objects(f"{self._url}/") if "/" not in item.key.removeprefix(beginning)]
+        new = [str(item) for item in items if not (runs / item.name.removesuffix(".json") / RUN_FILES[-1]).exists()]
+        side_by_side(fetch, new)
+
+    def _trial(self, run_id: str) -> str:
+        return f"{self._url}/{TRIALS}/{run_id}.json"
+
+    def _going(self, run_id: str) -> str:
+        return f"{self._url}/{GOING}/{run_id}.json"

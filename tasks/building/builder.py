@@ -1,0 +1,398 @@
+"""One build of an artifact, under its lease: the stage in a process of its own, then the manifest and the commit."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from infra.errors import Cancelled, Problem, StageError, stage_error
+from infra.io.sources import Source
+from infra.leases.lease import Lease
+from infra.lineage import messages
+from infra.lineage.ledger import mlflow_run_id
+from infra.project import code_state, lock_hash
+from infra.run import read_journal
+from infra.store.ancestry import glance_at_ancestry, locate
+from infra.store.layout import AUX
+from infra.store.manifest import Manifest, SourceRecord, iso_time
+from infra.store.store import Store, disk_error
+from tasks.building.context import BuildContext, Clock
+from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
+from tasks.building.lineage import end_of, leave_card, shown
+from tasks.processes.child import CHECKPOINTS, JOURNAL, Job, Measured, Outcome, note_event
+from tasks.processes.supervisor import LOG, lease_lost, run_child
+from tasks.stage import STATE, Node
+
+LOW_DISK_BYTES = 200_000_000
+
+
+MEASUREMENT = "measurement"
+"""The folder beside an unfinished model for what its training's process measures of it."""
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """What the process of a training measured: the files, and what it wrote to its journal meanwhile."""
+
+    manifest: Manifest
+    folder: Path
+    outcome: Outcome
+    journal: bytes
+
+    @property
+    def measured(self) -> Measured:
+        assert self.outcome.measured is not None
+        return self.outcome.measured
+
+
+@dataclass
+class Build:
+    """One build under a lease.
+
+    keep_measurement: called with what was measured of a model, once that is in the store.
+    """
+
+    node: Node
+    request: BuildRequest
+    inputs: Mapping[str, Manifest]
+    requires: Mapping[str, Manifest]
+    context: BuildContext
+    lease: Lease
+    clock: Clock
+    build_id: str = field(default_factory=messages.new_build_id)
+    folders: dict[str, Path] = field(default_factory=dict)
+    """Of the inputs, once they are here."""
+    keep_measurement: Callable[[MeasuredModel], None] | None = None
+
+    @property
+    def store(self) -> Store:
+        return self.context.store
+
+    @cached_property
+    def work(self) -> Path:
+        return self.store.layout.work(self.node.folder, self.request.fingerprint)
+
+    @property
+    def scratch(self) -> Path:
+        return self.work / "scratch"
+
+    @property
+    def unfinished(self) -> Path:
+        return self.work / "artifact"
+
+    def run(self, because: Sequence[Change]) -> tuple[Manifest, Path]:
+        started = time.time()
+        with self._failure_told():
+            self._prepare()
+            self._send_started(started)
+            with self.clock("fetch"):
+                self._fetch_inputs()
+            with self.context.turn(self.node.id):
+                # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
+                begun, ticks = time.time(), time.monotonic()
+                said = "; ".join(map(str, because[:3]))
+                self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": said})
+                outcome = run_child(
+                    self._job(),
+                    self.lease,
+                    self._pass_on,
+                    self.context.is_cancelled,
+                    self.context.patience_s,
+                    self.context.warm_start,
+                )
+            with self.clock("journal"):
+                self._keep_records(self.scratch / JOURNAL)
+                shutil.copyfile(self.scratch / LOG, self.unfinished / AUX / LOG)
+            seconds = time.monotonic() - ticks - (outcome.measured.seconds if outcome.measured else 0.0)
+            manifest = self._manifest(outcome, begun, seconds)
+            self._check_lease()
+            with self.clock("commit"):
+                manifest, path = self._commit(manifest)
+        if outcome.measured and self.keep_measurement:
+            journal = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
+            self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, journal))
+        return self._end(manifest, path)
+
+    def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
+        """Commits what the process of the model's training measured, as if a process of this build had."""
+        measured = model.measured
+        with self._failure_told():
+            self._prepare()
+            self._send_started(measured.started)
+            shutil.copytree(model.folder, self.unfinished, dirs_exist_ok=True)
+            (self.scratch / JOURNAL).write_bytes(model.journal)
+            self._keep_records(self.scratch / JOURNAL)
+            outcome = replace(model.outcome, figures=measured.figures, headline=measured.headline, measured=None)
+            manifest = self._manifest(outcome, measured.started, measured.seconds)
+            self._check_lease()
+            with self.clock("commit"):
+                manifest, path = self._commit(manifest)
+        return self._end(manifest, path)
+
+    @contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        """Tells the journal and MLflow of what fails within. Raises StageError for a disk's OSError, which it names."""
+        try:
+            yield
+        except OSError as error:
+            disk = disk_error(error, self.node.id, self.work)
+            self._send_failed(str(disk))
+            raise disk from error
+        except Exception as error:
+            self._note_end(error)
+            self._send_failed(str(error))
+            raise
+
+    def _note_end(self, error: Exception) -> None:
+        """Leaves in the journal why this try ended: the one that goes on with its work tells of all of them."""
+        if isinstance(error, StageError) and any(problem.code == "lease_lost" for problem in error.problems):
+            return  # another builder writes there now
+        name = "cancelled" if isinstance(error, Cancelled) else "failed"
+        with suppress(OSError):  # of a disk that is full by now the error itself tells
+            note_event(self.scratch, name, str(error))
+
+    def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
+        """Ends a build that was done but for its upload when it was broken off; None if there is none such."""
+        manifest = self.store.unfinished_commit(self.unfinished, self.node.folder, self.request.fingerprint)
+        if manifest is None:
+            return None
+        self.build_id = manifest.build_id
+        self.context.event(self.node.id, "upload", f"continuing the upload to {self.store.location(manifest)}")
+        self._check_lease()
+        return self._end(*self._commit(manifest))
+
+    def _check_lease(self) -> None:
+        if not self.lease.still_held():
+            raise lease_lost(self.node.id)
+
+    def _check_commit(self) -> None:
+        """What an artifact descends from is to be there as long as it is: `stemma gc` of another machine may have taken
+        this run for dead."""
+        self._check_lease()
+        self.context.before_commit()
+        for wanted in (*self.inputs.values(), *self.requires.values()):
+            if locate(self.store, wanted.as_input()) is None:
+                place = self.store.location(wanted)
+                message = f"{self.node.id} was made from it, and it was removed meanwhile"
+                raise stage_error("input_removed", place, message, "run again: it is built again, this stage is not")
+
+    def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
+        """What is in force at the address afterwards: of an object store that may be what another machine put there."""
+        if self.store.remote is not None:
+            size = sum(file.size for file in manifest.files)
+            place = self.store.location(manifest)
+            self.context.event(self.node.id, "upload", f"uploading {size / 1e6:,.1f} MB to {place}")
+        path = self.store.commit(self.unfinished, manifest, self._check_commit, self.context.is_cancelled)
+        if self.store.remote is None:
+            return manifest, path
+        now = self.store.find(manifest.stage, manifest.fingerprint)
+        return (manifest if now is None or now.digest == manifest.digest else now), path
+
+    def _end(self, manifest: Manifest, path: Path) -> tuple[Manifest, Path]:
+        leave_card(self.node, self.inputs, path, self.context)
+        for message in end_of(self.node, self.inputs, manifest, path, self.context):
+            self.context.tell(message)
+        self._remove_uploads()
+        shutil.rmtree(self.work, ignore_errors=True)
+        return manifest, path
+
+    def _fetch_inputs(self) -> None:
+        """Brings what the stage reads to this machine, where that is on an object store."""
+        say, stopped = partial(self.context.event, self.node.id, "download"), self.context.is_cancelled
+        told_from = self.node.stage.makes in ("page", "registration")  # of figures and records, without the data
+        for name, manifest in self.inputs.items():
+            if told_from:
+                self.folders[name] = self.store.glance(manifest)
+            else:
+                state = self.request.inputs[name] if name == STATE else ""
+                self.folders[name] = self.store.fetch(manifest, say=say, stopped=stopped, state=state)
+        for manifest in self._previous().values():
+            self.store.fetch(manifest, say=say, stopped=stopped)
+        if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from
+            glance_at_ancestry(self.store, (self.store.path(registered), registered))
+        if promoted := self.node.promoted:
+            record = self.store.read(promoted.paths[0].parent)
+            for name, wanted in record.inputs.items() if record else ():
+                # Of the model itself its manifest tells the figures; it is known here once it was looked for.
+                if (found := locate(self.store, wanted)) and name != self.node.stage.registers:
+                    self.store.fetch(found[1], found[0], say, stopped)
+
+    def _prepare(self) -> None:
+        """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""
+        for folder in (self.unfinished, self.work / MEASUREMENT):
+            if folder.exists():
+                shutil.rmtree(folder)
+        (self.unfinished / AUX).mkdir(parents=True)
+        if self.keep_measurement:
+            (self.work / MEASUREMENT / AUX).mkdir(parents=True)
+        self.scratch.mkdir(exist_ok=True)
+        free = shutil.disk_usage(self.work).free
+        if free < LOW_DISK_BYTES:
+            raise StageError(
+                Problem(
+                    "disk_full",
+                    str(self.store.root),
+                    f"only {free / 1e6:.0f} MB are free; {self.node.id} needs at least {LOW_DISK_BYTES / 1e6:.0f} MB",
+                    "free some space, or choose another --root",
+                )
+            )
+
+    def _others(self) -> dict[str, str]:
+        """Artifacts that the stage reads beside those that the graph gives it."""
+        promoted = self.node.promoted
+        previous = {name: str(self.store.path(one)) for name, one in self._previous().items()}
+        return {**previous, **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
+
+    def _previous(self) -> dict[str, Manifest]:
+        """The pipeline's last artifact of this step but this one, for a stage that compares itself with it."""
+        if not self.node.stage.compares:
+            return {}
+        others = (
+            manifest
+            for folder, manifest in self.store.manifests(self.node.folder)
+            if folder == self.store.path(manifest)
+            and manifest.pipeline == self.context.pipeline
+            and manifest.step in ("", self.node.id)
+            and manifest.fingerprint != self.request.fingerprint
+        )
+        newest = max(others, key=lambda one: one.age_key, default=None)
+        return {"previous": newest} if newest else {}
+
+    def _job(self) -> Job:
+        return Job(
+            node=self.node.id,
+            stage=self.node.stage.name,
+            config=self.node.config.model_dump(mode="json"),
+            launch=self.context.launch.model_dump(mode="json"),
+            inputs={**{name: str(folder) for name, folder in self.folders.items()}, **self._others()},
+            out=str(self.unfinished),
+            scratch=str(self.scratch),
+            measurement=str(self.work / MEASUREMENT) if self.keep_measurement else "",
+            keeps_memory=self.node.stage.keeps_memory,
+            claim=asdict(self.lease.claim),
+            checkpoint_place=self._checkpoint_place(),
+        )
+
+    def _checkpoint_place(self) -> str:
+        """Where a training's checkpoints are uploaded to; empty for none."""
+        build = f"{self.node.folder}/{self.request.fingerprint}"
+        return self.context.launch.checkpoint_place(build) if self.node.stage.makes_weights else ""
+
+    def _remove_uploads(self) -> None:
+        """What was uploaded of an unfinished training is of no use once its artifact is there."""
+        place = self._checkpoint_place()
+        if not place or not (self.scratch / CHECKPOINTS).exists():
+            return
+        from infra.io.s3_write import remove_below
+
+        try:
+            remove_below(place)
+        except StageError as error:
+            message = f"the uploaded checkpoints stay in {place}; remove them by hand: {error}"
+            self.context.event(self.node.id, "upload_kept", message)
+
+    def _pass_on(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] in ("progress", "event", "log"):
+            self.context.say(self.node.id, message)
+
+    def _keep_records(self, journal: Path) -> None:
+        """The journal goes into aux/; events and metrics also apart, for whoever reads them."""
+        aux = self.unfinished / AUX
+        aux.mkdir(exist_ok=True)
+        lines = read_journal(journal)
+        for kind in ("metric", "event"):
+            said = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == kind]
+            text = "".join(json.dumps(line) + "\n" for line in said)
+            (aux / f"{kind}s.jsonl").write_text(text, encoding="utf8")
+        shutil.copyfile(journal, aux / JOURNAL)
+
+    def _manifest(self, outcome: Outcome, started: float, seconds: float) -> Manifest:
+        with self.clock("hash"):
+            files = self.store.describe_files(self.unfinished)
+            records = tuple(self._source_record(source) for source in self.node.sources())
+        finished = time.time()
+        return Manifest(
+            stage=self.node.folder,
+            step=self.node.id,
+            version=self.node.stage.version,
+            fingerprint=self.request.fingerprint,
+            digest=self.store.content_digest(files),
+            build_id=self.build_id,
+            config=self.node.config.model_dump(mode="json"),
+            identity=self.request.identity,
+            inputs={
+                name: manifest.as_input(self.request.inputs[name] if name == STATE else "")
+                for name, manifest in self.inputs.items()
+            },
+            requires={name: manifest.as_input() for name, manifest in self.requires.items()},
+            sources=records,
+            files=files,
+            result={"figures": outcome.figures, "headline": outcome.headline},
+            pipeline=self.context.pipeline,
+            run_id=self.context.run_id,
+            code=code_state(),
+            lock_hash=lock_hash(),
+            versions={"python": platform.python_version(), **installed_versions(RECORDED_PACKAGES)},
+            host=socket.gethostname(),
+            device=outcome.device,
+            mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),
+            flow_run_id=self.context.flow_run_id or None,
+            started=iso_time(started),
+            finished=iso_time(finished),
+            seconds=round(seconds, 3),
+            bookkeeping_s=dict(self.clock.seconds),
+        )
+
+    def _source_record(self, source: Source) -> SourceRecord:
+        """Raises StageError `source_changed` if it is another than the one that this build is named by."""
+        digest = self.store.hashes.digest(source)
+        if digest != self.request.sources.get(source.key):
+            raise StageError(
+                Problem("source_changed", source.key, "the source was changed while it was read", "run again")
+            )
+        files = self.store.hashes.source_files(source)
+        return SourceRecord(source.key, digest, {str(place): sha for place, sha in files.items()})
+
+    def _send_started(self, started: float) -> None:
+        code = code_state()
+        self.context.outbox.send(
+            messages.StageStarted(
+                self.build_id,
+                self.context.run_id,
+                self.context.pipeline,
+                self.node.id,
+                self.request.fingerprint,
+                started,
+                self.node.stage.version,
+                self.node.config.model_dump(mode="json"),
+                tuple(
+                    messages.Input(name, manifest.stage, manifest.digest, manifest.fingerprint)
+                    for name, manifest in self.inputs.items()
+                ),
+                tuple(messages.SourceFile(key, digest) for key, digest in self.request.sources.items()),
+                str(code["commit"]),
+                bool(code["dirty"]),
+                lock_hash(),
+                socket.gethostname(),
+                self.context.launch.device,
+                self.context.flow_run_id,
+                self.context.flow_run_url,
+            )
+        )
+        self.context.outbox.send(messages.MetricsFile(self.build_id, str(self.scratch / JOURNAL)))
+
+    def _send_failed(self, error: str) -> None:
+        status: messages.Status = "KILLED" if self.context.is_cancelled() else "FAILED"
+        finished = messages.StageFinished(
+            self.build_id, status, time.time(), artifacts=shown(self.node, self.unfinished), error=error
+        )
+        self.context.tell(finished)

@@ -1,0 +1,1 @@
+"""What Prefect's page shows of a stage: progress, events, its sheet."""

@@ -1,0 +1,382 @@
+"""The process of one stage: builds it once, in a session of its own, and says how it ended in a file.
+
+    python -m tasks.processes.child JOB.json
+
+or forked from a server that has imported what it needs, see `tasks.processes.warm_start`.
+
+Its own process, because a stage owns torch's threads and random state, may be killed as a whole, and gives back its
+memory. It ends with its whole process group as soon as whoever started it is gone. Where the stage trains in several
+ranks, this process starts them, each running this program too, and says how the first of them failed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from infra.errors import Cancelled, StemmaError
+from infra.io.json import read_own_json
+from infra.launch.cluster import run_on_cluster
+from infra.launch.config import LaunchConfig
+from infra.launch.ranks import Ended
+from infra.launch.training import run_ranks
+from infra.leases.lease import Claim
+from infra.process.lifetime import die_with_parent, leave
+from infra.process.workers import Mapper
+from infra.run import Result, Run, open_journal
+from infra.secrets import HidingStream
+from infra.store.store import is_full
+from tasks.processes.exits import NO_ROOM, diagnose_exit, out_of_memory_kills
+from tasks.processes.failures import failure_of
+from tasks.processes.openmp import watch_others
+from tasks.stages import STAGES
+
+JOURNAL = "journal.jsonl"
+OUTCOME = "outcome.json"
+CHECKPOINTS = "checkpoints"
+"""Where a training leaves them in its work folder (training/checkpoint/folder.py)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
+
+    keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
+    measurement: the folder for what is measured of the model that is trained, empty too; "" where nothing is.
+    claim: the lease that it works under, as `infra.leases.lease.Claim`; empty for work that has none.
+    checkpoint_place: see `infra.run.Run`.
+    """
+
+    node: str
+    stage: str
+    config: dict[str, Any]
+    launch: dict[str, Any]
+    inputs: dict[str, str]
+    out: str
+    scratch: str
+    measurement: str = ""
+    keeps_memory: bool = False
+    claim: dict[str, Any] = field(default_factory=dict)
+    checkpoint_place: str = ""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        return cls(**read_own_json(path))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the process of a training measured of its model, once that was written.
+
+    place: of the journal's first byte that is about the measurement. started: since 1970.
+    """
+
+    figures: dict[str, float]
+    headline: str
+    place: int
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the child ended; `status` is built or one of the words of `infra.errors`.
+
+    A training says so once its model is whole, and again when it is measured: `measuring` in between, and where
+    measuring failed.
+    """
+
+    status: str
+    figures: dict[str, float]
+    headline: str
+    problems: list[dict[str, str]]
+    device: str = ""
+    time: float = field(default_factory=time.time)
+    measuring: bool = False
+    measured: Measured | None = None
+
+    @property
+    def is_built(self) -> bool:
+        return self.status == "built"
+
+    def write(self, path: Path) -> None:
+        fresh = path.with_suffix(".fresh")  # of a process that is killed here the earlier word counts
+        fresh.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
+        fresh.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome | None:
+        """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
+        try:
+            found = read_own_json(path)
+        except (FileNotFoundError, ValueError):
+            return None
+        measured = found.pop("measured", None)
+        return cls(**found, measured=Measured(**measured) if measured else None)
+
+
+def main(argument: str) -> int:
+    """argument: the path of a job's file."""
+    job_path = Path(argument)
+    die_with_parent()
+    if not isinstance(sys.stdout, HidingStream):  # a process that was forked has them from its server
+        sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
+    cancelled = False
+
+    def cancel(*_: Any) -> None:
+        nonlocal cancelled
+        cancelled = True
+
+    def listen() -> None:
+        signal.signal(signal.SIGTERM, cancel)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    listen()
+    job = Job.read(job_path)
+    if job.claim and "RANK" not in os.environ:
+        Claim(**job.claim).hold()
+    try:
+        if "RANK" in os.environ:
+            outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
+        elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
+            outcome = _all_ranks(job, job_path, lambda: cancelled)
+            outcome.write(Path(job.scratch) / OUTCOME)
+        else:
+            outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
+            outcome.write(Path(job.scratch) / OUTCOME)
+    except OSError as error:  # of the journal, or of the outcome itself
+        if not is_full(error):
+            raise
+        return NO_ROOM
+    # A rank that could not measure ends as one that failed, so that the others are not waiting for it.
+    return 0 if outcome.is_built and not outcome.measuring else 1
+
+
+def starts_ranks(launch: LaunchConfig) -> bool:
+    """Whether a stage that trains does so in processes of their own."""
+    return launch.ranks > 1 or launch.cluster != "local"
+
+
+def _launch_of(job: Job) -> LaunchConfig:
+    return LaunchConfig(**job.launch)
+
+
+def _launch_here(job: Job) -> LaunchConfig:
+    """`launch:` for the process of a stage. What does not train runs on this machine, also where training is for nodes
+    of a cluster: `device: gpu` speaks of those then, and here a GPU is taken if there is one."""
+    launch = _launch_of(job)
+    if STAGES[job.stage].trains or launch.cluster == "local" or launch.device != "gpu":
+        return launch
+    return launch.model_copy(update={"device": "auto"})
+
+
+def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> Outcome:
+    """word: where the outcome is written as soon as a model is whole."""
+    scratch = Path(job.scratch)
+    with open_journal(scratch / JOURNAL) as journal:
+        launch, mapper = _launch_here(job), _mapper(job)
+        run = Run(
+            scratch,
+            launch,
+            journal=journal,
+            is_cancelled=is_cancelled,
+            listen=listen,
+            mapper=mapper,
+            checkpoint_place=job.checkpoint_place,
+        )
+        return _build(job, run, word)
+
+
+def _mapper(job: Job) -> Mapper | None:
+    """What brings partitions to a Ray cluster, where the config names one."""
+    launch = _launch_of(job)
+    if launch.ray is None:
+        return None
+    from tasks.processes.ray_mapper import map_on_ray
+
+    # Of what is mapped, models alone are asked on GPUs.
+    gpus = launch.device != "cpu" and STAGES[job.stage].makes == "scores"
+    return map_on_ray(launch.ray, launch.workers, job.node, gpus=gpus)
+
+
+def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
+    """One of several ranks; only the first speaks, and only what it writes is kept."""
+    scratch = Path(job.scratch)
+    if rank == 0:
+        outcome = _alone(job, is_cancelled, listen, _rank_outcome(scratch, rank))
+    else:
+        aside = scratch / f"rank{rank}.out"
+        aside.mkdir(exist_ok=True)
+        measured_aside = aside / "measurement"
+        measured_aside.mkdir(exist_ok=True)
+        run = Run(
+            scratch,
+            _launch_of(job),
+            is_cancelled=is_cancelled,
+            listen=listen,
+            checkpoint_place=job.checkpoint_place,
+        )
+        apart = replace(job, out=str(aside), measurement=str(measured_aside) if job.measurement else "")
+        outcome = _build(apart, run, _rank_outcome(scratch, rank))
+        shutil.rmtree(aside, ignore_errors=True)
+    outcome.write(_rank_outcome(scratch, rank))
+    return outcome
+
+
+def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Outcome:
+    scratch, launch = Path(job.scratch), _launch_of(job)
+    ranks = range(launch.ranks)
+    kills = out_of_memory_kills()
+
+    def forget_outcomes() -> None:
+        for rank in ranks:
+            _rank_outcome(scratch, rank).unlink(missing_ok=True)
+
+    def say(name: str, message: str) -> None:
+        forget_outcomes()  # of ranks that were ended, and start again
+        note_event(scratch, name, message)
+
+    forget_outcomes()
+    try:
+        command = [sys.executable, "-m", "tasks.processes.child", str(job_path)]
+        if launch.cluster == "local":
+            ended = run_ranks(command, launch, scratch, is_cancelled, say)
+        else:
+            progress = partial(_newest_checkpoint, scratch)
+            ended = run_on_cluster(command, launch, scratch, job.node, is_cancelled, say, os.environ, progress)
+    except StemmaError as error:
+        return _failed(error)
+    outcomes = {rank: found for rank in ranks if (found := Outcome.read(_rank_outcome(scratch, rank)))}
+    # Once the model is whole it stays so, whatever befalls a rank that measures it.
+    if (first := outcomes.get(0)) and (first.measuring or first.measured or all(one.code == 0 for one in ended)):
+        return first
+    if is_cancelled():
+        return _failed(Cancelled())
+    return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
+
+
+def _newest_checkpoint(scratch: Path) -> str:
+    return max((path.name for path in scratch.glob(f"{CHECKPOINTS}/ba*")), default="")
+
+
+def note_event(scratch: Path, name: str, message: str) -> None:
+    """An event in the journal of a stage of which no process writes to it now."""
+    with open_journal(scratch / JOURNAL) as journal:
+        Run(scratch, journal=journal).event(name, message)
+
+
+def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], out_of_memory: bool) -> Outcome:
+    """Of several failed ranks the one that began: one that died without a word, else the first to say why.
+
+    The others fail only because they lost it.
+    """
+    silent = [one for one in ended if one.code and one.rank not in outcomes]
+    if silent:
+        died = diagnose_exit(job.node, silent[0].code, out_of_memory)
+        return Outcome("failed", {}, "", [replace(died, message=f"rank {silent[0].rank}: {died.message}").as_json()])
+    _, rank = min((outcome.time, rank) for rank, outcome in outcomes.items() if outcome.status != "built")
+    first = outcomes[rank]
+    if first.status != "failed":
+        return first
+    problems = [problem | {"message": f"rank {rank}: {problem['message']}"} for problem in first.problems]
+    return replace(first, problems=problems)
+
+
+def _rank_outcome(scratch: Path, rank: int) -> Path:
+    return scratch / f"outcome.rank{rank}.json"
+
+
+def _build(job: Job, run: Run, word: Path) -> Outcome:
+    """word: where the outcome is written as soon as a model is whole."""
+    try:
+        stage = STAGES[job.stage]
+        config = stage.config.model_validate(job.config)
+        inputs = {name: Path(folder) for name, folder in job.inputs.items()}
+        if stage.trains or stage.makes == "scores":
+            import_torch(Path(job.scratch))
+        build = stage.load()
+        watch_others()
+        result = build(config, inputs, Path(job.out), run)
+        built = Outcome("built", _plain(result.figures), result.headline, [], _device(stage.trains, run.launch))
+        if result.measure is None or not job.measurement:
+            return built
+        return _measured(job, run, built, result.measure, word)
+    except StemmaError as error:
+        return _failed(error)
+    except Exception as error:
+        # The traceback goes to the stage's log, what it comes to goes to the user.
+        traceback.print_exc()
+        return _failed(failure_of(error, job.node, Path(job.out), f"stemma logs {job.node}"))
+
+
+def import_torch(folder: Path) -> None:
+    """Import torch, which writes a module of its own among the temporary files as it is imported. A process that is
+    killed leaves it: in the stage's work it goes with that."""
+    usual, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        importlib.import_module("torch.distributed.nn.jit.instantiator")
+    finally:
+        tempfile.tempdir = usual
+
+
+def _measured(job: Job, run: Run, built: Outcome, measure: Callable[[Path, Run], Result], word: Path) -> Outcome:
+    """The outcome with what is measured of the model. Where that fails the model is built all the same: the stage that
+    measures it alone tells why."""
+    measuring = replace(built, measuring=True)
+    try:
+        if "RANK" in os.environ:
+            from training.core.ranks import wait_for_all
+
+            wait_for_all()  # until every rank has written what the model is made of
+        measuring.write(word)
+        place, started, ticks = run.place() or 0, time.time(), time.monotonic()
+        result = measure(Path(job.measurement), run)
+        seconds = round(time.monotonic() - ticks, 3)
+        return replace(built, measured=Measured(_plain(result.figures), result.headline, place, started, seconds))
+    except Cancelled:
+        return measuring
+    except Exception as error:
+        traceback.print_exc()
+        run.event("not_measured", f"the model is whole, but measuring it failed: {error}")
+        return measuring
+
+
+def _plain(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _device(trains: bool, launch: LaunchConfig) -> str:
+    """What the stage computed on, as far as it used torch at all, and of a training in which precision."""
+    torch = sys.modules.get("torch")
+    has_gpu = torch is not None and torch.cuda.is_available()
+    name = str(torch.cuda.get_device_name()) if torch is not None and has_gpu else f"cpu ({platform.machine()})"
+    if torch is None or not trains:
+        return name
+    from training.core.hardware import precision_of
+
+    kind = "cuda" if has_gpu and launch.device != "cpu" else "cpu"
+    return f"{name}, {precision_of(launch, torch.device(kind))}"
+
+
+def _failed(error: StemmaError) -> Outcome:
+    return Outcome(error.status, {}, "", [problem.as_json() for problem in error.problems])
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1]))
