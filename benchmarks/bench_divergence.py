@@ -25,7 +25,7 @@ from scipy.signal import lfilter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.rl.divergence import fall_from_best
+from training.rl.overoptimisation import fall_from_best
 
 ERROR = 0.2
 NOISES = ((0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 0.3), (1.0, 0.6), (2.0, 0.6))

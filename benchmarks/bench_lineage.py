@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from flows.config.read import load, section_classes  # noqa: E402
-from infra.identity import fingerprint  # noqa: E402
+from infra.fingerprint import fingerprint  # noqa: E402
 from infra.store.manifest import File, Manifest, SourceRecord  # noqa: E402
 from infra.store.store import Store  # noqa: E402
 

@@ -30,7 +30,7 @@ from flows.prefect.page import PATIENCE_S
 from flows.prefect.page_queue import PageQueue
 from flows.runs.journal import new_run_id
 from infra.config import StageConfig
-from infra.identity import flatten
+from infra.fingerprint import flatten
 from infra.project import root_of
 from infra.store.store import Store
 from tasks.stages import usable_stages

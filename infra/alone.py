@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from infra.config import StageConfig
 from infra.errors import StemmaError, stage_error
-from infra.identity import canonical_json
+from infra.fingerprint import canonical_json
 from infra.io.json import read_own_json
 from infra.io.yaml import BadYaml, read_plain, read_text
 from infra.launch.config import LaunchConfig

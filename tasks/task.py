@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,58 +14,8 @@ from infra.errors import Cancelled, StemmaError
 from infra.store.manifest import Manifest
 from tasks.building.build import Done, ensure
 from tasks.pages.page import PageOwner, StagePage
+from tasks.retries import back_off_s, wait, worth_another_try
 from tasks.stage import Node
-
-MACHINE_FAULTS = frozenset(
-    {
-        "killed",
-        "lease_lost",
-        "source_unreachable",
-        # Of the leases: the server was away for longer than a builder waits.
-        "database_unreachable",
-        "leases_locked",
-        # Of what a library raised: see `tasks.processes.failures`.
-        "device_fault",
-        "ranks_disconnected",
-        "hang",
-        # Of a cluster: see `infra.launch`.
-        "node_lost",
-        "too_few_hosts",
-        "job_cancelled",
-        "preempted",
-        "scheduler_unreachable",
-        # Others that shared the machine may have ended by then; and a microbatch that was too large is halved.
-        "out_of_memory",
-        "microbatch_halved",
-    }
-)
-"""Codes of problems that the same work on the same data may not meet again. A GPU that is too small for what it was
-told to compute (`device_out_of_memory`) is none."""
-
-FACTOR = 4.0
-JITTER = 0.2
-"""Many runs that lose one server must not all come back in the same second."""
-
-POLL_S = 0.2
-
-
-def worth_another_try(error: StemmaError) -> bool:
-    return bool(error.problems) and all(problem.code in MACHINE_FAULTS for problem in error.problems)
-
-
-def back_off_s(attempt: int, first_s: float) -> float:
-    """How long to wait after attempt 1, 2, …: for 10 s first, 10 s, 40 s, 160 s, each give or take a fifth."""
-    return first_s * FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
-
-
-def wait(seconds: float, is_cancelled: Callable[[], bool]) -> bool:
-    """Waits, and says whether nobody cancelled meanwhile."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if is_cancelled():
-            return False
-        time.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
-    return not is_cancelled()
 
 
 class PipelineRun(PageOwner, Protocol):

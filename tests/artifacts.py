@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.identity import fingerprint
+from infra.fingerprint import fingerprint
 from infra.store.manifest import Manifest, SourceRecord
 from infra.store.store import Store
 

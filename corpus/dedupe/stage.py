@@ -16,6 +16,7 @@ import numpy as np
 
 from corpus.dedupe.boilerplate import cut_boilerplate
 from corpus.dedupe.config import DedupeConfig, NearDuplicates, choose_bands
+from corpus.dedupe.minhash import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.search import (
     Duplicates,
     Indices,
@@ -25,7 +26,6 @@ from corpus.dedupe.search import (
     mark_candidates,
     order_of_preference,
 )
-from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
 from corpus.documents.dropped import SCHEMA as DROPPED
 from corpus.documents.dropped import tell_of_vanished, warning

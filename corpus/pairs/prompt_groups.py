@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from corpus.dedupe.config import NearDuplicates, choose_bands
 from corpus.dedupe.kernels import Sets, join_alike, sign_sets
+from corpus.dedupe.minhash import hash_functions, sets_of_shingles
 from corpus.dedupe.search import buckets_of
-from corpus.dedupe.signatures import hash_functions, sets_of_shingles
 from corpus.documents.words import text_buffers
 
 TEMPLATE_SHARE, TEMPLATE_PROMPTS = 0.01, 10

@@ -11,7 +11,7 @@ from evaluation.results.artifacts import Artifact
 from evaluation.results.comparison import Paired, paired_figures
 from flows.compare.compared import Compared, Step
 from flows.compare.measured import EVALUATIONS, NOT_THERE, unlike, warnings_of
-from infra.identity import canonical_json, flatten, same
+from infra.fingerprint import canonical_json, flatten, same
 from tasks.stages import STAGES
 
 _BOUNDS = ("_low", "_high")

@@ -15,7 +15,7 @@ from flows.config.read import load
 from flows.planning.plan import plan
 from flows.runs.journal import HAS_ARTIFACT, RunJournal
 from infra.errors import ConfigError, Problem
-from infra.identity import canonical
+from infra.fingerprint import canonical
 from infra.store.ancestry import glance_at_ancestry
 from infra.store.manifest import Manifest
 from infra.store.measurements import measurement_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.results.artifacts import Artifact, read_artifacts
 from infra.errors import Problem
-from infra.identity import canonical_json, flatten, same
+from infra.fingerprint import canonical_json, flatten, same
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 

@@ -14,7 +14,7 @@ from flows.config.graph import MODEL, Graph, ancestors, first_model, items_to_cl
 from flows.config.pipeline_config import PipelineConfig, dump, section_classes
 from flows.config.problems import nearest
 from infra.errors import Problem, StageError
-from infra.identity import canonical
+from infra.fingerprint import canonical
 from infra.launch.config import LaunchConfig
 from infra.secrets import recognised
 from infra.servers.vllm import program_problem

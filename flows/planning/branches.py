@@ -10,7 +10,7 @@ from typing import Any
 
 from corpus.config import READS_RECORDS
 from corpus.readers.selected import left_out
-from corpus.tokens.chat_template import has_other_template
+from corpus.tokens.chat_format import has_other_template
 from flows.config.graph import Graph
 from flows.planning.plan import Row
 from infra.errors import ConfigError, Problem, StageError

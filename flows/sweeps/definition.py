@@ -13,7 +13,7 @@ from flows.config.graph import Graph, ancestors, graph, known, with_measurements
 from flows.config.read import PipelineConfig, dump, load
 from flows.sweeps.space import Choices, Range, Space, grid, settings_text
 from infra.errors import ConfigError, Problem
-from infra.identity import canonical, canonical_json
+from infra.fingerprint import canonical, canonical_json
 from infra.project import default_root
 from infra.store.measurements import MEASURE
 from tasks.stage import Node

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from infra.errors import Problem, StageError, stage_error
-from infra.identity import digest_files
+from infra.fingerprint import digest_files
 from infra.io.sources import Place, Source, by_name
 from infra.io.tables import cannot_write, in_words, is_damaged, set_aside
 

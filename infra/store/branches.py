@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import StageError
-from infra.identity import changed_settings
+from infra.fingerprint import changed_settings
 from infra.io.json import read_own_json
 from infra.store.manifest import Input, Manifest, folder_of, known_manifest
 from infra.store.states import CLOCK, KeptState, kept_states

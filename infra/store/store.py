@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
-from infra.identity import NoStableForm, adopted_fingerprint, digest_files, fingerprint
+from infra.fingerprint import NoStableForm, adopted_fingerprint, digest_files, fingerprint
 from infra.io.files import give_usual_rights, sync
 from infra.io.hashing import HashBook
 from infra.io.s3 import Stopped

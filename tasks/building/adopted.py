@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from infra.errors import ConfigError, Problem, stage_error
-from infra.identity import adopted_fingerprint, digest_files
+from infra.fingerprint import adopted_fingerprint, digest_files
 from infra.lineage.messages import new_build_id
 from infra.project import code_state, lock_hash, user_name
 from infra.store.layout import AUX, MANIFEST

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from infra.errors import Cancelled, StemmaError
-from infra.identity import fingerprint
+from infra.fingerprint import fingerprint
 from infra.lineage import messages
 from infra.lineage.ledger import ended_unheard
 from infra.store.left_memory import remove_memory

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corpus.tokens.chat_template import FILES as TEMPLATE_FILES
-from corpus.tokens.chat_template import has_other_template
-from infra.identity import canonical, changed_settings, same, within
+from corpus.tokens.chat_format import FILES as TEMPLATE_FILES
+from corpus.tokens.chat_format import has_other_template
+from infra.fingerprint import canonical, changed_settings, same, within
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.store import Store, address_of

@@ -109,7 +109,7 @@ def test_hub_names_are_read_from_the_cache_or_said_to_be_missing(build, dataset,
 
 
 def test_where_a_dataset_lies_does_not_bear_on_identity(dataset, tmp_path):
-    from infra.identity import canonical
+    from infra.fingerprint import canonical
 
     for place in ("here", "there"):
         dataset["train"].save_to_disk(tmp_path / place)

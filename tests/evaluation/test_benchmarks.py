@@ -352,7 +352,7 @@ def test_what_stands_solved_before_a_question_is_never_scored(tmp_path: Path) ->
 
 
 def test_only_configs_that_ask_for_shots_put_rows_aside_and_have_another_identity(tmp_path: Path) -> None:
-    from infra.identity import canonical
+    from infra.fingerprint import canonical
 
     task = {"name": "plus", "kind": "multiple_choice", "path": str(tmp_path / "q.jsonl")}
     assert canonical(BenchmarksConfig()) == {}

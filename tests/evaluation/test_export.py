@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from corpus.model_folders.inputs import name_model_inputs
-from corpus.tokens.chat_template import CHAT_TEMPLATE
+from corpus.tokens.chat_format import CHAT_TEMPLATE
 from evaluation.release.export import card_of, check_elsewhere, export
 from evaluation.results.artifacts import Artifact
 from infra.errors import StageError

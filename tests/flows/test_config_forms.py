@@ -28,7 +28,7 @@ from flows.deployment.start import Request
 from flows.pipeline import pipeline
 from flows.stage import FLOWS
 from infra.config import Config, normal_default
-from infra.identity import canonical, canonical_json, same
+from infra.fingerprint import canonical, canonical_json, same
 from infra.io.yaml import read_plain
 from infra.launch.config import LaunchConfig
 from tests.command import REPOSITORY

@@ -10,7 +10,7 @@ import pytest
 
 from flows.config.graph import graph
 from flows.config.read import parse
-from infra.identity import canonical, fingerprint
+from infra.fingerprint import canonical, fingerprint
 from infra.store.manifest import Input, Manifest, SourceRecord
 from infra.store.store import Store
 from tasks.building.explain import BuildRequest, find

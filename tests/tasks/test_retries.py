@@ -18,7 +18,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.training import run_ranks
 from tasks.processes.child import Outcome
 from tasks.processes.failures import failure_of
-from tasks.task import worth_another_try
+from tasks.retries import worth_another_try
 from tests.command import REPOSITORY, Answer
 from training.trainer.microbatch import out_of_memory
 

@@ -20,8 +20,8 @@ from infra.run import Run
 from training.config import RlhfConfig
 from training.core.hardware import Hardware
 from training.core.train_state import EndOfTraining
-from training.rl.divergence import DivergenceWatch, Round
 from training.rl.ensemble import Ensemble
+from training.rl.overoptimisation import DivergenceWatch, Round
 from training.rlhf import rlhf
 from training.train_modules.scorer import load_scorer
 

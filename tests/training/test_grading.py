@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from infra.errors import StageError
-from infra.identity import canonical_json
+from infra.fingerprint import canonical_json
 from training.config import RlhfConfig
 from training.rl.grading import Graders
 from training.rl.reward_functions import Answered

@@ -27,11 +27,9 @@ from training.generation.completions import Completions, kl_of
 from training.model.loss import IGNORE, chunked_cross_entropy
 from training.model.ngram import Bigram, Unigram
 from training.train_modules.answer_logprobs import token_logprobs
+from training.train_modules.kl import adapted_kl_coef, exact_kl, kl_k1
 from training.train_modules.policy_losses import (
-    adapted_kl_coef,
     advantages_and_returns,
-    exact_kl,
-    kl_k1,
     leave_one_out,
     policy_loss,
     token_rewards,

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_template import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
+from corpus.tokens.chat_format import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
 from infra.errors import StageError, stage_error
 from infra.io.bounded import file_lines
 from infra.io.json import BadJson, parse_json, read_json

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.documents.passes import write_json
-from corpus.tokens.chat_template import END_OF_TEXT
+from corpus.tokens.chat_format import END_OF_TEXT
 from corpus.tokens.trained import TrainedSequences
 from infra.errors import StageError, stage_error
 from infra.run import Run

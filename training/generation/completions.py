@@ -19,7 +19,7 @@ from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.generation.sampling import sample
 from training.train_modules.answer_logprobs import answer_logits
-from training.train_modules.policy_losses import exact_kl
+from training.train_modules.kl import exact_kl
 from training.train_modules.scorer import Scorer
 
 _BATCH = 64

@@ -32,10 +32,11 @@ from training.core.train_state import TrainState
 from training.generation.completions import Batch, Completions, generate
 from training.generation.vllm_sampler import VllmSampler
 from training.rl.algorithms import Algorithm, Sampled
-from training.rl.divergence import DivergenceWatch, Round
+from training.rl.overoptimisation import DivergenceWatch, Round
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.train_modules.answer_logprobs import logprobs_and_entropies
-from training.train_modules.policy_losses import adapted_kl_coef, kl_k1, masked_mean
+from training.train_modules.kl import adapted_kl_coef, kl_k1
+from training.train_modules.policy_losses import masked_mean
 
 _BATCH = 64
 _FILE = "round.safetensors"

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation on answers: advantages, losses and KL estimates, as plain tensor functions.
+"""Proximal policy optimisation on answers: advantages and losses, as plain tensor functions.
 
 Shapes: B answers, T answer tokens (padded on the right), V vocabulary. `mask (B, T)` is 1 on an answer's tokens.
 """
@@ -91,20 +91,3 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     tokens ("N implementation details of RLHF", section 4.8)."""
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * masked_mean(torch.maximum((values - returns) ** 2, (clipped - returns) ** 2), mask)
-
-
-def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """log π/π_ref of sampled tokens: an unbiased estimate of the KL divergence (Schulman 2020)."""
-    return logprobs - reference
-
-
-def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
-    """KL divergence (…) of the whole next-token distributions, from logits (…, V)."""
-    ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
-    return (ours.exp() * (ours - theirs)).sum(-1)
-
-
-def adapted_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: float = 10_000) -> float:
-    """The next coefficient of the penalty after a round with mean `kl` an answer (Ziegler et al. 2019, section 2.2)."""
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * answers / horizon)

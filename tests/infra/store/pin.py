@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from flows.config.graph import graph
 from flows.config.read import parse, section_classes
-from infra.identity import bears_on_result, canonical, fingerprint
+from infra.fingerprint import bears_on_result, canonical, fingerprint
 from tasks.stages import STAGES
 
 PINNED = Path(__file__).with_name("pinned.json")

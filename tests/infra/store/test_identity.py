@@ -16,7 +16,7 @@ from corpus.cleaning.config import CleanConfig
 from corpus.config import IngestConfig
 from flows.config.read import parse
 from infra.config import StageConfig, in_identity, outside_identity
-from infra.identity import NoStableForm, canonical, canonical_json, changed_settings, digest_files, fingerprint
+from infra.fingerprint import NoStableForm, canonical, canonical_json, changed_settings, digest_files, fingerprint
 from infra.io.sources import SourcePath
 from tests.infra.store.pin import PINNED, current
 

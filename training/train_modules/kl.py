@@ -1,0 +1,25 @@
+"""KL divergence of a policy from its reference: estimates, the exact value, and the coefficient of its penalty.
+
+Shapes: B answers, T answer tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """log π/π_ref of sampled tokens: an unbiased estimate of the KL divergence (Schulman 2020)."""
+    return logprobs - reference
+
+
+def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL divergence (…) of the whole next-token distributions, from logits (…, V)."""
+    ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    return (ours.exp() * (ours - theirs)).sum(-1)
+
+
+def adapted_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: float = 10_000) -> float:
+    """The next coefficient of the penalty after a round with mean `kl` an answer (Ziegler et al. 2019, section 2.2)."""
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * answers / horizon)
