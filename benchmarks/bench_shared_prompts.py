@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from training.config import ModelConfig
 from training.core.hardware import Hardware, native_bf16
-from training.generation.completions import Batch, Completions
+from training.generation.completions import AnswerBatch, Completions
 from training.model.attention import choose_attention
 from training.model.models import build, hf_config
 from training.train_modules.answer_logprobs import answer_logprobs
@@ -34,7 +34,7 @@ SETTINGS = (
 )
 
 
-def _batch(prompt: int, each: int, answer: int, count: int) -> Batch:
+def _batch(prompt: int, each: int, answer: int, count: int) -> AnswerBatch:
     generator = torch.Generator().manual_seed(1)
 
     def drawn(length: int) -> list[int]:
@@ -42,10 +42,10 @@ def _batch(prompt: int, each: int, answer: int, count: int) -> Batch:
         return torch.randint(2, VOCABULARY, (size,), generator=generator).tolist()
 
     prompts = [one for _ in range(count // each) for one in [drawn(prompt)] * each]
-    return Batch.of(Completions(prompts, [drawn(answer) for _ in prompts], torch.ones(count)), 0)
+    return AnswerBatch.of(Completions(prompts, [drawn(answer) for _ in prompts], torch.ones(count)), 0)
 
 
-def _step(model: PreTrainedModel, batch: Batch, hardware: Hardware) -> Tensor:
+def _step(model: PreTrainedModel, batch: AnswerBatch, hardware: Hardware) -> Tensor:
     logprobs = answer_logprobs(model, batch.ids, batch.places, batch.tokens, batch.mask, hardware)
     loss = -logprobs.sum() / batch.mask.sum()
     model.zero_grad()

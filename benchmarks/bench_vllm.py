@@ -28,7 +28,7 @@ from infra.run import Run
 from training.chat.base import Chat
 from training.config import ModelConfig
 from training.core.hardware import prepare
-from training.generation.completions import Batch, generate
+from training.generation.completions import AnswerBatch, generate
 from training.generation.vllm_sampler import VllmSampler, differences
 from training.model.models import build, hf_config
 from training.train_modules.answer_logprobs import logprobs_and_entropies
@@ -84,7 +84,7 @@ def main() -> None:
                         tokens = sum(map(len, answers.ids))
                         speeds[name].append((tokens / took, tokens / worked))
                     if name == "vllm":
-                        batch = Batch.of(answers, chat.pad)
+                        batch = AnswerBatch.of(answers, chat.pad)
                         looked = (batch.ids, batch.places, batch.tokens, batch.mask)
                         ours, _ = logprobs_and_entropies(policy, *looked, hardware)
                         apart = max(apart, float(differences(answers, ours, batch.mask).mean()))

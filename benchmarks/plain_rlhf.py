@@ -30,7 +30,7 @@ from training.rl.algorithms import Sampled, algorithm_of
 from training.rl.ensemble import Ensemble
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.train_modules.scorer import Scorer, load_scorer
-from training.trainer.schedules import Schedule
+from training.trainer.schedules import LearningRateSchedule
 
 _BATCH = 64
 
@@ -63,7 +63,7 @@ class PlainRlhf:
         ensemble = Ensemble({"reward_model": reward}, config)
         self._rewards = Rewards(ensemble, self._scale, self.chat, config, hardware)
         batches = config.rollouts * config.epochs * (config.rollout_prompts // config.minibatch_answers)
-        self._schedule = Schedule.of(config.schedule, batches, config.minibatch_answers * length, 1)
+        self._schedule = LearningRateSchedule.of(config.schedule, batches, config.minibatch_answers * length, 1)
         weights = [weight for network in self._networks for weight in network.parameters()]
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(

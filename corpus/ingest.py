@@ -21,7 +21,7 @@ from corpus.documents.parts import Document, DocumentWriter, link_parts, make_do
 from corpus.documents.quarantine import Rejected, Tally
 from corpus.documents.sources import SourceCounts, SourceFacts, write_sources
 from corpus.readers.encodings import whole_characters
-from corpus.readers.plan import Piece, partitions_of
+from corpus.readers.plan import FilePart, partitions_of
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.selected import note_left_out
 from corpus.readers.texts import read_texts
@@ -39,7 +39,7 @@ class Reading:
     """One partition: some pieces of the source with this index in `read`; the docstrings are one by themselves."""
 
     source: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePart, ...]
     megabytes: float
 
 

@@ -18,7 +18,7 @@ from tasks.retries import back_off_s, wait, worth_another_try
 from tasks.stage import Node
 
 
-class PipelineRun(PageOwner, Protocol):
+class TaskOwner(PageOwner, Protocol):
     """What a stage's task asks of, and tells, the pipeline run that it belongs to."""
 
     def inputs_of(self, name: str) -> dict[str, Manifest]: ...
@@ -32,7 +32,7 @@ class PipelineRun(PageOwner, Protocol):
     def skipped(self, name: str, blockers: list[str]) -> None: ...
 
 
-def stage_task(node: Node, run: PipelineRun) -> Task[[], State]:
+def stage_task(node: Node, run: TaskOwner) -> Task[[], State]:
     """A Prefect task that makes sure of one node's artifact. Prefect's own cache is off: a hit there would skip our
     verification."""
 

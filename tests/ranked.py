@@ -125,7 +125,7 @@ def _rank(
     journal = Told()
     try:
         from infra.launch.config import LaunchConfig
-        from infra.launch.ranks import Node
+        from infra.launch.ranks import ClusterNode
         from infra.run import Run
         from training import config as configs
 
@@ -135,7 +135,7 @@ def _rank(
         where = {"device": "cpu", "threads": 1, "precision": "fp32", "processes": processes, "nodes": nodes}
         config = LaunchConfig(**{**where, **launch})
         if count > 1:
-            node = Node(rank // processes, "127.0.0.1", port)
+            node = ClusterNode(rank // processes, "127.0.0.1", port)
             os.environ |= node.rank_environment(config, rank % processes)
         if prepare is not None:
             prepare(rank)

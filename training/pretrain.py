@@ -68,7 +68,7 @@ from training.objectives.base import Objective
 from training.train_modules.language_model import LanguageModel
 from training.trainer.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
 from training.trainer.fit import Plan, fit
-from training.trainer.schedules import Schedule
+from training.trainer.schedules import LearningRateSchedule
 from training.validation.evaluate import Side, Validation, bits_per_byte, sides
 from training.validation.heldout import HeldOut, count_baselines, measure
 from training.validation.in_loop import InLoopEvaluator, keep_samples
@@ -344,7 +344,9 @@ def _start_from_bigrams(
 
 def _stuck(config: PretrainConfig, sample: NDArray[Any], vocab_size: int, plan: Plan, run: Run) -> Stuck:
     """What tells of a loss no lower than that of the tokens' frequencies. sample: training tokens (N, T)."""
-    warmup = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup).warmup
+    warmup = LearningRateSchedule.of(
+        config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
+    ).warmup
     return Stuck(float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean()), warmup, run)
 
 

@@ -39,7 +39,7 @@ def command(
     """
     from flows.config.graph import graph
     from flows.config.read import load
-    from flows.deployment.start import Request, exit_code, runs_on_worker, start
+    from flows.deployment.start import RunRequest, exit_code, runs_on_worker, start
     from flows.runs.journal import RunJournal, new_run_id
     from infra.lineage.ledger import mlflow_run_id, run_url
     from infra.store.store import Store
@@ -54,7 +54,7 @@ def command(
     debug = bool(click.get_current_context().params["debug"])
     with following(journal, quiet=as_json, debug=debug):
         document = start(
-            Request(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
+            RunRequest(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
         )
     document = {
         **document,

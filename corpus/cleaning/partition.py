@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.rules import Broken, Step
+from corpus.cleaning.rules import Broken, CleaningStep
 from corpus.cleaning.steps import steps_of
 from corpus.documents.dropped import SCHEMA as DROPPED
 from corpus.documents.parts import Document, DocumentWriter, read_part
@@ -73,7 +73,7 @@ class Account:
 
 
 @cache
-def _steps(config: str, classifier: Path | None) -> list[Step]:
+def _steps(config: str, classifier: Path | None) -> list[CleaningStep]:
     """The steps of a config given as JSON. They are kept from partition to partition of a process: what their tables
     remember makes them faster."""
     return steps_of(CleanConfig.model_validate_json(config), classifier)
@@ -105,7 +105,7 @@ def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: P
     }
 
 
-def _clean(batch: list[Document], steps: Sequence[Step], account: Account) -> Iterator[Document]:
+def _clean(batch: list[Document], steps: Sequence[CleaningStep], account: Account) -> Iterator[Document]:
     account.read += len(batch)
     current: list[tuple[Document, Document, tuple[str, ...]]] = [(document, document, ()) for document in batch]
     for step in steps:

@@ -21,7 +21,7 @@ from corpus.cleaning.languages.known import (
     is_unspaced,
     measure,
 )
-from corpus.cleaning.languages.segment import Batch, Segmenter, code_points
+from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
 
@@ -68,7 +68,7 @@ class QualityRules:
         return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts, languages)
 
     def _judge(
-        self, texts: Sequence[str], batch: Batch, verdicts: Verdicts, languages: Sequence[str] = ()
+        self, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts, languages: Sequence[str] = ()
     ) -> list[str]:
         config = self.config
         for rule in (
@@ -92,7 +92,7 @@ class QualityRules:
         config: GopherQualityConfig,
         texts: Sequence[str],
         languages: Sequence[str],
-        batch: Batch,
+        batch: SegmentedText,
         verdicts: Verdicts,
     ) -> None:
         found = measures.gopher_quality(
@@ -153,7 +153,7 @@ class QualityRules:
         return {document: prose for document, prose in found.items() if prose}
 
     def _gopher_repetition(
-        self, config: GopherRepetitionConfig, texts: Sequence[str], batch: Batch, verdicts: Verdicts
+        self, config: GopherRepetitionConfig, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts
     ) -> None:
         found = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
         sizes = np.diff(batch.doc_starts)
@@ -193,7 +193,9 @@ class QualityRules:
         for name, (_, limit), values in zip(names, (*common, *repeated), shares.T, strict=True):
             verdicts.apply(at_most(prefix + name, GOPHER, limit), values)
 
-    def _edit(self, lines: _C4Lines, texts: Sequence[str], batch: Batch, verdicts: Verdicts) -> tuple[Batch, list[str]]:
+    def _edit(
+        self, lines: _C4Lines, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts
+    ) -> tuple[SegmentedText, list[str]]:
         points, starts, fates, counts = lines.edit(batch, verdicts.standing)
         self.lines.update(dict(zip(_LINE_FATES, counts.sum(0).tolist(), strict=True)))
         for key, fate in (("drop_lorem_ipsum", c4.LOREM_IPSUM), ("drop_curly_bracket", c4.CURLY_BRACKET)):
@@ -211,7 +213,7 @@ class QualityRules:
             for start, end, standing, text in spans
         ]
 
-    def _fineweb(self, config: FineWebConfig, batch: Batch, verdicts: Verdicts) -> None:
+    def _fineweb(self, config: FineWebConfig, batch: SegmentedText, verdicts: Verdicts) -> None:
         found = measures.fineweb(batch.points, batch.doc_starts, self._classes, config.short_line_length).T
         lines = np.maximum(found[measures.FULL_LINES], 1)
         characters = np.diff(batch.doc_starts) - found[measures.NEW_LINES]
@@ -307,7 +309,7 @@ class _C4Lines:
         # Without the rule, lorem ipsum is a word that does nothing.
         self._ignored = 1 - self._lorem
 
-    def edit(self, batch: Batch, wanted: Array) -> tuple[Array, Array, Array, Array]:
+    def edit(self, batch: SegmentedText, wanted: Array) -> tuple[Array, Array, Array, Array]:
         config = self.config
         return c4.edit(
             batch.points, batch.doc_starts, wanted, self._classes, self._lower, self._ends,

@@ -68,7 +68,7 @@ class Verdicts:
             self.standing[document] = False
 
 
-class Step(Protocol):
+class CleaningStep(Protocol):
     """Looks at a batch of documents and drops, changes or keeps each.
 
     name: the section of the config that turns it on.

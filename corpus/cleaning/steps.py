@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corpus.cleaning.config import CleanConfig
-from corpus.cleaning.rules import Broken, Rule, Step, changed
+from corpus.cleaning.rules import Broken, CleaningStep, Rule, changed
 from corpus.documents.parts import Document
 
 
@@ -32,13 +32,13 @@ class Quality:
         ]
 
 
-def steps_of(config: CleanConfig, classifier: Path | None) -> list[Step]:
+def steps_of(config: CleanConfig, classifier: Path | None) -> list[CleaningStep]:
     """The steps that the config turns on, ready to work. Takes a second or two; the first time on a machine some ten
     seconds more, in which native code is compiled.
 
     classifier: the folder of the trained quality classifier, where the config has one.
     """
-    steps: list[Step] = [Quality(config)]
+    steps: list[CleaningStep] = [Quality(config)]
     if config.language:
         from corpus.cleaning.languages.language import Language
 

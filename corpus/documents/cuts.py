@@ -46,7 +46,7 @@ def joined(first: Sequence[Cut], then: Sequence[Cut]) -> list[Cut]:
     """The cuts that do at once what `first`, and `then` in the text that `first` leaves, do one after the other."""
     if not first or not then:
         return [*first, *then]
-    left = _runs(first, [Run(0, END)])
+    left = _runs(first, [ByteRun(0, END)])
     cuts: list[Cut] = []
     at, put = 0, b""
     for run in _runs(then, left):
@@ -65,7 +65,7 @@ END = 1 << 62
 
 
 @dataclass(frozen=True)
-class Run:
+class ByteRun:
     """Bytes of a text that stay, or, where those are none, bytes that are put in."""
 
     begin: int
@@ -75,15 +75,15 @@ class Run:
     def __len__(self) -> int:
         return self.end - self.begin + len(self.put)
 
-    def between(self, begin: int, end: int) -> Run:
+    def between(self, begin: int, end: int) -> ByteRun:
         if self.put:
-            return Run(0, 0, self.put[begin:end])
-        return Run(self.begin + begin, min(self.begin + end, self.end))
+            return ByteRun(0, 0, self.put[begin:end])
+        return ByteRun(self.begin + begin, min(self.begin + end, self.end))
 
 
-def _runs(cuts: Sequence[Cut], text: Sequence[Run]) -> list[Run]:
+def _runs(cuts: Sequence[Cut], text: Sequence[ByteRun]) -> list[ByteRun]:
     """What cuts leave of a text that consists of runs, of which the last goes on to END."""
-    left: list[Run] = []
+    left: list[ByteRun] = []
     kept_from = 0
     for cut in [*cuts, Cut(END, END)]:
         place = 0
@@ -93,7 +93,7 @@ def _runs(cuts: Sequence[Cut], text: Sequence[Run]) -> list[Run]:
                 left.append(run.between(begin, end))
             place += len(run)
         if cut.put:
-            left.append(Run(0, 0, cut.put.encode()))
+            left.append(ByteRun(0, 0, cut.put.encode()))
         kept_from = cut.end
     return left
 

@@ -43,7 +43,7 @@ TEXT_PART = b"stemma.text_part"
 
 
 @dataclass(frozen=True)
-class Selection:
+class DocumentSelection:
     """Documents of one text part. rows: (N,), ascending; cuts: by place among the N; epochs: (N,)."""
 
     text_part: Path
@@ -51,11 +51,11 @@ class Selection:
     cuts: Mapping[int, Sequence[Cut]]
     epochs: NDArray[np.int32]
 
-    def between(self, first: int, last: int) -> Selection:
+    def between(self, first: int, last: int) -> DocumentSelection:
         """Those whose row in the text part is at least `first` and below `last`, counted from there."""
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
         cuts = {place - begin: cuts for place, cuts in self.cuts.items() if begin <= place < end}
-        return Selection(self.text_part, self.rows[begin:end] - np.int32(first), cuts, self.epochs[begin:end])
+        return DocumentSelection(self.text_part, self.rows[begin:end] - np.int32(first), cuts, self.epochs[begin:end])
 
     def of(self, documents: pa.Table) -> pa.Table:
         """The selected ones of all documents of the text part, whatever columns of them there are."""
@@ -70,7 +70,7 @@ class Selection:
         return documents
 
 
-def read_selection(part: Path) -> Selection | None:
+def read_selection(part: Path) -> DocumentSelection | None:
     """The selection in a part; None for one that holds its text itself. Raises StageError `text_missing`."""
     with pq.ParquetFile(part) as file:
         name = (file.schema_arrow.metadata or {}).get(TEXT_PART)
@@ -88,7 +88,7 @@ def read_selection(part: Path) -> Selection | None:
     places = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
     cut = zip(places.tolist(), table["cuts"].take(pa.array(places)).to_pylist(), strict=True)
     cuts = {place: [Cut(**one) for one in some] for place, some in cut}
-    return Selection(text_part, table["row"].to_numpy(), cuts, table["epoch"].to_numpy())
+    return DocumentSelection(text_part, table["row"].to_numpy(), cuts, table["epoch"].to_numpy())
 
 
 def read_table(part: Path, columns: Sequence[str]) -> pa.Table:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from corpus.readers.folders import Selection, Splits, is_hidden, select
+from corpus.readers.folders import FolderFiles, Splits, is_hidden, select
 from infra.config import Config, Seed, outside_identity
 from infra.io.s3 import SCHEME
 from infra.io.sources import FOLLOW, Place, Source, SourceDataset, SourceLocation, expand, expand_objects, glob_root
@@ -67,16 +67,16 @@ class FileSelection(Config):
     left; all reads them too. A file that is named itself is always read, and hidden files and side files of other
     programs (_SUCCESS, .crc, .DS_Store, a.txt~) never are, unless they are named themselves."""
 
-    def selection(self) -> Selection[Place]:
+    def selection(self) -> FolderFiles[Place]:
         """The files and objects that there are now, and those that are left out. Raises StageError as
         `infra.io.sources.expand` and `expand_objects` do."""
         found = [self.selected(path) for path in self.paths]
         read = dict.fromkeys(file for one in found for file in one.read)
         side = dict.fromkeys(file for one in found for file in one.side if file not in read)
         other = dict.fromkeys(file for one in found for file in one.other_splits if file not in read)
-        return Selection(tuple(sorted(read, key=_order)), tuple(side), tuple(other))
+        return FolderFiles(tuple(sorted(read, key=_order)), tuple(side), tuple(other))
 
-    def selected(self, path: str) -> Selection[Place]:
+    def selected(self, path: str) -> FolderFiles[Place]:
         """The same of one of the paths."""
         if path.startswith(SCHEME):
             objects = expand_objects([path])
@@ -88,7 +88,7 @@ class FileSelection(Config):
         if place.is_dir():
             return select(((file, file.relative_to(place).as_posix()) for file in files), self.splits)
         if place.exists() or files == (place,):
-            return Selection(files)
+            return FolderFiles(files)
         root = glob_root(place)
         # Of what a glob matches a folder is no file of records.
         inside = [(file, file.relative_to(root).as_posix()) for file in files if not file.is_dir()]
@@ -96,7 +96,7 @@ class FileSelection(Config):
         shown = [(file, name) for file, name in inside if not is_hidden(name)]
         chosen = select(shown, self.splits)
         hidden = tuple(file for file, name in inside if is_hidden(name))
-        return Selection((*chosen.read, *hidden), chosen.side, chosen.other_splits)
+        return FolderFiles((*chosen.read, *hidden), chosen.side, chosen.other_splits)
 
     def places(self) -> tuple[Place, ...]:
         """The files and objects to read. Raises StageError as `selection` does."""

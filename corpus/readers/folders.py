@@ -43,7 +43,7 @@ Splits = Literal["train", "all"]
 T = TypeVar("T")
 
 
-class Selection(NamedTuple, Generic[T]):
+class FolderFiles(NamedTuple, Generic[T]):
     """Files of a folder: those to read, side files, and those of other splits."""
 
     read: tuple[T, ...]
@@ -61,7 +61,7 @@ class Selection(NamedTuple, Generic[T]):
         return f"files left out: {'; '.join(parts)}" if parts else ""
 
 
-def select(files: Iterable[tuple[T, str]], splits: Splits) -> Selection[T]:
+def select(files: Iterable[tuple[T, str]], splits: Splits) -> FolderFiles[T]:
     """The data files among all files of one folder.
 
     Args:
@@ -74,7 +74,7 @@ def select(files: Iterable[tuple[T, str]], splits: Splits) -> Selection[T]:
     side = [file for file, name in named if name in out]
     data = [(file, name) for file, name in named if name not in out]
     other = set(_of_other_splits([name for _, name in data])) if splits == "train" else set()
-    return Selection(
+    return FolderFiles(
         tuple(file for file, name in data if name not in other),
         tuple(side),
         tuple(file for file, name in data if name in other),

@@ -53,7 +53,7 @@ BROKEN = {"corrupt_file", "binary_source", "unread_format", "wrong_encoding", "t
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePart:
     """A file, or a part of one: bytes of a file of lines, row groups of a Parquet file. size: bytes on disk."""
 
     place: Place
@@ -84,12 +84,12 @@ def suffix_of(place: Place) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Piece]]:
+def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[FilePart]]:
     """The pieces of all files, in groups of about PARTITION_BYTES; depends on nothing but the files.
 
     Raises StageError `missing_source`, `corrupt_file` (Parquet).
     """
-    groups: list[list[Piece]] = []
+    groups: list[list[FilePart]] = []
     room = 0
     for place in by_name(places):
         for piece in _pieces(source, place):
@@ -101,10 +101,10 @@ def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Pie
     return groups
 
 
-def _pieces(source: TextOptions, place: Place) -> Iterator[Piece]:
+def _pieces(source: TextOptions, place: Place) -> Iterator[FilePart]:
     size = size_of(place)
     if size <= PARTITION_BYTES:
-        yield Piece(place, size)
+        yield FilePart(place, size)
         return
     kind = format_of(source, place)
     if kind == "parquet":
@@ -112,9 +112,9 @@ def _pieces(source: TextOptions, place: Place) -> Iterator[Piece]:
     elif (kind == "jsonl" or (kind == "text" and source.text_unit == "line")) and _splits_at_bytes(source, place, kind):
         for start in range(0, size, PARTITION_BYTES):
             end = min(size, start + PARTITION_BYTES)
-            yield Piece(place, end - start, Span(start, end))
+            yield FilePart(place, end - start, Span(start, end))
     else:
-        yield Piece(place, size)
+        yield FilePart(place, size)
 
 
 def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
@@ -127,7 +127,7 @@ def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
     return not (kind == "jsonl" and is_list(place))
 
 
-def _row_groups(source: TextOptions, place: Place, size_on_disk: int) -> Iterator[Piece]:
+def _row_groups(source: TextOptions, place: Place, size_on_disk: int) -> Iterator[FilePart]:
     first, total = 0, 0
     try:
         sizes = group_bytes(place)
@@ -135,11 +135,11 @@ def _row_groups(source: TextOptions, place: Place, size_on_disk: int) -> Iterato
         if source.broken_files == "stop" or error.problems[0].code not in BROKEN:
             raise
         # Who reads it finds the same fault, and puts the file aside.
-        yield Piece(place, size_on_disk)
+        yield FilePart(place, size_on_disk)
         return
     for index, size in enumerate(sizes):
         if total and total + size > PARTITION_BYTES:
-            yield Piece(place, total, Span(first, index))
+            yield FilePart(place, total, Span(first, index))
             first, total = index, 0
         total += size
-    yield Piece(place, total, Span(first, len(sizes)))
+    yield FilePart(place, total, Span(first, len(sizes)))

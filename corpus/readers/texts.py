@@ -19,13 +19,13 @@ from corpus.readers.formats.plain import cut, read_lines, read_paragraphs, read_
 from corpus.readers.formats.table_batches import Table
 from corpus.readers.formats.table_process import read_rows
 from corpus.readers.formats.web import main_text, read_html, read_warc
-from corpus.readers.plan import BROKEN, Piece, format_of, suffix_of
+from corpus.readers.plan import BROKEN, FilePart, format_of, suffix_of
 from corpus.readers.record import MISSING, Record, Text, Unreadable, pick, too_long
 from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_format
 from infra.errors import StageError
 
 
-def read_texts(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Rejected]:
+def read_texts(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
     """All texts of a piece of a source, mended and cut as the source asks for; what cannot be read is put aside.
 
     key: the dotted config key of the source, for messages.
@@ -45,7 +45,7 @@ def read_texts(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | R
         yield Rejected(str(piece.place), 0, f"broken file: {problem.message}")
 
 
-def _read(source: TextOptions, piece: Piece, key: str) -> Iterator[Text | Rejected]:
+def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
     place, encoding, max_bytes = piece.place, source.encoding, int(source.max_document_mb * 1e6)
     fields = (source.text_field, *source.metadata_fields)
     match format_of(source, place):

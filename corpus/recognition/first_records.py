@@ -10,7 +10,7 @@ from typing import Any
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.documents.quarantine import Rejected
 from corpus.readers.config import DatasetSelection, FileSelection, InstructionOptions, PreferenceOptions
-from corpus.readers.plan import Piece
+from corpus.readers.plan import FilePart
 from infra.errors import Problem, StageError
 from infra.io.sources import SCHEME, Place, by_name, files_below, size_of
 
@@ -79,4 +79,4 @@ def _records(source: Any, place: Place, key: str) -> Iterator[object]:
         return instruction_pairs(source, [place], key)
     if isinstance(source, PreferenceOptions):
         return preference_pairs(source, [place], key)
-    return read_texts(source, Piece(place, size_of(place)), key)
+    return read_texts(source, FilePart(place, size_of(place)), key)

@@ -22,7 +22,7 @@ from infra.run import Run
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """One case and how the model did. before, after: what it answered to the prompt and to the changed prompt."""
 
     case: Case
@@ -83,7 +83,7 @@ def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
     return config.by == "likelihood" or case.kind == "direction"
 
 
-def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[Outcome]:
+def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutcome]:
     """Each case judged by the log likelihoods of its choices after the prompt, and after the changed one."""
     asked = [(case, prompt) for case in cases for prompt in _prompts(case)]
     requests = [
@@ -98,7 +98,7 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[Outcome]:
     for case in cases:
         found = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
         likeliest = [case.choices[_likeliest(one)].strip() for one in found]
-        outcomes.append(Outcome(case, failed_by_likelihood(case, found), *likeliest))
+        outcomes.append(CaseOutcome(case, failed_by_likelihood(case, found), *likeliest))
     return outcomes
 
 
@@ -116,7 +116,7 @@ def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
     return after <= before if case.expect == "more" else after >= before
 
 
-def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[Outcome]:
+def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[CaseOutcome]:
     """Each case judged by the first line that the model writes, greedily."""
     asked = [prompt for case in cases for prompt in _prompts(case)]
     options = {"until": ["\n"], "max_gen_toks": config.max_new_tokens, "do_sample": False}
@@ -132,7 +132,7 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
         answers = [next(written).strip() for _ in _prompts(case)]
         given = [answer_given(text, case.choices) for text in answers]
         failed = given[0] != case.answer if case.kind == "minimum_functionality" else given[0] != given[1]
-        outcomes.append(Outcome(case, failed, *answers))
+        outcomes.append(CaseOutcome(case, failed, *answers))
     return outcomes
 
 
@@ -168,7 +168,7 @@ def _share(scores: Sequence[float], answer: int) -> float:
     return math.exp(scores[answer] - highest) / math.fsum(math.exp(score - highest) for score in scores)
 
 
-def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig) -> dict[str, float]:
+def _rate(outcomes: Sequence[CaseOutcome], config: FailureClassesConfig) -> dict[str, float]:
     """The number of cases and how often guessing fails them."""
     guessing = [
         guess
@@ -182,7 +182,7 @@ def _rate(outcomes: Sequence[Outcome], config: FailureClassesConfig) -> dict[str
     return found
 
 
-def _row(number: int, outcome: Outcome) -> dict[str, Any]:
+def _row(number: int, outcome: CaseOutcome) -> dict[str, Any]:
     case = outcome.case
     row: dict[str, Any] = {
         "case": number,

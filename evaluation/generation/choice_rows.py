@@ -24,7 +24,7 @@ SHORTEST_SHARED = 4
 
 
 @dataclass
-class Row:
+class ChoiceRow:
     """A context with its different continuations, and which requests each answers."""
 
     context: list[int]
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ChoiceBatch:
     """Rows as a model is asked them. N tokens to compute, B rows of T places, U of the N that are asked for."""
 
     tokens: Tensor
@@ -98,7 +98,9 @@ class Tokens:
         del self.ids[size:], self.depths[size:]
 
 
-def lay(rows: Sequence[Row], most_tokens: float = float("inf"), most_places: float = float("inf")) -> tuple[Batch, int]:
+def lay(
+    rows: Sequence[ChoiceRow], most_tokens: float = float("inf"), most_places: float = float("inf")
+) -> tuple[ChoiceBatch, int]:
     """A batch of the first of `rows`, and how many: at least one, then no more than make `most_tokens` different tokens
     and B x T places, where the first is the longest."""
     width, tokens = max(row.length for row in rows), Tokens()
@@ -125,7 +127,7 @@ def lay(rows: Sequence[Row], most_tokens: float = float("inf"), most_places: flo
     first = torch.full((len(tokens.ids),), places.numel()).scatter_reduce_(0, flat, at, "amin")
     asked, which = torch.tensor([node for one in laid for node in one.asked]).unique(return_inverse=True)
     choices = [choice for row in rows[: len(laid)] for choice in row.choices]
-    batch = Batch(
+    batch = ChoiceBatch(
         torch.tensor(tokens.ids), torch.tensor(tokens.depths), places, first, blocked, asked, which,
         torch.tensor([token for choice in choices for token in choice]), [len(choice) for choice in choices],
     )  # fmt: skip
@@ -139,7 +141,7 @@ class _Laid:
     piece of a choice. asked: for each token of each choice, in order, the number of the one before it.
     """
 
-    def __init__(self, row: Row, tokens: Tokens) -> None:
+    def __init__(self, row: ChoiceRow, tokens: Tokens) -> None:
         self.context = len(row.context)
         self.nodes = tokens.after(-1, row.context)
         self.branches: list[tuple[int, int, list[int]]] = []
@@ -159,21 +161,21 @@ class _Laid:
         self.asked = [node for number in range(len(row.choices)) for node in before[number]]
 
 
-def rows_of(requests: Sequence[Request], max_length: int) -> tuple[list[Row], list[int]]:
+def rows_of(requests: Sequence[Request], max_length: int) -> tuple[list[ChoiceRow], list[int]]:
     """Requests as rows, and the numbers of those that are scored alone: of a context that only one request has or that
     is too short to be worth it, and those that do not fit, which lm-eval cuts on the left."""
-    rows: dict[tuple[int, ...], list[Row]] = {}
+    rows: dict[tuple[int, ...], list[ChoiceRow]] = {}
     alone = []
     for number, (_, context, continuation) in enumerate(requests):
         if len(context) < SHORTEST_SHARED or len(context) + len(continuation) > max_length:
             alone.append(number)
             continue
-        same = rows.setdefault(tuple(context), [Row(context)])
+        same = rows.setdefault(tuple(context), [ChoiceRow(context)])
         if continuation in same[-1].choices:
             same[-1].requests[same[-1].choices.index(continuation)].append(number)
             continue
         if same[-1].choices and same[-1].length + len(continuation) > max_length:
-            same.append(Row(context))
+            same.append(ChoiceRow(context))
         same[-1].choices.append(continuation)
         same[-1].requests.append([number])
     shared = []

@@ -16,7 +16,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import has_bos_prefix
 from torch import Tensor
 
-from evaluation.generation.choice_rows import Batch, Row, lay
+from evaluation.generation.choice_rows import ChoiceBatch, ChoiceRow, lay
 from evaluation.generation.llama_trunk import LlamaTrunk
 
 TokenScores = tuple[Tensor, Tensor]
@@ -52,7 +52,7 @@ class ChoiceScorer:
         self.longest = min((one for one in windows if isinstance(one, int) and one > 0), default=1 << 30)
         """A mask of our own takes the place of a window: rows must lie within one."""
 
-    def usable(self, row: Row) -> bool:
+    def usable(self, row: ChoiceRow) -> bool:
         """Whether rows can be scored; tried on `row` the first time."""
         if self.way == "untried":
             alone = [self._alone(row.context, choice) for choice in row.choices]
@@ -73,12 +73,12 @@ class ChoiceScorer:
                 self.way = "plain"
         return self.way != "plain"
 
-    def score(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[tuple[float, bool]]]]:
+    def score(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[tuple[float, bool]]]]:
         """(rows, log-likelihood and whether it is greedy of each of their choices in order) a batch, longest first."""
         for batch, found in self.score_tokens(rows):
             yield batch, _sums(found)
 
-    def score_tokens(self, rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[TokenScores]]]:
+    def score_tokens(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[TokenScores]]]:
         """The same of each token of each choice."""
         left = sorted(rows, key=lambda row: -row.length)
         while left:
@@ -96,11 +96,11 @@ class ChoiceScorer:
             yield left[:size], found
             left = left[size:]
 
-    def _score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
+    def _score(self, rows: Sequence[ChoiceRow]) -> list[tuple[float, bool]]:
         return _sums(self._scored(lay(rows)[0]))
 
     @torch.inference_mode()
-    def _scored(self, batch: Batch) -> list[TokenScores]:
+    def _scored(self, batch: ChoiceBatch) -> list[TokenScores]:
         logits = self._logits(batch)
         which, target = batch.which.to(logits.device), batch.targets.to(logits.device)
         greedy = _greedy(logits, which, target)
@@ -109,7 +109,7 @@ class ChoiceScorer:
         parts = scores.split(batch.lengths), greedy.split(batch.lengths)
         return list(zip(*parts, strict=True))
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _logits(self, batch: ChoiceBatch) -> Tensor:
         """(U, V) after the tokens that are asked for."""
         mask = None
         if batch.blocked is not None:

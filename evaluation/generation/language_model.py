@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.choice_rows import Row
+from evaluation.generation.choice_rows import ChoiceRow
 from evaluation.generation.choice_scoring import ChoiceScorer
 from evaluation.generation.continuations import Sampling, generate
 from evaluation.generation.llama_trunk import LlamaTrunk
@@ -155,7 +155,7 @@ def token_log_likelihoods(
     Raises StageError `bad_answers` where a likelihood is NaN.
     """
     lm.check_ids(sequences, note or "texts")
-    rows = [Row([ids[0]], [list(ids[1:])], [[number]]) for number, ids in enumerate(sequences) if len(ids) > 1]
+    rows = [ChoiceRow([ids[0]], [list(ids[1:])], [[number]]) for number, ids in enumerate(sequences) if len(ids) > 1]
     scorer = ChoiceScorer(lm.model, lm.device)
     has_own_layers = bool(rows) and LlamaTrunk.fits(lm.model) and scorer.usable(max(rows, key=lambda row: row.length))
     if has_own_layers and scorer.way == "own":
@@ -201,7 +201,7 @@ def check_numbers(likelihoods: Iterable[float], what: str) -> None:
 
 
 def _by_own_layers(
-    rows: Sequence[Row], scorer: ChoiceScorer, count: int, run: Run, note: str
+    rows: Sequence[ChoiceRow], scorer: ChoiceScorer, count: int, run: Run, note: str
 ) -> list[tuple[Tensor, Tensor]]:
     """What several sequences begin with is computed once. Those without a row have no token to score."""
     found = [(torch.zeros(0), torch.zeros(0, dtype=torch.bool))] * count

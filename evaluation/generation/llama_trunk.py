@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
-from evaluation.generation.choice_rows import Batch
+from evaluation.generation.choice_rows import ChoiceBatch
 from evaluation.generation.llama_layers import LlamaLayers
 
 
@@ -31,7 +31,7 @@ class LlamaTrunk:
     def __init__(self, model: LlamaForCausalLM | Qwen3ForCausalLM) -> None:
         self._of = LlamaLayers(model)
 
-    def logits(self, batch: Batch, mask: Tensor | None) -> Tensor:
+    def logits(self, batch: ChoiceBatch, mask: Tensor | None) -> Tensor:
         """(U, V) after the tokens that a batch asks for. mask: (B, 1, T, T), added to scores, None for causal."""
         of = self._of
         turns = of.turns(batch.depths)
@@ -49,7 +49,7 @@ class LlamaTrunk:
             stream = of.after_mlp(layer.o.plus(seen[row, :, place].flatten(1), stream), layer)
         return of.logits(self._last(stream, turns, mask, batch))
 
-    def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: Batch) -> Tensor:
+    def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: ChoiceBatch) -> Tensor:
         """(U, D): what the last layer leaves."""
         of = self._of
         layer, normed, wanted = of.layers[-1], of.normed(stream), batch.asked
@@ -76,6 +76,6 @@ class LlamaTrunk:
         seen = of.attend(q.transpose(1, 2), k, v, own).transpose(1, 2)[row, slot].flatten(1)
         return of.after_mlp(layer.o.plus(seen, stream[wanted]), layer)
 
-    def _in_rows(self, states: Tensor, batch: Batch) -> Tensor:
+    def _in_rows(self, states: Tensor, batch: ChoiceBatch) -> Tensor:
         """(B, heads, T, E) of (N, heads · E)."""
         return states[batch.places].unflatten(2, (-1, self._of.width)).transpose(1, 2)

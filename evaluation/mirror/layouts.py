@@ -17,7 +17,7 @@ _GAUNTLET = frozenset({"query", "choices", "gold"})
 _PRONOUNS = r"\b(he|she|they|him|her|them|his|hers|their|theirs)\b"
 
 
-class Layout:
+class DataLayout:
     """One layout of one dataset's files.
 
     name: what it is called where a mirror says where its rows come from. fields: what its rows have. convert: a row as
@@ -147,9 +147,9 @@ def _truthfulqa(row: Row) -> dict[str, Any]:
     return {"question": row["question"], **targets}
 
 
-def _translation(first: str, second: str) -> Layout:
+def _translation(first: str, second: str) -> DataLayout:
     """A sentence a language, in columns named after the languages, as from two files pasted side by side."""
-    return Layout(
+    return DataLayout(
         f"columns {first} and {second}",
         {first, second},
         lambda row: {"translation": {language: row[language] for language in (first, second)}},
@@ -157,22 +157,22 @@ def _translation(first: str, second: str) -> Layout:
 
 
 _GAUNTLET_NAME = "MosaicML's evaluation gauntlet"
-LAYOUTS: dict[tuple[str, str | None], Layout] = {
-    ("allenai/ai2_arc", "ARC-Easy"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
-    ("allenai/ai2_arc", "ARC-Challenge"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
-    ("allenai/openbookqa", "main"): Layout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question_stem")),
-    ("tau/commonsense_qa", None): Layout(_GAUNTLET_NAME, _GAUNTLET, _commonsense_qa),
-    ("baber/piqa", None): Layout(_GAUNTLET_NAME, _GAUNTLET, _piqa),
-    ("aps/super_glue", "boolq"): Layout(_GAUNTLET_NAME, _GAUNTLET, _boolq),
-    ("aps/super_glue", "copa"): Layout(_GAUNTLET_NAME, _GAUNTLET, _copa),
-    ("lighteval/winograd_wsc", "wsc273"): Layout(
+LAYOUTS: dict[tuple[str, str | None], DataLayout] = {
+    ("allenai/ai2_arc", "ARC-Easy"): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
+    ("allenai/ai2_arc", "ARC-Challenge"): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question")),
+    ("allenai/openbookqa", "main"): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _lettered("question_stem")),
+    ("tau/commonsense_qa", None): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _commonsense_qa),
+    ("baber/piqa", None): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _piqa),
+    ("aps/super_glue", "boolq"): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _boolq),
+    ("aps/super_glue", "copa"): DataLayout(_GAUNTLET_NAME, _GAUNTLET, _copa),
+    ("lighteval/winograd_wsc", "wsc273"): DataLayout(
         _GAUNTLET_NAME, {"context_options", "continuation", "gold"}, _winograd
     ),
-    ("mandarjoshi/trivia_qa", "rc.nocontext"): Layout(_GAUNTLET_NAME, {"context", "answer", "aliases"}, _trivia),
-    ("truthfulqa/truthful_qa", "multiple_choice"): Layout(
+    ("mandarjoshi/trivia_qa", "rc.nocontext"): DataLayout(_GAUNTLET_NAME, {"context", "answer", "aliases"}, _trivia),
+    ("truthfulqa/truthful_qa", "multiple_choice"): DataLayout(
         "the authors' mc_task.json", {"question", "mc1_targets", "mc2_targets"}, _truthfulqa
     ),
-    ("oskarvanderwal/winogender", "all"): Layout("the authors' TSV", {"sentid", "sentence"}, _winogender),
+    ("oskarvanderwal/winogender", "all"): DataLayout("the authors' TSV", {"sentid", "sentence"}, _winogender),
     ("wmt/wmt14", "fr-en"): _translation("fr", "en"),
     ("wmt/wmt16", "de-en"): _translation("de", "en"),
     ("wmt/wmt16", "ro-en"): _translation("ro", "en"),

@@ -53,7 +53,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Row:
+class IntervalRow:
     """One line of an interval plot: marks of several models, and what guessing or indifference would give."""
 
     label: str
@@ -173,7 +173,7 @@ def line_chart(
 
 def interval_plot(
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[IntervalRow],
     *,
     value_format: Callable[[float], str],
     span: tuple[float, float] | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from evaluation.pages.charts import Line, Mark, Point, Row, interval_plot, line_chart, smoothed
+from evaluation.pages.charts import IntervalRow, Line, Mark, Point, interval_plot, line_chart, smoothed
 from evaluation.pages.parts import Figure, Section, Table, render_page
 from evaluation.pages.words import fixed, signed
 from evaluation.results.artifacts import Artifact
@@ -112,7 +112,7 @@ def _paired(document: Mapping[str, Any], names: Mapping[str, str], styles: Mappi
         rows.append([row["figure"], name, f"{_change(of, row['unit'])}", so])
     plot = interval_plot(
         "paired differences",
-        [Row(figure, marks, 0.0) for figure, marks in drawn.items()],
+        [IntervalRow(figure, marks, 0.0) for figure, marks in drawn.items()],
         value_format=lambda value: signed(100 * value, 1),
         reference_label="no difference",
     )

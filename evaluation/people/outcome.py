@@ -22,7 +22,7 @@ _WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FeedbackOutcome:
     """preferences: {"prompt", "chosen", "rejected", "votes", "annotators"}, one for each pair of which most who judged
     it prefer one answer. ties: the same for pairs of which as many prefer either; apart, since who does not read the
     votes would take them for preferences. instructions: {"prompt", "response", "annotator"}, the corrected answers.
@@ -53,7 +53,7 @@ def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mappi
         os.replace(unfinished, folder / name)
 
 
-def outcome(export: Export, found: Judgements) -> Outcome:
+def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
     """Counts what was judged."""
     by_pair: dict[str, list[Judgement]] = {}
     for one in found.used:
@@ -91,7 +91,7 @@ def outcome(export: Export, found: Judgements) -> Outcome:
         "corrections": sum(bool(one.correction) for one in found.used),
         "models": dict(export.models),
     }
-    return Outcome(
+    return FeedbackOutcome(
         preferences,
         ties,
         [

@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluation.results.artifacts import Artifact
 from evaluation.results.comparison import Paired, paired_figures
-from flows.compare.compared import Compared, Step
+from flows.compare.compared import Compared, ComparedStep
 from flows.compare.measured import EVALUATIONS, NOT_THERE, unlike, warnings_of
 from infra.fingerprint import canonical_json, flatten, same
 from tasks.stages import STAGES
@@ -82,7 +82,7 @@ def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, A
                 yield f"{key}, content", digest[:12]
 
 
-def _came_of(step: Step) -> str:
+def _came_of(step: ComparedStep) -> str:
     return (step.artifact.headline or "built") if step.artifact else "not built"
 
 
@@ -115,7 +115,7 @@ def _seed_groups(sides: Sequence[Compared]) -> list[list[Compared]]:
     return [group for group in groups.values() if any(_seeds_of(one, group) for one in group)]
 
 
-def _without_seeds(step: Step) -> dict[str, Any]:
+def _without_seeds(step: ComparedStep) -> dict[str, Any]:
     return {key: value for key, value in flatten(step.identity).items() if key.split(".")[-1] != "seed"}
 
 

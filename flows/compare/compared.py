@@ -28,7 +28,7 @@ _RUN = re.compile(r"\d{4}[0-9a-f-]*")
 
 
 @dataclass(frozen=True)
-class Step:
+class ComparedStep:
     """One step. identity: the settings that bear on its result, without those at their default; config: all settings.
 
     sources: content digest of each outside source by its config key. artifact: None where it is not built.
@@ -54,7 +54,7 @@ class Compared:
     name: str
     kind: Literal["artifact", "run", "config"]
     said: str
-    steps: Mapping[str, Step]
+    steps: Mapping[str, ComparedStep]
     measured: Mapping[str, Artifact] = field(default_factory=dict)
     own: Artifact | None = None
 
@@ -134,14 +134,14 @@ def _config(store: Store, text: str) -> Compared:
     return Compared(text, "config", f"{built} of {len(steps)} steps built", steps)
 
 
-def _built(artifact: Artifact, manifest: Manifest) -> Step:
+def _built(artifact: Artifact, manifest: Manifest) -> ComparedStep:
     sources = {source.key: source.digest for source in manifest.sources}
     measured = artifact.measurement.manifest if artifact.measurement else None
     identity = measured.identity if measured else manifest.identity  # which has the keys of both
-    return Step(manifest.stage, manifest.version, identity, manifest.config, sources, artifact)
+    return ComparedStep(manifest.stage, manifest.version, identity, manifest.config, sources, artifact)
 
 
-def _unbuilt(node: Node, store: Store) -> Step:
+def _unbuilt(node: Node, store: Store) -> ComparedStep:
     sources = store.hashes.digests(node.sources())
     identity, config = canonical(node.config, node.key, measuring=True), node.config.model_dump(mode="json")
-    return Step(node.folder, node.stage.version, identity, config, sources, None)
+    return ComparedStep(node.folder, node.stage.version, identity, config, sources, None)

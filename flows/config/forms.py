@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 F = TypeVar("F", bound=Flow[..., Any])
 
 
-class Place(IntEnum):
+class KeyPlace(IntEnum):
     """Where a key stands in its form."""
 
     SET = 0
@@ -58,28 +58,28 @@ def form_values(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json", by_alias=True)
     for name, key, place in _keys(config):
         one = getattr(config, name)
-        if place is Place.FOLDED:
+        if place is KeyPlace.FOLDED:
             values[key] = None
         elif isinstance(one, Config):
             values[key] = form_values(one)
     return values
 
 
-def _keys(config: Config) -> list[tuple[str, str, Place]]:
+def _keys(config: Config) -> list[tuple[str, str, KeyPlace]]:
     """(attribute, key, place) of each key."""
     found = []
     for name, field in type(config).model_fields.items():
         one = getattr(config, name)
         is_default = not field.is_required() and one == normal_default(type(config), name)
         if not is_default:
-            place = Place.SET_GROUP if isinstance(one, Config) else Place.SET
+            place = KeyPlace.SET_GROUP if isinstance(one, Config) else KeyPlace.SET
         elif is_group(field.annotation) or (one is None and any(map(is_group, get_args(field.annotation)))):
-            place = Place.FOLDED
+            place = KeyPlace.FOLDED
         elif isinstance(one, Config):
-            place = Place.GROUP
+            place = KeyPlace.GROUP
         else:
             extra = field.json_schema_extra
-            place = Place.RUNNING if isinstance(extra, Mapping) and extra.get(OUTSIDE_IDENTITY) else Place.DEFAULT
+            place = KeyPlace.RUNNING if isinstance(extra, Mapping) and extra.get(OUTSIDE_IDENTITY) else KeyPlace.DEFAULT
         found.append((name, field.alias or name, place))
     return found
 
@@ -119,10 +119,10 @@ def _arranged(schema: Schema, config: Config, resolve: Callable[[Schema], Schema
                 _arranged(choice, one, resolve) if resolve(choice).get("title") == type(one).__name__ else choice
                 for choice in shown.get("anyOf", [shown])
             ]
-            if place is Place.FOLDED:
+            if place is KeyPlace.FOLDED:
                 choices = [{"type": "null", "title": "defaults"}, {**choices[0], "title": "set here"}]
             shown = {"anyOf": choices} if len(choices) > 1 else choices[0]
-        default = None if place is Place.FOLDED else values[key]
+        default = None if place is KeyPlace.FOLDED else values[key]
         position = 1000 * place + number
         arranged["properties"][key] = {**shown, **told, "title": title, "default": default, "position": position}
     return arranged

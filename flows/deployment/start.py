@@ -36,7 +36,7 @@ CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What a user asked to run. `config_path` is the file that the config came from."""
 
     pipeline: PipelineConfig
@@ -65,7 +65,7 @@ WAITS = {
 
 
 def start(
-    request: Request,
+    request: RunRequest,
     journal: RunJournal,
     tell: Callable[[str], None],
     is_cancelled: Callable[[], bool] | None = None,
@@ -102,7 +102,7 @@ def runs_on_worker(root: Path) -> bool:
     return works_elsewhere() or bool(prefect_api_url(root) and worker and worker.alive)
 
 
-def _here(request: Request, journal: RunJournal, url: str | None) -> dict[str, Any]:
+def _here(request: RunRequest, journal: RunJournal, url: str | None) -> dict[str, Any]:
     from infra.servers.private import starting_prefect_server
 
     with ExitStack() as stack:
@@ -146,7 +146,7 @@ def _with_page_lost(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_worker(
-    request: Request, journal: RunJournal, tell: Callable[[str], None], is_cancelled: Callable[[], bool] | None
+    request: RunRequest, journal: RunJournal, tell: Callable[[str], None], is_cancelled: Callable[[], bool] | None
 ) -> dict[str, Any]:
     from prefect.client.orchestration import get_client
 
@@ -163,7 +163,7 @@ def _on_worker(
         return _follow(request, journal, client, run.id, interrupted, tell)
 
 
-def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
+def _deployment(request: RunRequest, client: SyncPrefectClient) -> UUID:
     """The pipeline's deployment, made anew only if it is not there, was made by other code, or sends runs elsewhere."""
     from prefect.exceptions import ObjectNotFound
 
@@ -181,7 +181,7 @@ def _deployment(request: Request, client: SyncPrefectClient) -> UUID:
 
 
 def _follow(
-    request: Request,
+    request: RunRequest,
     journal: RunJournal,
     client: SyncPrefectClient,
     run_id: UUID,
@@ -248,7 +248,7 @@ def _end_process(journal: RunJournal) -> bool:
     return True
 
 
-def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] | None:
+def _result_elsewhere(request: RunRequest, journal: RunJournal) -> dict[str, Any] | None:
     """Of a run on an object store whose worker is on another machine, with a cache of its own."""
     if not url_of(request.root):
         return None
@@ -258,7 +258,7 @@ def _result_elsewhere(request: Request, journal: RunJournal) -> dict[str, Any] |
     return journal.result()
 
 
-def _lost(request: Request, message: str) -> dict[str, Any]:
+def _lost(request: RunRequest, message: str) -> dict[str, Any]:
     """A run that ended without a result: its process died, never started, or had no room to say more."""
     status = "cancelled" if message.startswith("Cancel") else "failed"
     said = f"the flow run ended without a result: {message}"
@@ -270,14 +270,14 @@ def _lost(request: Request, message: str) -> dict[str, Any]:
     return _without_result(request, status, problem)
 
 
-def _left_alone(request: Request) -> dict[str, Any]:
+def _left_alone(request: RunRequest) -> dict[str, Any]:
     """A run that its command no longer follows, and could not end."""
     message = "the Prefect server does not answer, so that the run could not be cancelled: it may begin, or go on"
     fix = "`stemma up` starts the server again; its page can cancel the run"
     return _without_result(request, "cancelled", Problem("not_cancelled", request.config_path, message, fix))
 
 
-def _without_result(request: Request, status: str, problem: Problem) -> dict[str, Any]:
+def _without_result(request: RunRequest, status: str, problem: Problem) -> dict[str, Any]:
     return {
         "status": status,
         "errors": [problem.as_json()],

@@ -12,7 +12,7 @@ from corpus.config import READS_RECORDS
 from corpus.readers.selected import left_out
 from corpus.tokens.chat_format import has_other_template
 from flows.config.graph import Graph
-from flows.planning.plan import Row
+from flows.planning.plan import PlannedStage
 from infra.errors import ConfigError, Problem, StageError
 from infra.store.states import STATES, removed_state, state_at
 from infra.store.store import Store
@@ -33,7 +33,7 @@ _ORDER = (
 """Settings that the order of an epoch hangs on, beside the seed."""
 
 
-def branch_notes(nodes: Graph, rows: Mapping[str, Row]) -> dict[str, str]:
+def branch_notes(nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, str]:
     """A line or two for each step that goes on from a state of another step of the pipeline: the learning rate before
     the state and after it, and what changes the order of the data. rows: of the plan, for what is built by now."""
     return {
@@ -98,7 +98,7 @@ def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any
             yield node.key, node.config.chat_template_kwargs
 
 
-def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterable[str], store: Store) -> None:
+def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen: Iterable[str], store: Store) -> None:
     """Raises ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
     removed: else the run ends there, after all that comes before was built."""
     problems: list[Problem] = []
@@ -118,7 +118,7 @@ def refuse_removed_states(nodes: Graph, rows: Mapping[str, Row], chosen: Iterabl
         raise ConfigError(*problems)
 
 
-def _notes(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> tuple[str, str]:
+def _notes(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, PlannedStage]) -> tuple[str, str]:
     return _rate(node, after, first, rows), _order(node, after, first)
 
 
@@ -142,7 +142,7 @@ def _same_data(node: Node, first: Node) -> bool:
     return all(node.inputs.get(name) == one for name, one in first.inputs.items())
 
 
-def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]) -> str:
+def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, PlannedStage]) -> str:
     before = first.config
     if not isinstance(before, TrainerConfig) or not hasattr(before, "duration"):  # that of PPO is a number of rollouts
         return ""
@@ -169,13 +169,13 @@ def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Row]
 
 def _rates(section: TrainerConfig, total: int | None, epoch: int | None, batch: int) -> tuple[float, float] | None:
     """The learning rates of the batches before and after the first `batch`; None where lengths are not known yet."""
-    from training.trainer.schedules import Schedule  # imports torch, which most checks need not wait for
+    from training.trainer.schedules import LearningRateSchedule  # imports torch, which most checks need not wait for
 
     total = total or _batches(section.duration, section, epoch)  # type: ignore[attr-defined]
     lengths = (section.schedule.warmup, section.schedule.decay_length)
     if total is None or any(_batches(length, section, epoch, total) is None for length in lengths):
         return None
-    schedule = Schedule.of(section.schedule, total, _batch_tokens(section) or 1, epoch or 1)
+    schedule = LearningRateSchedule.of(section.schedule, total, _batch_tokens(section) or 1, epoch or 1)
     peak = section.optimizer.learning_rate
     return peak * schedule.lr_multiplier(batch - 1), peak * schedule.lr_multiplier(batch)
 

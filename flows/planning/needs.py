@@ -18,11 +18,11 @@ from evaluation.config import SafetyConfig
 from flows.config.architecture import architecture_of
 from flows.config.graph import Graph, graph
 from flows.config.pipeline_config import PipelineConfig
-from flows.planning.plan import Row, plan
+from flows.planning.plan import PlannedStage, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, gpu_problems, has_gpu, memory_problems
-from infra.launch.ranks import Node
+from infra.launch.ranks import ClusterNode
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
 from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
@@ -35,7 +35,7 @@ from training.planner.ways_out import launch_that_fits
 from training.sandbox.runner import find as find_sandbox
 
 
-def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Row]) -> dict[str, StageNeeds]:
+def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, StageNeeds]:
     """Of each training step that is to be built and whose model's sizes the config tells."""
     device = device_of(config.launch) or device_at_hand(config.launch)
     found = {}
@@ -155,7 +155,7 @@ def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tup
 
 def _rows(
     nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
-) -> tuple[dict[str, Row], StageError | None]:
+) -> tuple[dict[str, PlannedStage], StageError | None]:
     try:
         planned = plan(nodes, store, force)
     except StageError as error:
@@ -206,7 +206,7 @@ def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus
     found: list[Problem] = []
     if launch.nodes > 1:
         try:
-            Node.of(launch, os.environ)
+            ClusterNode.of(launch, os.environ)
         except StageError as error:
             found += error.problems
     if launch.device == "gpu" and not has_gpu():

@@ -21,7 +21,7 @@ from tasks.stage import Node
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedStage:
     """One stage of a plan. fingerprint is None while it depends on a stage that is yet to be built.
 
     because: what changed; for a stage that waits for others, which of them will be built.
@@ -64,20 +64,20 @@ def plan(
     read_all: bool = False,
     look: bool = False,
     strict_versions: bool = False,
-) -> dict[str, Row]:
+) -> dict[str, PlannedStage]:
     """Every stage's row. Raises StageError with every missing source.
 
     strict_versions: whether what other versions of packages made is built again.
     look: whether to read the first records of the sources of what is to be built too, and raise what is wrong there.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, PlannedStage] = {}
     problems: list[Problem] = []
     for node in nodes.values():
         try:
             rows[node.id] = _row(node, rows, store, node.id in force, read_all, strict_versions)
         except StemmaError as error:
             problems += map(node.place, error.problems)
-            rows[node.id] = Row(node, "build", (Change("none", "a source is missing"),))
+            rows[node.id] = PlannedStage(node, "build", (Change("none", "a source is missing"),))
         if look and rows[node.id].status == "build":
             problems += map(node.place, _of_first_records(node))
     if problems:
@@ -94,35 +94,39 @@ def _of_first_records(node: Node) -> list[Problem]:
     return first_record_problems(node.config)
 
 
-def _row(node: Node, rows: dict[str, Row], store: Store, forced: bool, read_all: bool, strict_versions: bool) -> Row:
+def _row(
+    node: Node, rows: dict[str, PlannedStage], store: Store, forced: bool, read_all: bool, strict_versions: bool
+) -> PlannedStage:
     if node.adopted:
         taken = adopted_artifact(node, store, read_all=read_all)
-        return Row(node, "reuse", (), node.adopted, taken, store.path(taken))
+        return PlannedStage(node, "reuse", (), node.adopted, taken, store.path(taken))
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
         store.hashes.digests(node.sources())  # says what is missing now, not when its turn comes
         message = ", ".join(waits_for)
-        return Row(node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),))
+        return PlannedStage(
+            node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),)
+        )
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
     there = {key: manifest for key, manifest in inputs.items() if manifest}
     node = held_against(node, there, store)
     request = build_request(node, there, store)
     manifest = find(node, request, store)
     if manifest is None and (message := unreadable(request, store)):
-        return Row(node, "build", (Change("damaged", message),), request.fingerprint)
+        return PlannedStage(node, "build", (Change("damaged", message),), request.fingerprint)
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
-        return Row(node, "build", because, request.fingerprint)
+        return PlannedStage(node, "build", because, request.fingerprint)
     place = store.path(manifest)
     if damage := store.differences(place, manifest, read_all=read_all):
         message = f"its artifact is damaged: {damage[0]}"
-        return Row(node, "build", (Change("damaged", message),), request.fingerprint)
+        return PlannedStage(node, "build", (Change("damaged", message),), request.fingerprint)
     if forced:
-        return Row(node, "build", (Change("forced", "forced"),), request.fingerprint, None, None)
+        return PlannedStage(node, "build", (Change("forced", "forced"),), request.fingerprint, None, None)
     others = tuple(made_by_others(node, manifest))
     if others and strict_versions:
-        return Row(node, "build", others, request.fingerprint)
-    return Row(node, "reuse", (), manifest.fingerprint, manifest, place, others)
+        return PlannedStage(node, "build", others, request.fingerprint)
+    return PlannedStage(node, "reuse", (), manifest.fingerprint, manifest, place, others)
 
 
 def run_command(config_path: str, store: Store, *words: str) -> str:

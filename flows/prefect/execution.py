@@ -215,7 +215,7 @@ class PipelineRun:
             if row.status in ("waiting", "running") and all(up in self.manifests for up in self.nodes[name].upstream)
         ]
 
-    # What a stage's task asks and tells, from its own thread: see tasks.task.PipelineRun.
+    # What a stage's task asks and tells, from its own thread: see tasks.task.TaskOwner.
 
     def inputs_of(self, name: str) -> dict[str, Manifest]:
         return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items() if not self._passed_over(up)}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.config.graph import Graph, Selection, graph
-from flows.deployment.start import Request, interrupts, name_server, runs_on_worker, start
+from flows.deployment.start import RunRequest, interrupts, name_server, runs_on_worker, start
 from flows.planning.plan import plan
 from flows.runs.journal import HAS_ARTIFACT, PRIVATE, RunJournal, new_run_id
 from flows.runs.trials import Trial, Trials, keep_best
@@ -183,10 +183,12 @@ class _Running:
         journal.make_trial(**facts)
         if self.store.remote is not None:
             self.store.remote.runs.put_trial(trial.run_id, facts)
-        request = Request(pipeline, Selection(until=(self.sweep.step,)), self.store.root, False, str(self.sweep.config))
+        request = RunRequest(
+            pipeline, Selection(until=(self.sweep.step,)), self.store.root, False, str(self.sweep.config)
+        )
         return self._result(trial, self._start(trial, request, journal))
 
-    def _start(self, trial: Trial, request: Request, journal: RunJournal) -> dict[str, Any]:
+    def _start(self, trial: Trial, request: RunRequest, journal: RunJournal) -> dict[str, Any]:
         from flows.prefect.execution import SHARED, Shared
 
         def is_cancelled() -> bool:

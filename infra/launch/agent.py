@@ -26,7 +26,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.diagnostics import examine
 from infra.launch.heartbeat import FOLDER, dump_stacks, is_stopped, notes_on, read_beat, stacks
 from infra.launch.node_files import NodeState, Order, Watch
-from infra.launch.ranks import GRACE_S, Node, Ranks, free_port, own_process_group
+from infra.launch.ranks import GRACE_S, ClusterNode, Ranks, free_port, own_process_group
 from infra.process.lifetime import PARENT_FD, die_with_parent
 
 POLL_S = 0.1
@@ -94,7 +94,7 @@ class Agent:
         self._beats = self._folder / f"beats-{self._name}"
         shutil.rmtree(self._beats, ignore_errors=True)
         self._beats.mkdir()
-        node = Node(order.numbers[self._name], order.address, order.port)
+        node = ClusterNode(order.numbers[self._name], order.address, order.port)
         own = {FOLDER: str(self._beats), node_files.MACHINE: self._state.machine}
         environment = {**os.environ, **order.environment, **own}
         self._ranks = Ranks(order.command, launch, environment, node)

@@ -26,7 +26,7 @@ _PORT = 29_400
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """One machine of a training run, counted from 0, and the address on which rank 0 gathers the others."""
 
     number: int
@@ -34,7 +34,7 @@ class Node:
     port: int
 
     @classmethod
-    def of(cls, launch: LaunchConfig, environment: Mapping[str, str]) -> Node:
+    def of(cls, launch: LaunchConfig, environment: Mapping[str, str]) -> ClusterNode:
         """This machine. Raises StageError for several nodes in an environment that does not say which one this is."""
         if launch.nodes == 1:
             return cls(0, "127.0.0.1", free_port())
@@ -113,10 +113,10 @@ class Ranks:
         command: Sequence[str],
         launch: LaunchConfig,
         environment: Mapping[str, str],
-        node: Node | None = None,
+        node: ClusterNode | None = None,
     ) -> None:
-        """node: which machine this is; by default what the environment says, see `Node.of`."""
-        node = node or Node.of(launch, environment)
+        """node: which machine this is; by default what the environment says, see `ClusterNode.of`."""
+        node = node or ClusterNode.of(launch, environment)
         self.first = node.number * launch.processes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from infra.launch.heartbeat import FOLDER, Hang, find_hang, stacks
-from infra.launch.ranks import GRACE_S, Ended, Node, Ranks
+from infra.launch.ranks import GRACE_S, ClusterNode, Ended, Ranks
 
 # So long after the first, others that failed with it are still waited for: the first to exit need not be the cause.
 SETTLE_S = 1.0
@@ -52,7 +52,7 @@ def _run_once(
     command: Sequence[str], launch: LaunchConfig, work_dir: Path, stop: Callable[[], bool]
 ) -> tuple[list[Ended], Hang | None]:
     # Nodes share the work folder, and each clears its own ranks' signs of life alone.
-    heartbeats = work_dir / "heartbeats" / f"node{Node.of(launch, os.environ).number}"
+    heartbeats = work_dir / "heartbeats" / f"node{ClusterNode.of(launch, os.environ).number}"
     shutil.rmtree(heartbeats, ignore_errors=True)
     heartbeats.mkdir(parents=True)
     ranks = Ranks(command, launch, os.environ | {FOLDER: str(heartbeats)})

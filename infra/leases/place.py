@@ -43,7 +43,7 @@ _LOST_PLACE = "when nothing runs on this store, delete the files .state/leases.*
 
 
 @dataclass(frozen=True)
-class Place:
+class LeaseDatabase:
     """database: `sqlite`, or a PostgreSQL URL without password. store: the store's id in that database."""
 
     database: str
@@ -67,10 +67,10 @@ def table(layout: Layout) -> LeaseTable:
     if place is None:
         # Leases that a version without this file left, or holds now, are in SQLite.
         if wanted is None or _file(layout).exists():
-            place = _record_first(layout, Place(SQLITE))
+            place = _record_first(layout, LeaseDatabase(SQLITE))
         else:
             made = PostgresTable.made(wanted)
-            place = _record_first(layout, Place(made.place, made.store))
+            place = _record_first(layout, LeaseDatabase(made.place, made.store))
     if place.database != SQLITE:
         return _in_postgres(place)
     found = _in_sqlite(layout)
@@ -122,7 +122,7 @@ def _of_url(layout: Layout) -> LeaseTable:
     if place is None:
         assert wanted is not None
         made = PostgresTable.made(wanted)
-        put_if(_as_text(Place(made.place, made.store)).encode(), _place_url(layout), None)
+        put_if(_as_text(LeaseDatabase(made.place, made.store)).encode(), _place_url(layout), None)
         place = _recorded(layout)
         assert place is not None
     return _in_postgres(place)
@@ -135,7 +135,7 @@ def _in_sqlite(layout: Layout) -> SqliteTable:
         return SqliteTable(file)
 
 
-def _in_postgres(place: Place) -> PostgresTable:
+def _in_postgres(place: LeaseDatabase) -> PostgresTable:
     """Where the environment names another URL, it may be another name of the same database: only that one knows the
     store's id."""
     url = requested_database()
@@ -149,7 +149,7 @@ def _in_postgres(place: Place) -> PostgresTable:
     return PostgresTable(Postgres(url) if url else _known(place), place.store)
 
 
-def _known(place: Place) -> Postgres:
+def _known(place: LeaseDatabase) -> Postgres:
     found = database(place.database)
     assert found is not None
     return found
@@ -165,7 +165,7 @@ def _moved(layout: Layout, found: SqliteTable, wanted: Postgres) -> LeaseTable:
         made = PostgresTable.made(wanted)
         for key, holder in rows:
             made.take(key, holder, lambda other: False)
-        hidden = _hidden(layout, Place(made.place, made.store))
+        hidden = _hidden(layout, LeaseDatabase(made.place, made.store))
         hidden.replace(_place_file(layout))
         sync(layout.state)
         return True
@@ -184,7 +184,7 @@ def _place_file(layout: Layout) -> Path:
     return layout.state / "leases.json"
 
 
-def _recorded(layout: Layout) -> Place | None:
+def _recorded(layout: Layout) -> LeaseDatabase | None:
     path: Path | str
     if layout.url:
         path = _place_url(layout)
@@ -193,7 +193,7 @@ def _recorded(layout: Layout) -> Place | None:
         path = _place_file(layout)
         found = read_state(path, _LOST_PLACE, None)
     try:
-        return None if found is None else Place(**found)
+        return None if found is None else LeaseDatabase(**found)
     except TypeError as error:
         raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
 
@@ -210,7 +210,7 @@ def _of_object(url: str) -> Any:
         raise stage_error("damaged_state", url, f"this object is damaged: {error}", _LOST_PLACE) from error
 
 
-def _record_first(layout: Layout, place: Place) -> Place:
+def _record_first(layout: Layout, place: LeaseDatabase) -> LeaseDatabase:
     """Writes down where the leases are, unless somebody was first: then what that one wrote."""
     path = _place_file(layout)
     with in_words(path, _LOST_PLACE):
@@ -229,7 +229,7 @@ def _record_first(layout: Layout, place: Place) -> Place:
     return found
 
 
-def _hidden(layout: Layout, place: Place) -> Path:
+def _hidden(layout: Layout, place: LeaseDatabase) -> Path:
     """A file with what leases.json is to say, on its disk."""
     layout.state.mkdir(parents=True, exist_ok=True)
     hidden = layout.state / f".leases.json.{os.getpid()}.{os.urandom(4).hex()}"
@@ -238,5 +238,5 @@ def _hidden(layout: Layout, place: Place) -> Path:
     return hidden
 
 
-def _as_text(place: Place) -> str:
+def _as_text(place: LeaseDatabase) -> str:
     return json.dumps(asdict(place)) + "\n"

@@ -28,7 +28,7 @@ from infra.store.store import Store, disk_error
 from tasks.building.context import BuildContext, Clock
 from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
 from tasks.building.lineage import end_of, leave_card, shown
-from tasks.processes.child import CHECKPOINTS, JOURNAL, Job, Measured, Outcome, note_event
+from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, Measured, note_event
 from tasks.processes.supervisor import LOG, lease_lost, run_child
 from tasks.stage import STATE, Node
 
@@ -45,7 +45,7 @@ class MeasuredModel:
 
     manifest: Manifest
     folder: Path
-    outcome: Outcome
+    outcome: ChildOutcome
     journal: bytes
 
     @property
@@ -315,7 +315,7 @@ class Build:
             (aux / f"{kind}s.jsonl").write_text(text, encoding="utf8")
         shutil.copyfile(journal, aux / JOURNAL)
 
-    def _manifest(self, outcome: Outcome, started: float, seconds: float) -> Manifest:
+    def _manifest(self, outcome: ChildOutcome, started: float, seconds: float) -> Manifest:
         with self.clock("hash"):
             files = self.store.describe_files(self.unfinished)
             records = tuple(self._source_record(source) for source in self.node.sources())

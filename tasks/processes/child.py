@@ -95,7 +95,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """How the child ended; `status` is built or one of the words of `infra.errors`.
 
     A training says so once its model is whole, and again when it is measured: `measuring` in between, and where
@@ -121,7 +121,7 @@ class Outcome:
         fresh.replace(path)
 
     @classmethod
-    def read(cls, path: Path) -> Outcome | None:
+    def read(cls, path: Path) -> ChildOutcome | None:
         """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
         try:
             found = read_own_json(path)
@@ -186,7 +186,7 @@ def _launch_here(job: Job) -> LaunchConfig:
     return launch.model_copy(update={"device": "auto"})
 
 
-def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> Outcome:
+def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> ChildOutcome:
     """word: where the outcome is written as soon as a model is whole."""
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
@@ -215,7 +215,7 @@ def _mapper(job: Job) -> Mapper | None:
     return map_on_ray(launch.ray, launch.workers, job.node, gpus=gpus)
 
 
-def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> Outcome:
+def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> ChildOutcome:
     """One of several ranks; only the first speaks, and only what it writes is kept."""
     scratch = Path(job.scratch)
     if rank == 0:
@@ -239,7 +239,7 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
     return outcome
 
 
-def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Outcome:
+def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> ChildOutcome:
     scratch, launch = Path(job.scratch), _launch_of(job)
     ranks = range(launch.ranks)
     kills = out_of_memory_kills()
@@ -262,7 +262,7 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ou
             ended = run_on_cluster(command, launch, scratch, job.node, is_cancelled, say, os.environ, progress)
     except StemmaError as error:
         return _failed(error)
-    outcomes = {rank: found for rank in ranks if (found := Outcome.read(_rank_outcome(scratch, rank)))}
+    outcomes = {rank: found for rank in ranks if (found := ChildOutcome.read(_rank_outcome(scratch, rank)))}
     # Once the model is whole it stays so, whatever befalls a rank that measures it.
     if (first := outcomes.get(0)) and (first.measuring or first.measured or all(one.code == 0 for one in ended)):
         return first
@@ -281,7 +281,9 @@ def note_event(scratch: Path, name: str, message: str) -> None:
         Run(scratch, journal=journal).event(name, message)
 
 
-def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], out_of_memory: bool) -> Outcome:
+def _first_failure(
+    job: Job, ended: list[Ended], outcomes: dict[int, ChildOutcome], out_of_memory: bool
+) -> ChildOutcome:
     """Of several failed ranks the one that began: one that died without a word, else the first to say why.
 
     The others fail only because they lost it.
@@ -289,7 +291,9 @@ def _first_failure(job: Job, ended: list[Ended], outcomes: dict[int, Outcome], o
     silent = [one for one in ended if one.code and one.rank not in outcomes]
     if silent:
         died = diagnose_exit(job.node, silent[0].code, out_of_memory)
-        return Outcome("failed", {}, "", [replace(died, message=f"rank {silent[0].rank}: {died.message}").as_json()])
+        return ChildOutcome(
+            "failed", {}, "", [replace(died, message=f"rank {silent[0].rank}: {died.message}").as_json()]
+        )
     _, rank = min((outcome.time, rank) for rank, outcome in outcomes.items() if outcome.status != "built")
     first = outcomes[rank]
     if first.status != "failed":
@@ -302,7 +306,7 @@ def _rank_outcome(scratch: Path, rank: int) -> Path:
     return scratch / f"outcome.rank{rank}.json"
 
 
-def _build(job: Job, run: Run, word: Path) -> Outcome:
+def _build(job: Job, run: Run, word: Path) -> ChildOutcome:
     """word: where the outcome is written as soon as a model is whole."""
     try:
         stage = STAGES[job.stage]
@@ -313,7 +317,7 @@ def _build(job: Job, run: Run, word: Path) -> Outcome:
         build = stage.load()
         watch_others()
         result = build(config, inputs, Path(job.out), run)
-        built = Outcome("built", _plain(result.figures), result.headline, [], _device(stage.trains, run.launch))
+        built = ChildOutcome("built", _plain(result.figures), result.headline, [], _device(stage.trains, run.launch))
         if result.measure is None or not job.measurement:
             return built
         return _measured(job, run, built, result.measure, word)
@@ -335,7 +339,9 @@ def import_torch(folder: Path) -> None:
         tempfile.tempdir = usual
 
 
-def _measured(job: Job, run: Run, built: Outcome, measure: Callable[[Path, Run], Result], word: Path) -> Outcome:
+def _measured(
+    job: Job, run: Run, built: ChildOutcome, measure: Callable[[Path, Run], Result], word: Path
+) -> ChildOutcome:
     """The outcome with what is measured of the model. Where that fails the model is built all the same: the stage that
     measures it alone tells why."""
     measuring = replace(built, measuring=True)
@@ -374,8 +380,8 @@ def _device(trains: bool, launch: LaunchConfig) -> str:
     return f"{name}, {precision_of(launch, torch.device(kind))}"
 
 
-def _failed(error: StemmaError) -> Outcome:
-    return Outcome(error.status, {}, "", [problem.as_json() for problem in error.problems])
+def _failed(error: StemmaError) -> ChildOutcome:
+    return ChildOutcome(error.status, {}, "", [problem.as_json() for problem in error.problems])
 
 
 if __name__ == "__main__":

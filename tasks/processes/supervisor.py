@@ -19,7 +19,7 @@ from infra.process.lifetime import GRACE_S, PARENT_FD, end_group
 from infra.process.tail import Tail
 from infra.run import messages_in
 from infra.store.store import full_disk
-from tasks.processes.child import JOURNAL, OUTCOME, Job, Outcome
+from tasks.processes.child import JOURNAL, OUTCOME, ChildOutcome, Job
 from tasks.processes.environment import stage_environment
 from tasks.processes.exits import NO_ROOM, diagnose_exit, out_of_memory_kills
 from tasks.processes.warm_start import PROGRAM, WarmStart
@@ -42,7 +42,7 @@ def run_child(
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
-) -> Outcome:
+) -> ChildOutcome:
     """Builds a stage in a process of its own, in a session of its own, and returns how that ended.
 
     on_message: called with each line that the stage writes to its journal (see `infra.run`), and with
@@ -70,7 +70,7 @@ def run_child(
         os.close(write_end)
     if lease.lost.is_set():
         raise lease_lost(job.node)
-    outcome = Outcome.read(scratch / OUTCOME)
+    outcome = ChildOutcome.read(scratch / OUTCOME)
     if outcome is not None and outcome.measuring:
         return outcome
     if stopped:

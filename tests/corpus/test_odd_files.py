@@ -14,7 +14,7 @@ from corpus.documents.quarantine import Rejected
 from corpus.readers.config import FileDocuments
 from corpus.readers.formats.json_lines import is_list
 from corpus.readers.hub import dataset_files
-from corpus.readers.plan import Piece
+from corpus.readers.plan import FilePart
 from corpus.readers.texts import read_texts
 from infra.errors import StageError
 from infra.io.bounded import opened
@@ -23,7 +23,7 @@ from infra.io.bounded import opened
 def read(path: Path, **options: object) -> list[str | None]:
     """Texts of a file; None for what is put aside."""
     source = FileDocuments.model_validate({"paths": [str(path)], **options})
-    found = read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0")
+    found = read_texts(source, FilePart(path, path.stat().st_size), "ingest.read.0")
     return [None if isinstance(one, Rejected) else one.text for one in found]
 
 

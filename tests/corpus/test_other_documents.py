@@ -11,7 +11,7 @@ import pytest
 
 from corpus.documents.quarantine import Rejected
 from corpus.readers.config import FileDocuments
-from corpus.readers.plan import Piece
+from corpus.readers.plan import FilePart
 from corpus.readers.texts import read_texts
 from corpus.readers.unread import UNREAD
 from infra.errors import StageError
@@ -21,14 +21,14 @@ WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 def texts(path: Path, **options: object) -> list[str]:
     source = FileDocuments.model_validate({"paths": [str(path)], **options})
-    found = list(read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0"))
+    found = list(read_texts(source, FilePart(path, path.stat().st_size), "ingest.read.0"))
     assert not any(isinstance(one, Rejected) for one in found), found
     return [one.text for one in found if not isinstance(one, Rejected)]
 
 
 def rejected(path: Path, **options: object) -> str:
     source = FileDocuments.model_validate({"paths": [str(path)], **options})
-    [found] = read_texts(source, Piece(path, path.stat().st_size), "ingest.read.0")
+    [found] = read_texts(source, FilePart(path, path.stat().st_size), "ingest.read.0")
     assert isinstance(found, Rejected)
     return found.reason
 

@@ -23,7 +23,7 @@ from corpus.pairs.files import Pair
 from corpus.preferences import file_pairs as preference_pairs
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences
 from corpus.readers.formats.delimited import read_delimited
-from corpus.readers.plan import Piece
+from corpus.readers.plan import FilePart
 from corpus.readers.record import Record
 from corpus.readers.texts import read_texts
 from corpus.recognition.first_records import first_record_problems
@@ -108,7 +108,7 @@ def test_a_table_is_read_in_its_dialect(
     writer = csv.writer(out, **options)
     writer.writerows([["id", "text"], *([n, f"{n}: {TEXT} Größe, Straße, über, für, schön."] for n in range(30))])
     source = FileDocuments(paths=[write(name, out.getvalue().encode(encoding))])
-    texts = [item for place in source.places() for item in read_texts(source, Piece(place, 0), "ingest.read.0")]
+    texts = [item for place in source.places() for item in read_texts(source, FilePart(place, 0), "ingest.read.0")]
     assert [getattr(item, "text", item) for item in texts] == [
         f"{n}: {TEXT} Größe, Straße, über, für, schön." for n in range(30)
     ]
@@ -147,4 +147,4 @@ def test_a_missing_column_is_named(write: Callable[..., str]) -> None:
     with pytest.raises(
         StageError, match=r"expected the field text, there are: body, id .set ingest.read.0.text_field: body"
     ):
-        list(read_texts(source, Piece(Path(path), 0), "ingest.read.0"))
+        list(read_texts(source, FilePart(Path(path), 0), "ingest.read.0"))

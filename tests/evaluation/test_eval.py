@@ -495,7 +495,7 @@ def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[st
     import torch
     import transformers
 
-    from evaluation.generation.choice_rows import Row
+    from evaluation.generation.choice_rows import ChoiceRow
     from evaluation.generation.choice_scoring import ChoiceScorer
 
     sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -512,7 +512,7 @@ def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[st
         return torch.randint(0, 300, (n,), generator=draw).tolist()
 
     for choices in ((1, 1, 1), (3, 5, 8, 1)):
-        rows = [Row(words(length), [words(size) for size in choices]) for length in (5, 9, 30, 12)]
+        rows = [ChoiceRow(words(length), [words(size) for size in choices]) for length in (5, 9, 30, 12)]
         scorer = ChoiceScorer(model, torch.device("cpu"))
         assert scorer.usable(rows[0]) and scorer.way == "own"
         found = scorer._score(rows)

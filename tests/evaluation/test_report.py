@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from evaluation.config import ReportConfig
+from evaluation.pages.charts import IntervalRow, Mark, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.pages.charts import Line as PlotLine
-from evaluation.pages.charts import Mark, Row, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.pages.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
 from evaluation.pages.report.answer_sections import answers_over_training
 from evaluation.pages.verdicts import claims
@@ -562,7 +562,7 @@ class TestPlots:
         assert smoothed([(0, 8.0), (1, 0.0)], 1)[0] == (0, 8.0)
 
     def test_labels_are_escaped(self) -> None:
-        row = Row(HOSTILE, [Mark(HOSTILE, "base", 0.5, 0.4, 0.6)], 0.5)
+        row = IntervalRow(HOSTILE, [Mark(HOSTILE, "base", 0.5, 0.4, 0.6)], 0.5)
         drawn = interval_plot(HOSTILE, [row], value_format=percent) + line_chart(
             HOSTILE, [PlotLine(HOSTILE, [(0, 1), (1, 2)], "train")], x_label=HOSTILE, y_label=HOSTILE
         )
@@ -574,7 +574,7 @@ class TestPlots:
 
     def test_nothing_to_draw_is_nothing(self) -> None:
         assert line_chart("t", [PlotLine("l", [], "train")], x_label="x", y_label="y") == ""
-        assert interval_plot("t", [Row("r")], value_format=percent) == ""
+        assert interval_plot("t", [IntervalRow("r")], value_format=percent) == ""
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from flows.config.forms import form_values, with_form
 from flows.config.graph import Selection, graph
 from flows.config.read import PipelineConfig, dump, load, parse
 from flows.config.steps import STEP_CLASSES
-from flows.deployment.start import Request
+from flows.deployment.start import RunRequest
 from flows.pipeline import pipeline
 from flows.stage import FLOWS
 from infra.config import Config, normal_default
@@ -228,7 +228,7 @@ def _json(value: Any) -> Any:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_each_shipped_config_is_the_same_on_the_worker(path: Path, tmp_path: Path) -> None:
     here = load(path)
-    request = Request(here, Selection(), tmp_path, False, str(path))
+    request = RunRequest(here, Selection(), tmp_path, False, str(path))
     sent = json.loads(json.dumps(request.parameters("a run")))
     on_worker = pipeline.validate_parameters(sent)["config"]
     for there in (on_worker, parse(carried(dump(here))), PipelineConfig.model_validate(_as_javascript(dump(here)))):

@@ -12,7 +12,7 @@ import yaml
 from flows.config.graph import graph
 from flows.config.read import dump, parse
 from flows.planning.branches import branch_notes
-from flows.planning.plan import Row
+from flows.planning.plan import PlannedStage
 from infra.errors import ConfigError
 from tests.command import Answer, write_config
 
@@ -77,7 +77,7 @@ def test_check_says_whether_the_learning_rate_jumps(
         {"name": "x", **SECTIONS, "pretrain": {**PRETRAIN, **first}, "steps": {"longer": {**LONGER, **step}}}
     )
     nodes = graph(config)
-    notes = branch_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
+    notes = branch_notes(nodes, {name: PlannedStage(node, "build") for name, node in nodes.items()})
     assert set(notes) == {"longer"} and notes["longer"].startswith("longer: ") and said in notes["longer"]
     assert "another order" not in notes["longer"]
 
@@ -91,7 +91,7 @@ def test_check_says_where_the_rest_of_an_epoch_comes_in_another_order() -> None:
         "tuned": {"uses": "sft", "continues": {"step": "sft"}, "duration": "2 epochs", "seed": 4},
     }
     nodes = graph(parse({"name": "x", **SECTIONS, **tuned, "steps": steps}))
-    notes = branch_notes(nodes, {name: Row(node, "build") for name, node in nodes.items()})
+    notes = branch_notes(nodes, {name: PlannedStage(node, "build") for name, node in nodes.items()})
     told = "the rest of the epoch that it goes on in comes in another order"
     assert f"larger: shuffle_block and global_batch_tokens are not as in pretrain: {told}" in notes["larger"]
     assert f"tuned: seed is not as in sft: {told}" in notes["tuned"]

@@ -10,7 +10,7 @@ import pytest
 
 from flows.config.graph import Selection
 from flows.config.read import load
-from flows.deployment.start import Request, _lost
+from flows.deployment.start import RunRequest, _lost
 from infra.store.layout import MANIFEST
 from tests.command import Answer, environment, finish, start, write_config
 from tests.pipelines import short_config
@@ -37,7 +37,7 @@ def test_a_run_that_had_no_room_for_its_result_is_told_with_the_reason(tmp_path:
     config = load(write_config(tmp_path / "config.yaml", short_config(tmp_path)))
 
     def told(root: Path) -> dict[str, Any]:
-        (error,) = _lost(Request(config, Selection(), root, False, "config.yaml"), "Crashed: no message")["errors"]
+        (error,) = _lost(RunRequest(config, Selection(), root, False, "config.yaml"), "Crashed: no message")["errors"]
         return dict(error)
 
     with small_disk(tmp_path / "small", "64k") as place:

@@ -26,7 +26,7 @@ from prefect.states import Completed, Crashed
 
 from flows.config.graph import Selection
 from flows.config.read import PipelineConfig
-from flows.deployment.start import Request, _follow
+from flows.deployment.start import RunRequest, _follow
 from flows.prefect.page import RunPage
 from flows.runs.journal import RunJournal
 from infra.process.lifetime import signal_group
@@ -195,7 +195,7 @@ def test_ctrl_c_reaches_a_run_whose_server_is_gone(tmp_path: Path) -> None:
 
 
 def followed_without_server(journal: RunJournal, root: Path, interrupted: bool) -> dict[str, Any]:
-    request = Request(PipelineConfig(name="alone"), Selection(), root, False, "alone.yaml")
+    request = RunRequest(PipelineConfig(name="alone"), Selection(), root, False, "alone.yaml")
     nobody = f"http://{HOST}:{any_free_port()}/api"
     with temporary_settings({PREFECT_API_URL: nobody}), get_client(sync_client=True) as client:
         return _follow(request, journal, client, uuid4(), lambda: interrupted, lambda text: None)
@@ -221,7 +221,7 @@ def test_a_run_whose_signs_of_life_came_late_is_followed_to_its_end(prefect_url:
     living.begin()
     begin = f"from flows.runs.journal import *; RunJournal(Path({str(tmp_path)!r}), 'dead').begin()"
     subprocess.run([sys.executable, "-c", begin], check=True, cwd=REPOSITORY)
-    request = Request(PipelineConfig(name="late"), Selection(), tmp_path, False, "late.yaml")
+    request = RunRequest(PipelineConfig(name="late"), Selection(), tmp_path, False, "late.yaml")
     told: list[str] = []
 
     def followed(journal: RunJournal) -> dict[str, Any]:

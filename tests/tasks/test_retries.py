@@ -16,7 +16,7 @@ import torch.distributed
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.training import run_ranks
-from tasks.processes.child import Outcome
+from tasks.processes.child import ChildOutcome
 from tasks.processes.failures import failure_of
 from tasks.retries import worth_another_try
 from tests.command import REPOSITORY, Answer
@@ -130,4 +130,4 @@ def test_half_an_outcome_is_none(tmp_path: Path, left: bytes | None) -> None:
     """Its process was killed while it wrote, or the disk was full: what of the two is found out from elsewhere."""
     if left is not None:
         (tmp_path / "outcome.json").write_bytes(left)
-    assert Outcome.read(tmp_path / "outcome.json") is None
+    assert ChildOutcome.read(tmp_path / "outcome.json") is None

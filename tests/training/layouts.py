@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.checkpoint.snapshot import Piece, Snapshot
+from training.checkpoint.snapshot import Snapshot, TensorPart
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 Told = list[dict[str, Any]]
@@ -40,7 +40,7 @@ def assert_saved_alike(ours: Path, theirs: Path, *, numbers: bool = True) -> Non
     )
     assert found.shapes == expected.shapes
     for name, shape in expected.shapes.items() if numbers else ():
-        one, other = (snapshot.read(name, Piece.whole(shape)) for snapshot in (found, expected))
+        one, other = (snapshot.read(name, TensorPart.whole(shape)) for snapshot in (found, expected))
         torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}")
 
 

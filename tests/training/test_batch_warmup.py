@@ -18,7 +18,7 @@ from training.config.batch_size import BatchSizeRampup
 from training.config.duration import parse_duration
 from training.pretrain import pretrain
 from training.trainer import fit
-from training.trainer.schedules import Schedule
+from training.trainer.schedules import LearningRateSchedule
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
 LENGTH = 32
@@ -65,8 +65,8 @@ def test_lengths_count_the_tokens_of_the_batches_that_there_are() -> None:
     for epochs, batches in ((0.1, 4), (0.5, 11), (1, 15), (1.5, 20), (2, 25)):
         assert rampup.length(parse_duration(f"{epochs} epochs"), 8 * LENGTH) == batches
     warmup = ScheduleConfig(warmup=f"{20 * LENGTH} tokens")
-    assert Schedule.of(warmup, 20, 8 * LENGTH, 10, rampup).warmup == 8
-    assert Schedule.of(warmup, 20, 8 * LENGTH, 10).warmup == 3
+    assert LearningRateSchedule.of(warmup, 20, 8 * LENGTH, 10, rampup).warmup == 8
+    assert LearningRateSchedule.of(warmup, 20, 8 * LENGTH, 10).warmup == 3
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from training.config.families import FAMILIES
 from training.core.hardware import Hardware
 from training.data.loaders import next_token_batch
 from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Writing
-from training.generation.completions import Batch, Completions
+from training.generation.completions import AnswerBatch, Completions
 from training.generation.sampling import sample
 from training.generation.token_choice import SamplingOptions
 from training.model.attention import FLEX, answering, choose_attention
@@ -230,7 +230,7 @@ def test_answers_to_a_shared_prompt_are_as_likely_as_the_model_finds_each_alone(
     network.set_attn_implementation(kernel)
     turns = [([7] * prompt + [50, 60], answer) for answer in ([3], [9, 9, 4], [9, 9, 9, 9]) for prompt in (1, 3, 11)]
     prompts, answers = ([list(one) for one in column] for column in zip(*turns, strict=True))
-    batch = Batch.of(Completions(prompts, answers, torch.ones(len(turns))), 0)
+    batch = AnswerBatch.of(Completions(prompts, answers, torch.ones(len(turns))), 0)
     assert share(batch.ids, batch.last()) is not None
 
     def gradient(logprobs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from infra.store.measurements import TRAINED
-from tasks.processes.child import JOURNAL, OUTCOME, Job, Outcome, _alone
+from tasks.processes.child import JOURNAL, OUTCOME, ChildOutcome, Job, _alone
 from tasks.stages import STAGES
 from training.checkpoint.export import copy_beside
 from training.core.hardware import prepare
@@ -151,7 +151,7 @@ def test_a_model_is_built_though_measuring_it_ends_before_its_time(
     outcome = _alone(job, lambda: False, lambda: None, word)
     assert outcome.is_built and outcome.measuring and outcome.measured is None
     assert outcome.figures["batches"] == 4 and (tmp_path / "out" / "model.safetensors").exists()
-    said = Outcome.read(word)
+    said = ChildOutcome.read(word)
     assert said is not None and said.is_built and said.measuring, "of a process that is killed from here on that stays"
     events = [line for line in read_journal(tmp_path / "scratch" / JOURNAL) if line.get("name") == "not_measured"]
     assert len(events) == (0 if isinstance(fault, Cancelled) else 1)

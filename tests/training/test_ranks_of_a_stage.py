@@ -19,7 +19,7 @@ import pytest
 import tests.command
 from infra.process.lifetime import signal_group
 from infra.run import read_journal
-from tasks.processes.child import OUTCOME, Job, Outcome
+from tasks.processes.child import OUTCOME, ChildOutcome, Job
 from tests.command import environment
 from tests.processes import gone, wait_until
 
@@ -66,7 +66,7 @@ def test_a_failing_rank_is_named_with_its_error(tmp_path: Path, shards_dir: Path
     """The risk: the error of one rank among those that are only told to end. tests/infra/launch has it untrained."""
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, global_batch_tokens=32 * 5)) as child:
         _, log = child.communicate(timeout=tests.command.patience_s)
-    outcome = Outcome.read(tmp_path / "scratch" / OUTCOME)
+    outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and child.returncode == 1, log
     (problem,) = outcome.problems
     assert problem["code"] == "not_divisible"
@@ -83,7 +83,7 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path, shards_dir:
         (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
         rank.send_signal(signal.SIGSTOP)
         _, log = child.communicate(timeout=tests.command.patience_s)
-    outcome = Outcome.read(tmp_path / "scratch" / OUTCOME)
+    outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and outcome.status == "built" and outcome.figures["batches"] == 400, (outcome, log)
     (said,) = [line["message"] for line in _journal(tmp_path) if line.get("name") == "restarted"]
     assert "rank 1 hangs" in said and "was stopped" in said

@@ -14,13 +14,13 @@ from training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from training.model.initialise import initialise
 from training.model.models import build, hf_config
 from training.trainer.optimizers import optimizer_of
-from training.trainer.schedules import Schedule
+from training.trainer.schedules import LearningRateSchedule
 
 TOTAL, WARMUP = 100, 10
 
 
 def _shares(**config: Any) -> list[float]:
-    schedule = Schedule.of(ScheduleConfig(warmup=f"{WARMUP} batches", **config), TOTAL, 1, 1)
+    schedule = LearningRateSchedule.of(ScheduleConfig(warmup=f"{WARMUP} batches", **config), TOTAL, 1, 1)
     return [schedule.lr_multiplier(batch) for batch in range(TOTAL)]
 
 
@@ -47,7 +47,7 @@ def test_cosine_and_linear_are_those_of_transformers(decay: str, theirs: Callabl
 @pytest.mark.parametrize("total", [1, 2, 3, 20, 100])
 def test_every_batch_learns_and_the_final_share_is_that_after_the_last(decay: str, final: float, total: int) -> None:
     given = {"decay": decay, "final_share": final, "warmup": "10 %", "decay_length": "10 %"}
-    schedule = Schedule.of(ScheduleConfig.model_validate(given), total, 1, 1)
+    schedule = LearningRateSchedule.of(ScheduleConfig.model_validate(given), total, 1, 1)
     shares = [schedule.lr_multiplier(batch) for batch in range(total + 1)]
     assert all(share > 0 for share in shares[:-1])
     if decay in ("cosine", "linear", "wsd") and schedule.warmup < total:

@@ -23,7 +23,7 @@ from training.config import PreferenceTuningConfig, RlhfConfig
 from training.core.hardware import Hardware
 from training.data.preference_pairs import Pair
 from training.data.rankings import Preferred, Ranking, ranking_batch
-from training.generation.completions import Batch, Completions
+from training.generation.completions import AnswerBatch, Completions
 from training.model.models import load
 from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
 from training.rl.policy_and_value import PolicyAndValue
@@ -206,7 +206,7 @@ def test_raft_is_transformers_cross_entropy_on_the_best_answer_to_each_prompt(
     talks = chat.conversations([PROMPTS[number // 3] for number in range(6)], texts)
     answers = Completions([one.prompt for one in talks], [one.response for one in talks], torch.ones(6))
     settings = {"algorithm": "raft", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 2}
-    algorithm, columns = algorithm_of(RlhfConfig.model_validate(settings)), vars(Batch.of(answers, chat.pad))
+    algorithm, columns = algorithm_of(RlhfConfig.model_validate(settings)), vars(AnswerBatch.of(answers, chat.pad))
     nothing = torch.zeros_like(columns["mask"])
     scores = torch.tensor([0.5, 2.0, -1.0, 0.25, 0.0, 3.0])
     kept = algorithm.kept(Sampled(scores, nothing, nothing, columns["mask"], None, 0.3))
@@ -284,7 +284,7 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
     settings |= {"rollout_prompts": 6, "minibatch_answers": 6}
     settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale, "loss_mean": mean}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings))
-    batch = Batch.of(answers, chat.pad)
+    batch = AnswerBatch.of(answers, chat.pad)
     with torch.no_grad():
         before, known = (
             answer_logprobs(one, batch.ids, batch.places, batch.tokens, batch.mask, CPU, 0.7)

@@ -25,7 +25,7 @@ from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
 from training.config.families import FAMILIES
 from training.core.hardware import Hardware
-from training.generation.completions import Batch, Completions
+from training.generation.completions import AnswerBatch, Completions
 from training.generation.sampling import sample
 from training.generation.vllm_sampler import VllmSampler, differences
 from training.model.models import build, hf_config
@@ -85,7 +85,7 @@ def _sampling(
 
 def _apart(policy: PreTrainedModel, answers: Completions, temperature: float = 1.0) -> float:
     """The furthest that a log-probability of vLLM's is from ours."""
-    batch = Batch.of(answers, 1)
+    batch = AnswerBatch.of(answers, 1)
     ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, CPU, temperature)
     return float(differences(answers, ours, batch.mask).max())
 
@@ -167,7 +167,7 @@ def test_a_server_that_was_not_told_of_the_newest_policy_is_found_out(
     """The risk: a round that is learnt from as if it were another policy's."""
     policy, sampler, _ = at_seven_tenths
     answers = sampler.sample([[5, 6, 7 + place] for place in range(24)], 1)
-    batch = Batch.of(answers, 1)
+    batch = AnswerBatch.of(answers, 1)
 
     def check() -> None:
         ours, _ = logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, CPU, 0.7)
@@ -186,7 +186,7 @@ def test_under_bf16_it_computes_the_policy_but_for_rounding(tokenizer_dir: Path,
     asked = [[5 + place, 20, 7 * place + 9, 80] for place in range(16)]
     with _sampling(policy, Answering(), tmp_path, tokenizer_dir, rounded) as sampler:
         answers = sampler.sample(asked, 0)
-    batch = Batch.of(answers, 1)
+    batch = AnswerBatch.of(answers, 1)
     ours, exact = (
         logprobs_and_entropies(policy, batch.ids, batch.places, batch.tokens, batch.mask, hardware, 1.0)[0]
         for hardware in (rounded, CPU)

@@ -35,14 +35,14 @@ WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPart:
     """The part of a tensor of the whole `shape` that lies between (start, stop) of each dimension."""
 
     ranges: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Piece:
+    def of(cls, tensor: Tensor) -> TensorPart:
         """The part of a tensor that this rank holds."""
         shape = tuple(tensor.shape)
         if not isinstance(tensor, DTensor):
@@ -51,7 +51,7 @@ class Piece:
         return cls(tuple((start, start + size) for start, size in zip(starts, sizes, strict=True)), shape)
 
     @classmethod
-    def whole(cls, shape: Sequence[int]) -> Piece:
+    def whole(cls, shape: Sequence[int]) -> TensorPart:
         return cls(tuple((0, size) for size in shape), tuple(shape))
 
     @property
@@ -63,13 +63,13 @@ class Piece:
         """What selects it from the whole tensor."""
         return tuple(slice(start, stop) for start, stop in self.ranges)
 
-    def overlap(self, other: Piece) -> Piece | None:
+    def overlap(self, other: TensorPart) -> TensorPart | None:
         """What both have; None if that is nothing."""
         pairs = zip(self.ranges, other.ranges, strict=True)
         ranges = tuple((max(ours[0], theirs[0]), min(ours[1], theirs[1])) for ours, theirs in pairs)
-        return Piece(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
+        return TensorPart(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
 
-    def within(self, outer: Piece) -> tuple[slice, ...]:
+    def within(self, outer: TensorPart) -> tuple[slice, ...]:
         """What selects it from a tensor that holds `outer`."""
         pairs = zip(self.ranges, outer.ranges, strict=True)
         return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)
@@ -81,7 +81,7 @@ class Piece:
         return [start, stop, self.shape, *([self.ranges[1:]] if cut else [])]
 
     @classmethod
-    def from_json(cls, start: int, stop: int, shape: Sequence[int], further: Sequence[Any] | None = None) -> Piece:
+    def from_json(cls, start: int, stop: int, shape: Sequence[int], further: Sequence[Any] | None = None) -> TensorPart:
         if not shape:
             return cls.whole(())
         rest = cls.whole(shape).ranges[1:] if further is None else tuple((one, other) for one, other in further)
@@ -128,7 +128,7 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str
         for place, (name, held_by) in enumerate(holders.items())
         if name in tensors and _is_writer(tensors[name], place, held_by)
     }
-    pieces = {name: Piece.of(tensor) for name, tensor in mine.items()}
+    pieces = {name: TensorPart.of(tensor) for name, tensor in mine.items()}
     generators = {"random/torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators["random/cuda"] = torch.cuda.get_rng_state()
@@ -188,14 +188,14 @@ class Snapshot:
     folder: Path
     state: dict[str, Any]
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _pieces: dict[str, dict[Piece, Path]] = field(default_factory=dict)
+    _pieces: dict[str, dict[TensorPart, Path]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Snapshot:
         found = cls(folder, read_own_json(folder / STATE))
         for index in sorted(folder.glob("rank*.json")):
             for name, record in read_own_json(index)["pieces"].items():
-                piece = Piece.from_json(*record)
+                piece = TensorPart.from_json(*record)
                 found.shapes[name] = piece.shape
                 found._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
         return found
@@ -205,7 +205,7 @@ class Snapshot:
         start = f"{OPTIMIZER}{name}/"
         return [key.removeprefix(start) for key in self.shapes if key.startswith(start)]
 
-    def read(self, name: str, wanted: Piece) -> Tensor:
+    def read(self, name: str, wanted: TensorPart) -> Tensor:
         """A part of a tensor, from whichever files have it."""
         found: Tensor | None = None
         for held, path in self._pieces[name].items():
@@ -237,12 +237,12 @@ class Snapshot:
                     value = torch.zeros_like(parameter, requires_grad=False)
                     self._fill(value, full)
                 else:
-                    value = self.read(full, Piece.whole(self.shapes[full])).to(parameter.device)
+                    value = self.read(full, TensorPart.whole(self.shapes[full])).to(parameter.device)
                 optimizer.state[parameter][key] = value
 
     def _fill(self, tensor: Tensor, name: str) -> None:
         with torch.no_grad():
-            local(tensor).copy_(self.read(name, Piece.of(tensor)))
+            local(tensor).copy_(self.read(name, TensorPart.of(tensor)))
 
     def load_random_state(self) -> bool:
         """Puts this rank's random state back; False where the checkpoint is of another number of ranks."""

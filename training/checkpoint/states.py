@@ -21,7 +21,7 @@ from infra.io.json import read_own_json
 from infra.store.layout import AUX
 from infra.store.states import STATE_FOLDER, KeptState, removed_state, state_at, write_states
 from training.checkpoint.folder import batch_of, damage
-from training.checkpoint.snapshot import STATE, Piece, Snapshot
+from training.checkpoint.snapshot import STATE, Snapshot, TensorPart
 from training.config import PretrainConfig, TrainerConfig
 from training.config.families import documents_problem, experts_problem
 from training.core import ranks
@@ -91,7 +91,7 @@ def _digest(checkpoint: Path) -> str:
     digest.update(json.dumps(place, sort_keys=True).encode())
     for name in sorted(snapshot.shapes):
         shape = snapshot.shapes[name]
-        tensor = snapshot.read(name, Piece.whole(shape)).contiguous()
+        tensor = snapshot.read(name, TensorPart.whole(shape)).contiguous()
         digest.update(f"{name} {tensor.dtype} {shape}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

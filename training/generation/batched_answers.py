@@ -46,7 +46,7 @@ class PlacedToken:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Further text of an answer, with the tokens that came with it; both may be empty. of_prompt: the tokens are those
     of the prompt, without their places."""
 
@@ -95,7 +95,7 @@ class Writing:
         self.ids = list(request.ids)
         self.chooser = TokenChooser(request.options)
         self.is_reported = request.prompt_logprobs is None
-        self.pieces: list[Piece] = []
+        self.pieces: list[TextPiece] = []
         self.spoken: Spoken | None = None
         self.error: StemmaError | None = None
         self._text = AnswerText(tokenizer, request.stops, request.shown)
@@ -104,7 +104,7 @@ class Writing:
     def report(self, tokens: Sequence[Token]) -> None:
         """Take the tokens of the prompt."""
         self.is_reported = True
-        self.pieces.append(Piece("", tuple(PlacedToken(token, 0) for token in tokens), of_prompt=True))
+        self.pieces.append(TextPiece("", tuple(PlacedToken(token, 0) for token in tokens), of_prompt=True))
 
     def take(self, token: Token) -> None:
         """Add the next token."""
@@ -139,7 +139,7 @@ class Writing:
         tokens = tuple(one for one in self._unplaced if not is_stopped or one.offset < length)
         self._unplaced.clear()
         if text or tokens:
-            self.pieces.append(Piece(text, tokens))
+            self.pieces.append(TextPiece(text, tokens))
 
 
 class BatchedAnswers:

@@ -39,7 +39,7 @@ class Completions:
 
 
 @dataclass
-class Batch:
+class AnswerBatch:
     """Prompts and answers side by side, padded on the right.
 
     ids (B, P + T), places (B, T): the position whose logits predict each answer token, tokens (B, T), mask (B, T).
@@ -51,7 +51,7 @@ class Batch:
     mask: Tensor
 
     @classmethod
-    def of(cls, answers: Completions, fill: int) -> Batch:
+    def of(cls, answers: Completions, fill: int) -> AnswerBatch:
         ids = pad([[*prompt, *answer] for prompt, answer in zip(answers.prompts, answers.ids, strict=True)], fill)
         lengths = torch.tensor([len(answer) for answer in answers.ids])
         starts = torch.tensor([len(prompt) for prompt in answers.prompts])
@@ -108,7 +108,7 @@ def generate(
 def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
     """The reward model's raw scores (B,), read at each answer's last token. Each rank scores its part, and every rank
     must call."""
-    batch, mine = Batch.of(answers, chat.pad), ranks.own_part(len(answers.ids))
+    batch, mine = AnswerBatch.of(answers, chat.pad), ranks.own_part(len(answers.ids))
     parts = zip(batch.ids[mine].split(_BATCH), batch.last()[mine].split(_BATCH), strict=True)
     with measuring(scorer):
         found = [scorer(ids.to(hardware.device), last.to(hardware.device)).cpu() for ids, last in parts if len(ids)]
@@ -128,7 +128,7 @@ def kl_of(
     temperature: that the answers were drawn at, and so of both distributions: the mean over answers is the KL
     divergence of what is sampled.
     """
-    batch = Batch.of(answers, chat.pad)
+    batch = AnswerBatch.of(answers, chat.pad)
     sums = []
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):

@@ -13,7 +13,7 @@ from training.distributed.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.hardware.network import network_of
 from training.planner.memory import Memory, memory
-from training.planner.step_time import Layout, Recompute, Sharding, StepTime, Training, step_time
+from training.planner.step_time import RankLayout, Recompute, Sharding, StepTime, Training, step_time
 
 _MOST_DEVICES = 65_536
 _SHARDINGS: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3", "hsdp")
@@ -27,7 +27,7 @@ UNEVEN = 1.25
 class Choice:
     """A layout with what it needs; memory: with tokens spread evenly over experts."""
 
-    layout: Layout
+    layout: RankLayout
     time: StepTime
     memory: Memory
     fits: bool
@@ -37,7 +37,7 @@ def divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
-def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> Iterator[Layout]:
+def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> Iterator[RankLayout]:
     """What the sizes allow: tp divides the heads and stays in a node, pp divides the layers, cp the sequence."""
     arch, alone = job.arch, job.kernels.data_parallel_alone
     for tp in [1] if alone else divisors(min(devices, job.device.node)):
@@ -56,7 +56,9 @@ def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _S
                 yield from _of_degrees(job, dp, tp, pp, cp, shardings)
 
 
-def _of_degrees(job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tuple[Sharding, ...]) -> Iterator[Layout]:
+def _of_degrees(
+    job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tuple[Sharding, ...]
+) -> Iterator[RankLayout]:
     arch = job.arch
     alike = dp * cp * tp
     widest = [ep for ep in divisors(min(alike, arch.experts)) if arch.experts % ep == 0 and alike % ep == 0]
@@ -74,7 +76,7 @@ def _of_degrees(job: Training, dp: int, tp: int, pp: int, cp: int, shardings: tu
             for microbatch in (one for one in (1, 2, 4, 8, 16, 32, 64) if dp * one <= job.batch):
                 for recompute in recomputes:
                     for interleave in {1, 2} if pp > 1 and (arch.layers // pp) % 2 == 0 else {1}:
-                        yield Layout(
+                        yield RankLayout(
                             dp, tp, pp, cp, ep, microbatch, recompute, sharding, True, interleave,
                         )  # fmt: skip
 
@@ -98,7 +100,7 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
     return sorted(found, key=lambda one: (not one.fits, _cost(one, job) if one.fits else one.memory.total))
 
 
-def uneven(job: Training, layout: Layout, even: Memory) -> Memory:
+def uneven(job: Training, layout: RankLayout, even: Memory) -> Memory:
     """Memory of the busiest device where tokens are spread UNEVENly over experts; `even`, where none are sent."""
     return memory(replace(job, load=UNEVEN), layout) if layout.ep > 1 else even
 
@@ -147,7 +149,7 @@ def _fits(job: Training, devices: int) -> bool:
     return bool(found) and found[0].fits
 
 
-def runs_here(layout: Layout, job: Training) -> bool:
+def runs_here(layout: RankLayout, job: Training) -> bool:
     """Whether a plan's config can set `launch:` to it: what `stemma check` takes, with a vocabulary that is padded as
     `padded_vocabulary` says."""
     arch, grouped = job.arch, layout.tp * layout.cp > 1
@@ -176,12 +178,12 @@ def _can_share_experts(ep: int, family: str, experts: int, degrees: tuple[int, i
     return expert_ranks_problem(ep, family, {"num_experts": experts}, degrees) is None
 
 
-def padded_vocabulary(layout: Layout, node: int) -> int:
+def padded_vocabulary(layout: RankLayout, node: int) -> int:
     """Of what a vocabulary must be a multiple, so that ranks share it evenly; 1 where they do not."""
     return layout.tp * _weight_shards(layout, node) if layout.tp > 1 else 1
 
 
-def _weight_shards(layout: Layout, node: int) -> int:
+def _weight_shards(layout: RankLayout, node: int) -> int:
     return layout.shards(node) if layout.sharding in _SHARDING_WEIGHTS else 1
 
 
@@ -190,7 +192,7 @@ def _cost(one: Choice, job: Training) -> float:
     return one.time.total * (1.0 if runs_here(one.layout, job) else 1.02)
 
 
-def describe(layout: Layout) -> str:
+def describe(layout: RankLayout) -> str:
     """`dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
     degrees = [
         f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from training.planner.architecture import Architecture
 from training.planner.pipeline_ranks import Part, part_of
-from training.planner.step_time import Layout, Training, microbatches
+from training.planner.step_time import RankLayout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
 """Bytes a parameter of fp32 weights and their gradients."""
@@ -117,13 +117,13 @@ def kept_by(
     return Kept(layer, 4 * width, outside)
 
 
-def memory(job: Training, at: Layout) -> Memory:
+def memory(job: Training, at: RankLayout) -> Memory:
     """Of the fullest device. Of a pipeline that is the first rank or the last: those between hold what the first does,
     without the embedding and for fewer microbatches."""
     return max((memory_of_rank(job, at, rank) for rank in {0, at.pp - 1}), key=lambda one: one.total)
 
 
-def memory_of_rank(job: Training, at: Layout, rank: int) -> Memory:
+def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     """Of the devices of one rank of a pipeline, 0 to at.pp - 1."""
     arch, element = job.arch, job.element
     ranks, count = at.dp * at.cp, microbatches(job, at)
@@ -247,7 +247,9 @@ class _Spread:
     joined: float
 
 
-def _spread(job: Training, at: Layout, part: Part, mine: float, layer: float, outside: float, again: bool) -> _Spread:
+def _spread(
+    job: Training, at: RankLayout, part: Part, mine: float, layer: float, outside: float, again: bool
+) -> _Spread:
     """mine, layer, outside: parameters of the device, of one of its layers, of what is outside of them. again: whether
     activations are computed again, so that layers in a row need the same."""
     ranks, element, gradient = at.dp * at.cp, job.element, _GRADIENT * job.learnt

@@ -45,7 +45,7 @@ CARBON = (0.03, 0.48, 0.75)
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What is asked for; see `stemma plan --help`.
 
     price: USD for one device and hour, None for the device's own range. batch_tokens: None for GPT-3's of that size.
@@ -110,7 +110,7 @@ def request(
     money: float | None = None,
     days: float | None = None,
     **others: Any,
-) -> Request:
+) -> PlanRequest:
     """A request from names. Raises ConfigError with all that are not known."""
     problems: list[Problem] = []
 
@@ -127,7 +127,7 @@ def request(
         known(of_preset, others["preset"])
     if problems:
         raise ConfigError(*problems)
-    return Request(device=device, law=fit, kernels=chosen, budget=Budget(compute, money, days), **others)
+    return PlanRequest(device=device, law=fit, kernels=chosen, budget=Budget(compute, money, days), **others)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
     return Problem("does_not_fit", "--gpus", message, f"take {', or '.join(what_would_fit(job, gpus))}")
 
 
-def _check_machines(request: Request) -> None:
+def _check_machines(request: PlanRequest) -> None:
     """Raises ConfigError for numbers of machines, of their network and of sizes that cannot be."""
     given = {
         "--gpus": request.gpus, "--price": request.price, "--capital": request.capital, "--gbit": request.gbit,
@@ -216,7 +216,7 @@ def _check_machines(request: Request) -> None:
         raise ConfigError(*problems)
 
 
-def _estimate(request: Request, arch: Architecture, tokens: float, kernels: Kernels | None = None) -> Estimate:
+def _estimate(request: PlanRequest, arch: Architecture, tokens: float, kernels: Kernels | None = None) -> Estimate:
     batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
     chosen = kernels or request.kernels or default_kernels(request.device, arch)
     return estimate(
@@ -225,7 +225,7 @@ def _estimate(request: Request, arch: Architecture, tokens: float, kernels: Kern
     )  # fmt: skip
 
 
-def plan(request: Request) -> dict[str, Any]:
+def plan(request: PlanRequest) -> dict[str, Any]:
     """The document of `stemma plan --json`. Raises ConfigError for what cannot be."""
     check(request.preset, request.parameters, request.arch is not None, request.tokens, request.budget)
     _check_machines(request)
@@ -254,7 +254,9 @@ def plan(request: Request) -> dict[str, Any]:
     return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}
 
 
-def _document(request: Request, size: Size, found: Estimate, low: float, middle: float, high: float) -> dict[str, Any]:
+def _document(
+    request: PlanRequest, size: Size, found: Estimate, low: float, middle: float, high: float
+) -> dict[str, Any]:
     arch, tokens, best, gpus = size.arch, size.tokens, found.best, request.gpus
     flops_per_token = arch.flops_per_token(request.length)
     hours = tokens / found.tokens_per_s / 3600
@@ -336,7 +338,7 @@ def _document(request: Request, size: Size, found: Estimate, low: float, middle:
     }
 
 
-def _faster(request: Request, found: Estimate, tokens: float) -> float:
+def _faster(request: PlanRequest, found: Estimate, tokens: float) -> float:
     """Hours with the best kernels that print has for this device."""
     other = KERNELS["compiled"] if found.job.kernels.name != "megatron" else found.job.kernels
     return tokens / _estimate(request, found.job.arch, tokens, other).tokens_per_s / 3600
@@ -396,7 +398,7 @@ def _torch_for(device: Device) -> Iterator[str]:
         yield f"{said}{fits}: torch {version} for CUDA {cuda}"
 
 
-def _assumptions(request: Request, found: Estimate, hours: float, faster: float) -> list[str]:
+def _assumptions(request: PlanRequest, found: Estimate, hours: float, faster: float) -> list[str]:
     kernels, device = found.job.kernels, request.device
     said = [
         f"speed: {kernels.name} kernels: {kernels.said}; other kernels: --kernels",

@@ -18,7 +18,7 @@ from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.laws.scaling_laws import LAWS
 from training.planner.plan import HOST, PUE, plan, request
-from training.planner.step_time import Layout, Training, step_time
+from training.planner.step_time import RankLayout, Training, step_time
 
 ALLOWED = 0.15
 """How far a planned figure may be off."""
@@ -45,7 +45,7 @@ _DEEPEP = (
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedTraining:
     """fitted: whether constants of training/planner were chosen to come near this figure. miss: why it is off by more
     than ALLOWED, where it is."""
 
@@ -61,7 +61,7 @@ class Row:
         return self.planned / self.published - 1
 
 
-def rows() -> list[Row]:
+def rows() -> list[PublishedTraining]:
     return [*_mosaic(), *_foundry(), *_megatron(), *_large(), *_mixtures(), *_scaling(), *_others()]
 
 
@@ -73,7 +73,7 @@ def _run(
     arch: Architecture,
     device: str | Device,
     kernels: str,
-    at: Layout,
+    at: RankLayout,
     batch: int,
     length: int = _T,
     gbit: float | None = None,
@@ -85,30 +85,32 @@ def _run(
     return arch.flops_per_token(length) * batch * length / seconds / at.devices / job.peak, seconds
 
 
-def _mosaic() -> Iterator[Row]:
+def _mosaic() -> Iterator[PublishedTraining]:
     source = "MosaicML, Mosaic LLMs (Part 1), A100 40 GB"
 
     def hours(preset: str, tokens: float, gpus: int) -> float:
         return float(plan(request(preset=preset, tokens=tokens, gpu="a100-40", gpus=gpus))["hours"])
 
     one, many = hours("gpt-1.3b", 1e9, 8), hours("gpt-1.3b", 1e9, 128)
-    yield Row(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, one, fitted=True)
-    yield Row(source, "the same on 128: hours", 0.5, many)
-    yield Row(source, "faster on 16 times as many GPUs: times", 14.4, one / many)
-    yield Row(source, "faster on 32 than on 8: times", 3.9, one / hours("gpt-1.3b", 1e9, 32))
-    yield Row(source, "1.3B, 20B tokens, 8 GPUs: days", 6, hours("gpt-1.3b", 20e9, 8) / 24)
-    yield Row(source, "the same on 32: days", 1.5, hours("gpt-1.3b", 20e9, 32) / 24)
-    yield Row(source, "the same on 128: hours", 10, hours("gpt-1.3b", 20e9, 128))
+    yield PublishedTraining(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, one, fitted=True)
+    yield PublishedTraining(source, "the same on 128: hours", 0.5, many)
+    yield PublishedTraining(source, "faster on 16 times as many GPUs: times", 14.4, one / many)
+    yield PublishedTraining(source, "faster on 32 than on 8: times", 3.9, one / hours("gpt-1.3b", 1e9, 32))
+    yield PublishedTraining(source, "1.3B, 20B tokens, 8 GPUs: days", 6, hours("gpt-1.3b", 20e9, 8) / 24)
+    yield PublishedTraining(source, "the same on 32: days", 1.5, hours("gpt-1.3b", 20e9, 32) / 24)
+    yield PublishedTraining(source, "the same on 128: hours", 10, hours("gpt-1.3b", 20e9, 128))
     low, high = (hours("gpt-1.3b", 20e9, 8) * 8 * price for price in DEVICES["a100-40"].price)
-    yield Row(source, "its cost, the lowest rent: USD", 1400, low, fitted=True)
-    yield Row(source, "its cost, the highest rent: USD", 4600, high)
-    yield Row(source, "time of 1.3B over that of 125M (10 times the size): times", 5, one / hours("gpt-125m", 1e9, 8))
-    at = Layout(dp=8, microbatch=4)
+    yield PublishedTraining(source, "its cost, the lowest rent: USD", 1400, low, fitted=True)
+    yield PublishedTraining(source, "its cost, the highest rent: USD", 4600, high)
+    yield PublishedTraining(
+        source, "time of 1.3B over that of 125M (10 times the size): times", 5, one / hours("gpt-125m", 1e9, 8)
+    )
+    at = RankLayout(dp=8, microbatch=4)
     kept, again = (
-        _run(of_preset("gpt-1.3b"), "a100-80", "plain", Layout(**{**vars(at), "recompute": how}), 512)[1]
+        _run(of_preset("gpt-1.3b"), "a100-80", "plain", RankLayout(**{**vars(at), "recompute": how}), 512)[1]
         for how in ("none", "full")
     )
-    yield Row(source, "time with activations computed again over without: times", 1.33, again / kept)
+    yield PublishedTraining(source, "time with activations computed again over without: times", 1.33, again / kept)
 
 
 _FOUNDRY = {
@@ -117,7 +119,7 @@ _FOUNDRY = {
 }  # fmt: skip
 
 
-def _foundry() -> Iterator[Row]:
+def _foundry() -> Iterator[PublishedTraining]:
     """Model, device, GPUs, sequences at once and of a batch, whether activations are computed again, MFU in percent."""
     for name, device, gpus, at_once, batch, again, mfu, fitted, miss in (
         ("125M", "a100-80", 8, 32, 512, False, 44.45, True, ""),
@@ -141,14 +143,14 @@ def _foundry() -> Iterator[Row]:
         ("30B", "h100", 32, 14, 1344, True, 43.92, False, ""),
         ("70B", "h100", 64, 8, 2048, True, 42.57, False, ""),
     ):
-        at = Layout(dp=gpus, microbatch=at_once, recompute="full" if again else "none", sharding="zero3")
+        at = RankLayout(dp=gpus, microbatch=at_once, recompute="full" if again else "none", sharding="zero3")
         gbit = 1600 if device != "h100" else None
         planned = 100 * _run(_gpt(*_FOUNDRY[name], 50_368), device, "flash", at, batch, gbit=gbit)[0]
         what = f"{name}, {gpus} × {device}{', recompute' * again}: MFU, %"
-        yield Row("llm-foundry, training benchmarks", what, mfu, planned, fitted, miss)
+        yield PublishedTraining("llm-foundry, training benchmarks", what, mfu, planned, fitted, miss)
 
 
-def _megatron() -> Iterator[Row]:
+def _megatron() -> Iterator[PublishedTraining]:
     source = "Narayanan et al. 2021, table 1, A100 80 GB, recompute"
     for size, layers, width, heads, tp, pp, gpus, batch, at_once, tflops in (
         ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 137),
@@ -162,7 +164,7 @@ def _megatron() -> Iterator[Row]:
         ("529.6B", 105, 20480, 128, 8, 35, 2520, 2520, 1, 163),
         ("1008B", 128, 25600, 160, 8, 64, 3072, 3072, 1, 163),
     ):
-        at = Layout(
+        at = RankLayout(
             gpus // tp // pp, tp, pp, microbatch=at_once, recompute="full", sequence_parallel=False,
             interleave=2 if pp > 1 else 1,
         )  # fmt: skip
@@ -170,7 +172,7 @@ def _megatron() -> Iterator[Row]:
         # Their equation 3, which counts what is computed again.
         flops = 96 * batch * _T * layers * width**2 * (1 + _T / (6 * width) + 51_200 / (16 * layers * width))
         what = f"{size}, {gpus} GPUs: TFLOP/s a GPU"
-        yield Row(source, what, tflops, flops / seconds / gpus / 1e12, size in ("1.7B", "145.6B"))
+        yield PublishedTraining(source, what, tflops, flops / seconds / gpus / 1e12, size in ("1.7B", "145.6B"))
     source = "Korthikanti et al. 2022, table 5, A100 80 GB"
     for size, layers, width, heads, pp, batch, pieces, full, selective in (
         ("22B", 48, 6144, 64, 1, 4, 1, 1.42, 1.10),
@@ -180,68 +182,84 @@ def _megatron() -> Iterator[Row]:
     ):
         at_once = 4 if pp == 1 else 1
         for how, seconds in (("full", full), ("selective", selective)):
-            at = Layout(
+            at = RankLayout(
                 1, 8, pp, microbatch=at_once, recompute=how, sequence_parallel=how == "selective", interleave=pieces  # type: ignore[arg-type]
             )  # fmt: skip
             planned = _run(_gpt(layers, width, heads), "a100-80", "megatron", at, batch)[1]
-            yield Row(source, f"{size}, {8 * pp} GPUs, {how} recompute: seconds a step", seconds, planned)
+            yield PublishedTraining(source, f"{size}, {8 * pp} GPUs, {how} recompute: seconds a step", seconds, planned)
 
 
-def _large() -> Iterator[Row]:
+def _large() -> Iterator[PublishedTraining]:
     gpt3 = of_preset("gpt-175b")
     # Such a model does not fit one V100: the printed figure is the computing alone, as that of one of a group of eight.
-    mfu, _ = _run(gpt3, "v100", "megatron", Layout(tp=8, microbatch=4, recompute="full", sequence_parallel=False), 4)
+    mfu, _ = _run(
+        gpt3, "v100", "megatron", RankLayout(tp=8, microbatch=4, recompute="full", sequence_parallel=False), 4
+    )
     years = gpt3.flops_per_token(_T) * 300e9 / (mfu * 125e12) / (365.25 * 86_400)
-    yield Row("Narayanan et al. 2021, section 1", "GPT-3 175B, 300B tokens: years on one V100", 288, years)
+    yield PublishedTraining(
+        "Narayanan et al. 2021, section 1", "GPT-3 175B, 300B tokens: years on one V100", 288, years
+    )
     # TFLOP/s of hardware: what is computed again counts, a third more.
-    at = Layout(124, 8, microbatch=8, recompute="full", sharding="zero3", sequence_parallel=False)
+    at = RankLayout(124, 8, microbatch=8, recompute="full", sharding="zero3", sequence_parallel=False)
     mfu, _ = _run(_gpt(96, 12288, 96, 50_272), "a100-80", "megatron", at, 1024)
-    yield Row("Zhang et al. 2022 (OPT), section 2.4", "OPT-175B, 992 A100 80 GB: TFLOP/s a GPU", 147, mfu * 312 * 4 / 3)
-    at = Layout(12, 2, 4, microbatch=4, recompute="full", sharding="zero1", sequence_parallel=False)
+    yield PublishedTraining(
+        "Zhang et al. 2022 (OPT), section 2.4", "OPT-175B, 992 A100 80 GB: TFLOP/s a GPU", 147, mfu * 312 * 4 / 3
+    )
+    at = RankLayout(12, 2, 4, microbatch=4, recompute="full", sharding="zero1", sequence_parallel=False)
     neox = _gpt(44, 6144, 64, 50_432)
     mfu, _ = _run(neox.with_size(tied=False, learned_positions=0), "a100-40", "megatron", at, 1538)
     source = "Black et al. 2022 (GPT-NeoX-20B), section 2.3"
-    yield Row(source, "20B, 96 A100 40 GB: TFLOP/s a GPU", 117, mfu * 312 * 4 / 3, miss=_NEOX)
+    yield PublishedTraining(source, "20B, 96 A100 40 GB: TFLOP/s a GPU", 117, mfu * 312 * 4 / 3, miss=_NEOX)
     for nodes, seconds in ((280, 60.1), (350, 50.2), (420, 44.4)):
-        at = Layout(nodes // 35, 8, 35, microbatch=1, recompute="full", sequence_parallel=False)
+        at = RankLayout(nodes // 35, 8, 35, microbatch=1, recompute="full", sequence_parallel=False)
         planned = _run(_gpt(105, 20480, 128), "a100-80", "megatron", at, 1920)[1]
         source = "Smith et al. 2022 (MT-NLG 530B), section 2.4"
-        yield Row(source, f"530B, {nodes} nodes of 8 A100 80 GB: seconds a step", seconds, planned, miss=_MT_NLG)
+        yield PublishedTraining(
+            source, f"530B, {nodes} nodes of 8 A100 80 GB: seconds a step", seconds, planned, miss=_MT_NLG
+        )
     palm = Architecture("PaLM", 118, 18432, 48, 1, 256, 73728, 256_000, gated=True)
-    yield Row("Chowdhery et al. 2022 (PaLM), table 1", "PaLM: parameters, billions", 540, palm.parameters / 1e9)
-    mfu, _ = _run(palm, "tpu-v4", "compiled", Layout(512, 12, microbatch=4, recompute="full", sharding="zero3"), 2048)
-    yield Row("Chowdhery et al. 2022 (PaLM), table 3", "PaLM 540B, 6,144 TPU v4: MFU, %", 46.2, 100 * mfu)
+    yield PublishedTraining(
+        "Chowdhery et al. 2022 (PaLM), table 1", "PaLM: parameters, billions", 540, palm.parameters / 1e9
+    )
+    mfu, _ = _run(
+        palm, "tpu-v4", "compiled", RankLayout(512, 12, microbatch=4, recompute="full", sharding="zero3"), 2048
+    )
+    yield PublishedTraining("Chowdhery et al. 2022 (PaLM), table 3", "PaLM 540B, 6,144 TPU v4: MFU, %", 46.2, 100 * mfu)
     llama = Architecture("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128_256, gated=True, tied=False)
     for kernels, speed in (("flash", 5762), ("compiled", 6667)):
         # Table 1 there: two sequences a GPU, selective activation checkpointing; the memory of its H100 is HBM2e.
         h100 = replace(DEVICES["h100"], memory_gib=96, bandwidth=2.4e12)
-        at = Layout(8, microbatch=2, recompute="selective", sharding="zero3")
+        at = RankLayout(8, microbatch=2, recompute="selective", sharding="zero3")
         seconds = _run(llama, h100, kernels, at, 16, 8192)[1]
         what = f"Llama 3.1 8B, 8 H100, {kernels}: tokens/s a GPU"
         source = "torchtitan, benchmarks/llama3_h100_202412, table 1"
-        yield Row(source, what, speed, 2 * 8192 / seconds, miss=_TITAN)
+        yield PublishedTraining(source, what, speed, 2 * 8192 / seconds, miss=_TITAN)
 
 
-def _mixtures() -> Iterator[Row]:
+def _mixtures() -> Iterator[PublishedTraining]:
     for name, one in MIXTURES.items():
         arch = of_preset(name)
-        yield Row(f"{name}, as released", "parameters, billions", one.parameters / 1e9, arch.parameters / 1e9)
-        yield Row(f"{name}, its report", "of these for a token, billions", one.active, arch.of_a_token / 1e9)
+        yield PublishedTraining(
+            f"{name}, as released", "parameters, billions", one.parameters / 1e9, arch.parameters / 1e9
+        )
+        yield PublishedTraining(
+            f"{name}, its report", "of these for a token, billions", one.active, arch.of_a_token / 1e9
+        )
     # Both spread tokens evenly: Megatron Core by its balancing loss, NeMo AutoModel by a router that is made to.
-    at = Layout(16, pp=4, ep=8, microbatch=1, sharding="zero1", interleave=8)
+    at = RankLayout(16, pp=4, ep=8, microbatch=1, sharding="zero1", interleave=8)
     mfu, _ = _run(of_preset("mixtral-8x7b"), "h100", "compiled", at, 256, 4096)
     source = "Megatron Core 0.8, its README on mixtures"
-    yield Row(source, "Mixtral 8x7B, 64 H100: TFLOP/s a GPU", 438, mfu * 989)
-    at = Layout(8, ep=8, microbatch=4, recompute="full", sharding="zero3")
+    yield PublishedTraining(source, "Mixtral 8x7B, 64 H100: TFLOP/s a GPU", 438, mfu * 989)
+    at = RankLayout(8, ep=8, microbatch=4, recompute="full", sharding="zero3")
     _, seconds = _run(of_preset("qwen3-30b-a3b"), "h100", "compiled", at, 512, 4096)
     source, what = (
         "NeMo AutoModel, performance summary (October 2025)",
         "Qwen3 30B-A3B, 8 H100, recompute: tokens/s a GPU",
     )
-    yield Row(source, what, 12_040, 512 * 4096 / seconds / 8, miss=_DEEPEP)
+    yield PublishedTraining(source, what, 12_040, 512 * 4096 / seconds / 8, miss=_DEEPEP)
 
 
-def _scaling() -> Iterator[Row]:
+def _scaling() -> Iterator[PublishedTraining]:
     gopher = 5.76e23
     source = "Hoffmann et al. 2022 (Chinchilla)"
     for law, flops, parameters, tokens, table in (
@@ -254,37 +272,45 @@ def _scaling() -> Iterator[Row]:
         ("chinchilla-3", 1.26e25, 175e9, 12.0e12, "A3"),
     ):
         size, read = LAWS[law].optimum(flops)
-        yield Row(
+        yield PublishedTraining(
             f"{source}, table {table}",
             f"{law} at {flops:.3g} FLOPs: parameters, billions",
             parameters / 1e9,
             size / 1e9,
         )
-        yield Row(f"{source}, table {table}", f"{law} at {flops:.3g} FLOPs: tokens, billions", tokens / 1e9, read / 1e9)
+        yield PublishedTraining(
+            f"{source}, table {table}", f"{law} at {flops:.3g} FLOPs: tokens, billions", tokens / 1e9, read / 1e9
+        )
     later = LAWS["besiroglu"]
     size, read = later.optimum(gopher)
-    yield Row(source, "Gopher's compute, besiroglu: Gopher's size over the best: times", 4, 280e9 / size)
-    yield Row(source, "Gopher's compute, besiroglu: the best tokens over Gopher's: times", 4.6, read / 300e9)
+    yield PublishedTraining(source, "Gopher's compute, besiroglu: Gopher's size over the best: times", 4, 280e9 / size)
+    yield PublishedTraining(
+        source, "Gopher's compute, besiroglu: the best tokens over Gopher's: times", 4.6, read / 300e9
+    )
     for more, printed in ((10, 3.1), (100, 10.0)):
         bigger, longer = later.optimum(more * gopher)
-        yield Row(source, f"{more} times the compute, besiroglu: larger, times", printed, bigger / size)
-        yield Row(source, f"{more} times the compute, besiroglu: more tokens, times", printed, longer / read)
+        yield PublishedTraining(source, f"{more} times the compute, besiroglu: larger, times", printed, bigger / size)
+        yield PublishedTraining(
+            source, f"{more} times the compute, besiroglu: more tokens, times", printed, longer / read
+        )
     source = "Besiroglu et al. 2024"
-    yield Row(source, "tokens a parameter at Chinchilla's compute", 20, read / size)
+    yield PublishedTraining(source, "tokens a parameter at Chinchilla's compute", 20, read / size)
 
 
-def _others() -> Iterator[Row]:
+def _others() -> Iterator[PublishedTraining]:
     megawatt_hours = 14.8 * 24 * 10_000 * DEVICES["v100"].power_w * HOST[1] * PUE[1] / 1e6
     source = "Patterson et al. 2021, table 4"
-    yield Row(source, "GPT-3: 10,000 V100 for 14.8 days: MWh", 1287, megawatt_hours, fitted=True)
+    yield PublishedTraining(source, "GPT-3: 10,000 V100 for 14.8 days: MWh", 1287, megawatt_hours, fitted=True)
     source = "Lecture on OPT (Perrotta)"
-    yield Row(source, "992 A100 80 GB to buy: million USD", 14.88, 992 * DEVICES["a100-80"].bought / 1e6, fitted=True)
-    yield Row(source, "one of them: power, W", 400, DEVICES["a100-80"].power_w, fitted=True)
+    yield PublishedTraining(
+        source, "992 A100 80 GB to buy: million USD", 14.88, 992 * DEVICES["a100-80"].bought / 1e6, fitted=True
+    )
+    yield PublishedTraining(source, "one of them: power, W", 400, DEVICES["a100-80"].power_w, fitted=True)
     for source, what, printed, hours in (
         ("Zhang et al. 2022 (OPT), section 2.4", "992 A100 in two months: restarts by hand", 35, 992 * 60 * 24),
         ("Llama 3, section 3.3.4", "16,384 H100 in 54 days: failures", 419, 16_384 * 54 * 24),
     ):
-        yield Row(source, what, printed, hours / DEVICE_HOURS, fitted=True)
+        yield PublishedTraining(source, what, printed, hours / DEVICE_HOURS, fitted=True)
 
 
 def table() -> str:

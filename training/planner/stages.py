@@ -27,7 +27,7 @@ from training.planner.hardware.kernels import KERNELS, fused_kernels
 from training.planner.hardware.network import network_of
 from training.planner.memory import memory
 from training.planner.plan import MISS
-from training.planner.step_time import Layout, Sharding, Training, step_time
+from training.planner.step_time import RankLayout, Sharding, Training, step_time
 
 _CPU_SPREAD = 2.5
 """A CPU's pace is known within this factor alone: it is taken from one product of matrices."""
@@ -79,12 +79,12 @@ def layout_of(
     context_parallel: int = 1,
     pipeline_parallel: int = 1,
     expert_parallel: int = 1,
-) -> Layout:
+) -> RankLayout:
     """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
     if launch.ranks > tensor_parallel or launch.offload:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
-    return Layout(
+    return RankLayout(
         launch.ranks // (tensor_parallel * context_parallel * pipeline_parallel),
         tensor_parallel,
         pipeline_parallel,
@@ -234,7 +234,7 @@ def _own_share(config: TrainerConfig, length: int) -> float:
 
 
 def _hours(
-    config: TrainerConfig, job: Training, at: Layout, length: int, passes: float, epoch_tokens: float | None
+    config: TrainerConfig, job: Training, at: RankLayout, length: int, passes: float, epoch_tokens: float | None
 ) -> float | None:
     seconds = passes * step_time(job, at).total
     if isinstance(config, RlhfConfig):

@@ -25,7 +25,7 @@ _OPTIMIZER_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """How a training is spread over dp · tp · pp · cp devices.
 
     ep: of the dp · cp · tp devices that have the same layers, those over which whole experts are spread; with 1 the tp
@@ -147,7 +147,7 @@ class _Passes:
     cheap: float
 
 
-def _layer(job: Training, at: Layout) -> _Passes:
+def _layer(job: Training, at: RankLayout) -> _Passes:
     arch, rows = job.arch, at.microbatch * job.length / at.cp
     best, width = job.device.matmul, arch.width
     queries, keys = arch.heads * arch.head_width / at.tp, arch.kv_heads * arch.head_width / at.tp
@@ -205,19 +205,19 @@ def _layer(job: Training, at: Layout) -> _Passes:
     return _Passes(forward, backward, cheap)
 
 
-def _output(job: Training, at: Layout) -> float:
+def _output(job: Training, at: RankLayout) -> float:
     """Seconds of output layer and loss for one microbatch, forward and backward."""
     rows, columns = at.microbatch * job.length / at.cp, job.arch.vocabulary / at.tp
     products = 3 * matmul_time(rows, job.arch.width, columns, job.outer_peak, job.device.matmul)
     return products + job.kernels.logits * rows * columns / (job.device.bandwidth * _MEMORY_SHARE)
 
 
-def microbatches(job: Training, at: Layout) -> float:
+def microbatches(job: Training, at: RankLayout) -> float:
     """Microbatches that each device computes in a step, the last of which may be a part."""
     return max(1.0, job.batch / (at.dp * at.microbatch))
 
 
-def step_time(job: Training, at: Layout) -> StepTime:
+def step_time(job: Training, at: RankLayout) -> StepTime:
     """Of one optimizer step of `job.batch` sequences."""
     arch, net = job.arch, job.network
     layer, count = _layer(job, at), microbatches(job, at)
@@ -265,7 +265,7 @@ def step_time(job: Training, at: Layout) -> StepTime:
     )
 
 
-def _data_parallel(job: Training, at: Layout, count: float, computing: float) -> tuple[float, float]:
+def _data_parallel(job: Training, at: RankLayout, count: float, computing: float) -> tuple[float, float]:
     """Seconds of data parallel communication that do not hide, and of the optimizer."""
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)

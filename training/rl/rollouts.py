@@ -29,7 +29,7 @@ from training.core.callbacks import Callback
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.core.train_state import TrainState
-from training.generation.completions import Batch, Completions, generate
+from training.generation.completions import AnswerBatch, Completions, generate
 from training.generation.vllm_sampler import VllmSampler
 from training.rl.algorithms import Algorithm, Sampled
 from training.rl.overoptimisation import DivergenceWatch, Round
@@ -208,7 +208,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
     def _experience(self, answers: Completions, prompts: Sequence[Prompt], round_number: int) -> dict[str, Tensor]:
         """Everything the loss needs of the answers that are learnt from, by name, each (K, …) on the CPU."""
-        config, batch = self._config, Batch.of(answers, self._chat.pad)
+        config, batch = self._config, AnswerBatch.of(answers, self._chat.pad)
         rewarded = self._rewards.of(answers, prompts)
         told = rewarded.metrics
         logprobs, reference, entropies, values = self._look(batch)
@@ -246,7 +246,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         }
         return {name: value[kept] for name, value in columns.items()}
 
-    def _look(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _look(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Log-probabilities under policy and reference, the policy's entropies, and values if any, each (B, T)."""
         pieces: list[tuple[Tensor, ...]] = []
         mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]

@@ -73,7 +73,7 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
 """Numbers of the system calls that are refused in a sandbox, by processor."""
 
 
-class Outcome(NamedTuple):
+class SandboxOutcome(NamedTuple):
     """What a program wrote into its pipe, at most 4 KiB of it, and what its sandbox complained of. ended: by itself, in
     time."""
 
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     ended: bool
 
 
-def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> Outcome:
+def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> SandboxOutcome:
     """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All that it started has
     ended too, but for `none`, where what left its group of processes goes on.
 
@@ -136,7 +136,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
             process.wait()
         complaint.seek(0)
         said = complaint.read(2000).decode(errors="replace").strip()
-        return Outcome(_written(read_end), said, ended)
+        return SandboxOutcome(_written(read_end), said, ended)
 
 
 def find(wanted: Wanted) -> Kind:

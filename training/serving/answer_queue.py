@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from infra.errors import StemmaError
-from training.generation.batched_answers import AT_ONCE, AnswerRequest, BatchedAnswers, Piece, Spoken, Writing
+from training.generation.batched_answers import AT_ONCE, AnswerRequest, BatchedAnswers, Spoken, TextPiece, Writing
 from training.generation.session import loaded
 
 WAITING = 64
@@ -184,7 +184,7 @@ class _Batch:
                 self.stop(answer)
             return
         for answer, writing in list(self.writings.items()):
-            pieces: list[Piece | Spoken | BaseException] = [*writing.pieces]
+            pieces: list[TextPiece | Spoken | BaseException] = [*writing.pieces]
             writing.pieces.clear()
             if (end := writing.spoken or writing.error) is not None:
                 pieces.append(end)
@@ -197,11 +197,11 @@ class Answers:
     """The answers to one request, read in the event loop. spoken: how those ended that have, by their numbers."""
 
     def __init__(self, model_dir: Path, requests: Sequence[AnswerRequest], queue: AnswerQueue) -> None:
-        self.arrived: asyncio.Queue[tuple[int, Piece | Spoken] | BaseException] = asyncio.Queue()
+        self.arrived: asyncio.Queue[tuple[int, TextPiece | Spoken] | BaseException] = asyncio.Queue()
         self.all = [Answer(model_dir, request, number, self, queue) for number, request in enumerate(requests)]
         self.spoken: dict[int, Spoken] = {}
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece | Spoken]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, TextPiece | Spoken]]:
         """Yield the pieces of each answer by its number, and how it ended. Raises Unavailable, or what a model
         raised."""
         while len(self.spoken) < len(self.all):
@@ -235,14 +235,14 @@ class Answer:
             self._arrived.put_nowait(reason)
         self._queue.forget(self)
 
-    def hand_over(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+    def hand_over(self, pieces: Sequence[TextPiece | Spoken | BaseException]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             self._loop.call_soon_threadsafe(self._receive, pieces)
 
-    def _receive(self, pieces: Sequence[Piece | Spoken | BaseException]) -> None:
+    def _receive(self, pieces: Sequence[TextPiece | Spoken | BaseException]) -> None:
         for piece in pieces:
             self._arrived.put_nowait(piece if isinstance(piece, BaseException) else (self._number, piece))
-            if not isinstance(piece, Piece):
+            if not isinstance(piece, TextPiece):
                 self._queue.forget(self)
 
 

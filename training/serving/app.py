@@ -29,11 +29,19 @@ from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
-from training.generation.batched_answers import AnswerRequest, Piece, PlacedToken, Spoken
+from training.generation.batched_answers import AnswerRequest, PlacedToken, Spoken, TextPiece
 from training.generation.session import loaded, positions_of
 from training.generation.token_choice import SamplingOptions
 from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
-from training.serving.requests import ChatRequest, CompletionRequest, Prompt, Refused, Request, read, served_name
+from training.serving.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Prompt,
+    Refused,
+    read,
+    served_name,
+)
 from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts, as_call
 from training.serving.tool_calls import CallReader, ToolCall
 
@@ -120,7 +128,7 @@ class _Server:
     async def completion(self, request: HttpRequest) -> Response:
         return await self._respond(request, CompletionRequest, TextShape())
 
-    async def _respond(self, request: HttpRequest, kind: type[Request], shape: Shape) -> Response:
+    async def _respond(self, request: HttpRequest, kind: type[GenerationRequest], shape: Shape) -> Response:
         try:
             asked = read(kind, await request.body())
             name = served_name(asked.model, self._models)
@@ -150,7 +158,7 @@ class _Server:
         finally:
             answers.stop()
 
-    def _prompts(self, asked: Request, name: str) -> list[Prompt]:
+    def _prompts(self, asked: GenerationRequest, name: str) -> list[Prompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
         tokenizer, positions = self._encoders[name], positions_of(loaded(self._models[name])[0])
         with self._encoding:
@@ -178,7 +186,13 @@ class _Choices:
     """The choices of a response: `n` for each prompt."""
 
     def __init__(
-        self, asked: Request, prompts: Sequence[Prompt], positions: int, name: str, shape: Shape, texts: TokenTexts
+        self,
+        asked: GenerationRequest,
+        prompts: Sequence[Prompt],
+        positions: int,
+        name: str,
+        shape: Shape,
+        texts: TokenTexts,
     ) -> None:
         self._asked, self._prompts, self._shape, self._texts = asked, prompts, shape, texts
         self._head = {
@@ -222,7 +236,7 @@ class _Choices:
                     texts[number].append(part)
                 else:
                     calls[number].append(as_call(part))
-            if isinstance(piece, Piece):
+            if isinstance(piece, TextPiece):
                 tokens[number] += self._placed(number, piece)
         choices = [
             {
@@ -253,7 +267,7 @@ class _Choices:
                     yield event(number, self._shape.part(echo), (), None)
             called = dict.fromkeys(range(len(self.requests)), 0)
             async for number, piece in answers.pieces():
-                tokens = self._placed(number, piece) if isinstance(piece, Piece) else ()
+                tokens = self._placed(number, piece) if isinstance(piece, TextPiece) else ()
                 for part in self._parts(number, piece):
                     if isinstance(part, str):
                         yield event(number, self._shape.part(part), tokens, None)
@@ -272,7 +286,7 @@ class _Choices:
             yield f"data: {json.dumps({'error': _error(error)})}\n\n"
         yield "data: [DONE]\n\n"
 
-    def _parts(self, number: int, piece: Piece | Spoken) -> Iterator[str | ToolCall]:
+    def _parts(self, number: int, piece: TextPiece | Spoken) -> Iterator[str | ToolCall]:
         """The texts and calls that a piece of a choice, or its end, makes certain."""
         reader = self._readers.get(number)
         if isinstance(piece, Spoken):
@@ -289,7 +303,7 @@ class _Choices:
         prompt = self._prompts[number // self._asked.n]
         return "".join(self._texts[token] for token in prompt.ids) if prompt.text is None else prompt.text
 
-    def _placed(self, number: int, piece: Piece) -> Sequence[PlacedToken]:
+    def _placed(self, number: int, piece: TextPiece) -> Sequence[PlacedToken]:
         """The tokens of a piece with their places in the text of the choice, which may begin with the prompt's."""
         if not self._asked.echoes or not piece.tokens:
             return piece.tokens

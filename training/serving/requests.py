@@ -91,7 +91,7 @@ class _StreamOptions(_Keys):
     include_obfuscation: Literal[False] = False
 
 
-class Request(_Keys, ABC):
+class GenerationRequest(_Keys, ABC):
     """What both kinds of requests share."""
 
     model: str | None = None
@@ -111,7 +111,7 @@ class Request(_Keys, ABC):
     user: str | None = None
 
     @model_validator(mode="after")
-    def _options_of_a_stream(self) -> Request:
+    def _options_of_a_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only a request with stream: true has them")
         return self
@@ -209,7 +209,7 @@ class _Tool(_Keys):
     function: _ToolFunction
 
 
-class ChatRequest(Request):
+class ChatRequest(GenerationRequest):
     messages: list[_Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -259,7 +259,7 @@ class ChatRequest(Request):
         return [Prompt(*chat_prompt(tokenizer, messages, shown, self.chat_template_kwargs))]
 
 
-class CompletionRequest(Request):
+class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(max_length=MOST_CHOICES)
     max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
@@ -300,7 +300,7 @@ class CompletionRequest(Request):
         return Prompt(given, text_prompt(tokenizer, "")[1])
 
 
-Kind = TypeVar("Kind", bound=Request)
+Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
 def read(kind: type[Kind], body: bytes) -> Kind:

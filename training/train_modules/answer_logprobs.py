@@ -29,7 +29,7 @@ def answer_logprobs(
 ) -> Tensor:
     """Log-probabilities (B, T) of answers' tokens at a temperature, 0 where `mask (B, T)` is 0; with gradients.
 
-    ids, places, tokens, mask: of `training.generation.completions.Batch`.
+    ids, places, tokens, mask: of `training.generation.completions.AnswerBatch`.
     """
     real = mask.bool()
     states, weight = _predicting(model, ids, places, mask, hardware)

@@ -53,7 +53,7 @@ from training.trainer import profiling
 from training.trainer.metrics import MetricsLogger, Throughput
 from training.trainer.microbatch import choose, lower_limit, out_of_memory
 from training.trainer.optimizers import optimizer_of
-from training.trainer.schedules import LearningRate, Schedule
+from training.trainer.schedules import LearningRate, LearningRateSchedule
 
 _ROLLBACK_KEPT = 3
 
@@ -319,7 +319,9 @@ class _Training:
         networks: parts of the model whose gradients are clipped apart.
         """
         plan, config, run, corrections = self._plan, self._config, self._run, self.corrections
-        schedule = Schedule.of(config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup)
+        schedule = LearningRateSchedule.of(
+            config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
+        )
         clip = GradientClip(config.optimizer.gradient_clip, networks)
         activations = ActivationNorm(model)
         scale = LossScale(corrections.skips) if hardware.fp16 else None

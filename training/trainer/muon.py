@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from training.checkpoint.snapshot import Piece
+from training.checkpoint.snapshot import TensorPart
 from training.distributed.gradients import local
 
 # Jordan et al. 2024: as steep at 0 as it goes; singular values end between 0.7 and 1.2 after five steps.
@@ -77,7 +77,7 @@ class Muon(torch.optim.Optimizer):
             scale = max(1.0, rows / columns) ** 0.5
             for weight, step in zip(some, found.to(some[0].dtype), strict=True):
                 local(weight).mul_(1 - lr * group["weight_decay"])
-                local(weight).add_(step[Piece.of(weight).slices], alpha=-lr * scale)
+                local(weight).add_(step[TensorPart.of(weight).slices], alpha=-lr * scale)
 
 
 def orthogonal(matrices: Tensor, iterations: int, compute: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from training.core.train_state import TrainState
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LearningRateSchedule:
     """The learning rate of each batch as a share of the peak.
 
     total: batches of the training; warmup: those of the linear rise; decay: those of the fall at the end of wsd.
@@ -33,7 +33,7 @@ class Schedule:
         batch_tokens: int,
         epoch_batches: int,
         rampup: BatchSizeRampup | None = None,
-    ) -> Schedule:
+    ) -> LearningRateSchedule:
         """The lengths of a config in batches, none longer than the training; wsd's fall is one of full batches."""
         scale: dict[str, Any] = {"batch_tokens": batch_tokens, "epoch_batches": epoch_batches, "whole": total}
         warmup, decay = batches(config.warmup, **scale, rampup=rampup), batches(config.decay_length, **scale)
@@ -73,7 +73,7 @@ class LearningRate(Callback):
     corrected: what a batch's rate is multiplied by besides.
     """
 
-    def __init__(self, schedule: Schedule, peak: float, corrected: Callable[[int], float]) -> None:
+    def __init__(self, schedule: LearningRateSchedule, peak: float, corrected: Callable[[int], float]) -> None:
         self._schedule = schedule
         self._peak = peak
         self._corrected = corrected

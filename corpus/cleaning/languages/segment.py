@@ -18,7 +18,7 @@ MAX_CHUNKS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Batch:
+class SegmentedText:
     """The words of D documents with P code points, C chunks and W words.
 
     points (P,); doc_starts (D + 1,) into points; bounds (C, 2) into points; doc_chunks (D + 1,) into bounds;
@@ -78,7 +78,7 @@ class Segmenter:
         self._hashes, self._lengths = np.zeros(0, np.uint64), np.zeros(0, np.int32)
         self._bits = np.zeros(0, np.uint16)
 
-    def segment(self, points: Array, doc_starts: Array) -> Batch:
+    def segment(self, points: Array, doc_starts: Array) -> SegmentedText:
         """The words of documents given as code points (P,) and starts (D + 1,)."""
         if self._known > MAX_CHUNKS:
             self._forget()
@@ -98,7 +98,7 @@ class Segmenter:
         chunks = int(doc_chunks[-1])
         self._learn(points, new_bounds[:new])
         words, chunk_words = kernels.expand(ids[:chunks], self._first, self._count)
-        return Batch(
+        return SegmentedText(
             points, doc_starts, bounds[:chunks], doc_chunks, chunk_words, chunk_words[doc_chunks],
             self._hashes[words], self._lengths[words], self._bits[words],
         )  # fmt: skip

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from evaluation.harness.integrity import COUNTS
-from evaluation.pages.charts import Mark, Row, interval_plot
+from evaluation.pages.charts import IntervalRow, Mark, interval_plot
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.pages.words import (
     between,
@@ -30,7 +30,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
             if "acc" in metrics:
                 tasks.setdefault(task, []).append((model, metrics["acc"]))
     rows = [
-        Row(
+        IntervalRow(
             task,
             [Mark(model, pipeline.style(model), acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
             found[0][1].get("chance"),

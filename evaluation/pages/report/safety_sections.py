@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.pages.charts import Mark, Row, interval_plot
+from evaluation.pages.charts import IntervalRow, Mark, interval_plot
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.pages.words import (
     between,
@@ -47,8 +47,8 @@ def bias(pipeline: PipelineResults) -> Section:
     def mark(model: str, cell: dict[str, float]) -> Mark:
         return Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
 
-    def row(label: str, cells: dict[str, dict[str, Any]]) -> Row:
-        return Row(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
+    def row(label: str, cells: dict[str, dict[str, Any]]) -> IntervalRow:
+        return IntervalRow(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
 
     rows = [row("overall", {model: one["overall"] for model, one in found.items()})]
     for name in categories:

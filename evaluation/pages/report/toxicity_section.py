@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.pages.charts import Mark, Row, interval_plot
+from evaluation.pages.charts import IntervalRow, Mark, interval_plot
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.pages.words import (
     between,
@@ -39,7 +39,7 @@ def toxicity(pipeline: PipelineResults) -> Section:
             if cell
         ]
 
-    shown = [Row(group, marks(group, "toxicity_probability")) for group in groups]
+    shown = [IntervalRow(group, marks(group, "toxicity_probability")) for group in groups]
     highest = max((mark.high or 0.0 for row in shown for mark in row.marks), default=1.0)
     chart = interval_plot(
         "toxicity probability",

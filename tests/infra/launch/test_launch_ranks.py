@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
-from infra.launch.ranks import Node
+from infra.launch.ranks import ClusterNode
 from tests.infra.launch.launcher import launch
 from tests.processes import gone, wait_until
 
@@ -88,7 +88,7 @@ def test_a_node_leaves_the_signs_of_life_of_another_in_their_shared_work_folder_
 )
 def test_a_scheduler_says_which_node_this_is(environment: dict[str, str]) -> None:
     config = LaunchConfig(nodes=2, processes=4)
-    told = Node.of(config, environment).rank_environment(config, local_rank=3)
+    told = ClusterNode.of(config, environment).rank_environment(config, local_rank=3)
     assert (told["RANK"], told["WORLD_SIZE"], told["NODE_RANK"]) == ("7", "8", "1")
     assert told["MASTER_ADDR"] == "10.0.0.1"
     assert told["MASTER_PORT"] == environment.get("MASTER_PORT", "29400")
@@ -97,7 +97,7 @@ def test_a_scheduler_says_which_node_this_is(environment: dict[str, str]) -> Non
 @pytest.mark.parametrize("environment", [{}, {"NODE_RANK": "1"}, {"NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"}])
 def test_several_nodes_without_a_scheduler_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(StageError, match="which of 2 nodes"):
-        Node.of(LaunchConfig(nodes=2), environment)
+        ClusterNode.of(LaunchConfig(nodes=2), environment)
 
 
 @pytest.mark.parametrize("grace_s", [60.0, 0.1])

@@ -24,7 +24,7 @@ from training.planner.architecture import of_preset, of_transformers
 from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.memory import kept_by, memory
-from training.planner.step_time import Layout, Training, step_time
+from training.planner.step_time import RankLayout, Training, step_time
 
 pytest.importorskip("torchao")
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_what_computes_in_8_bits_is_planned_so(sizes: dict[str, Any]) -> None:
     network = network_of_sizes(sizes)
     train_in_float8(network, CPU)
     converted = [one for one in network.modules() if isinstance(one, nn.Linear) and type(one) is not nn.Linear]
-    copies = [memory(job(sizes, precision), Layout(microbatch=SEQUENCES)).casts for precision in ("bf16", "fp8")]
+    copies = [memory(job(sizes, precision), RankLayout(microbatch=SEQUENCES)).casts for precision in ("bf16", "fp8")]
     assert copies[0] - copies[1] == sum(one.weight.numel() for one in converted)
 
 
@@ -118,5 +118,5 @@ def test_experts_gain_no_time_from_8_bits() -> None:
     """In Mixtral they are nearly all of a step."""
     mixtral = job(MIXTRAL, "bf16")
     whole = replace(mixtral, arch=of_preset("mixtral-8x7b"), length=2048)
-    bf16, fp8 = (step_time(replace(whole, precision=one), Layout(ep=8, dp=8)).compute for one in ("bf16", "fp8"))
+    bf16, fp8 = (step_time(replace(whole, precision=one), RankLayout(ep=8, dp=8)).compute for one in ("bf16", "fp8"))
     assert 0.9 * bf16 < fp8 < bf16

@@ -14,7 +14,7 @@ from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.layouts import runs_here, search, why_lost
 from training.planner.memory import memory
-from training.planner.step_time import Layout, Training, step_time
+from training.planner.step_time import RankLayout, Training, step_time
 
 H100 = DEVICES["h100"]
 
@@ -34,7 +34,7 @@ def test_a_small_model_is_spread_by_data_and_a_large_one_by_tensors_and_stages()
 
 def test_a_layout_that_shares_layers_runs_here_where_launch_takes_it() -> None:
     one = job(of_preset("llama-2-7b"))
-    shared = Layout(4, tp=2, sharding="zero3")
+    shared = RankLayout(4, tp=2, sharding="zero3")
     assert runs_here(shared, one) and runs_here(replace(shared, cp=2), job(of_preset("llama-2-7b"), 8192))
     assert runs_here(replace(shared, pp=4, sharding="ddp"), one) and not runs_here(replace(shared, pp=4), one)
     assert runs_here(replace(shared, dp=1, sharding="ddp"), one) and not runs_here(replace(shared, sharding="ddp"), one)
@@ -49,13 +49,13 @@ def test_long_sequences_are_cut_and_experts_are_spread() -> None:
     assert experts.active_parameters < 0.35 * experts.parameters
     best = search(job(experts), 64)[0]
     assert best.fits and best.layout.ep in (1, 2, 4, 8)
-    spread = Layout(64, ep=8, sharding="zero1")
+    spread = RankLayout(64, ep=8, sharding="zero1")
     assert memory(job(experts), spread).total < memory(job(experts), replace(spread, ep=1)).total
     mixture = job(replace(experts, family="mixtral"))
     assert runs_here(spread, mixture) and not runs_here(spread, job(experts))
     assert not runs_here(replace(spread, sharding="zero3"), mixture)
-    assert runs_here(Layout(32, cp=2), mixture) and runs_here(replace(spread, dp=32, cp=2), mixture)
-    assert not runs_here(Layout(32, cp=2), replace(mixture, arch=replace(experts, family="olmoe")))
+    assert runs_here(RankLayout(32, cp=2), mixture) and runs_here(replace(spread, dp=32, cp=2), mixture)
+    assert not runs_here(RankLayout(32, cp=2), replace(mixture, arch=replace(experts, family="olmoe")))
     staged = replace(spread, dp=16, pp=4)
     assert runs_here(staged, mixture) and not runs_here(replace(staged, dp=8, cp=2), mixture), "zero1 is of pipelines"
     layers = replace(spread, dp=32, tp=2, sharding="ddp")
@@ -77,7 +77,7 @@ def test_of_layouts_that_spread_mixtrals_experts_and_share_no_layers_nvidias_is_
 def test_uneven_tokens_take_time_and_memory_only_where_devices_hold_other_experts() -> None:
     even = job(of_preset("mixtral-8x7b"), 4096, 256)
     uneven = replace(even, load=1.5)
-    for at in (Layout(64), Layout(64, sharding="zero3", recompute="full")):
+    for at in (RankLayout(64), RankLayout(64, sharding="zero3", recompute="full")):
         assert (step_time(even, at), memory(even, at)) == (step_time(uneven, at), memory(uneven, at))
         spread = replace(at, ep=8)
         assert step_time(even, spread).total < step_time(uneven, spread).total < 1.5 * step_time(even, spread).total
@@ -87,11 +87,11 @@ def test_uneven_tokens_take_time_and_memory_only_where_devices_hold_other_expert
 
 def test_each_way_to_share_takes_less_memory() -> None:
     one = job(of_preset("llama-2-7b"))
-    totals = [memory(one, Layout(64, sharding=how)).total for how in ("ddp", "zero1", "zero2", "zero3")]  # type: ignore[arg-type]
+    totals = [memory(one, RankLayout(64, sharding=how)).total for how in ("ddp", "zero1", "zero2", "zero3")]  # type: ignore[arg-type]
     assert totals == sorted(totals, reverse=True)
-    assert totals[3] < memory(one, Layout(64, sharding="hsdp")).total < totals[0]
+    assert totals[3] < memory(one, RankLayout(64, sharding="hsdp")).total < totals[0]
     for less in ({"tp": 8, "dp": 8}, {"pp": 8, "dp": 8}, {"recompute": "full"}, {"recompute": "selective"}):
-        assert memory(one, replace(Layout(64), **less)).total < totals[0]
+        assert memory(one, replace(RankLayout(64), **less)).total < totals[0]
 
 
 def test_runners_up_lose_by_the_part_that_is_named() -> None:
@@ -106,13 +106,13 @@ def test_runners_up_lose_by_the_part_that_is_named() -> None:
 def test_activations_computed_again_take_a_third_more_time() -> None:
     """Mosaic LLMs (Part 1): 1.33."""
     one = job(of_preset("gpt-1.3b"))
-    kept, again = (step_time(one, Layout(8, microbatch=4, recompute=how)).total for how in ("none", "full"))  # type: ignore[arg-type]
+    kept, again = (step_time(one, RankLayout(8, microbatch=4, recompute=how)).total for how in ("none", "full"))  # type: ignore[arg-type]
     assert again / kept == pytest.approx(1.33, rel=0.1)
 
 
 def test_slow_links_cost_time() -> None:
     one = job(of_preset("llama-2-7b"))
-    at = Layout(64, sharding="zero3")
+    at = RankLayout(64, sharding="zero3")
     pods = replace(one, network=replace(one.network, pod=32, pod_network=1e8))
     slow = replace(one, network=network_of(H100, 25))
     assert step_time(one, at).total < step_time(slow, at).total

@@ -23,7 +23,7 @@ from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.memory import memory
 from training.planner.stages import needs, of_model, this_machine
-from training.planner.step_time import Layout, Recompute, Training
+from training.planner.step_time import RankLayout, Recompute, Training
 from training.pretrain import _fresh
 from training.train_modules.language_model import LanguageModel
 
@@ -102,7 +102,7 @@ def planned(case: Case) -> float:
         )  # fmt: skip
         return needs(config, arch, case.length, launch, device, None).memory_gb * 1e9
     job = Training(arch, device, kernels, network_of(device), case.length, batch, "bf16" if case.bf16 else "fp32")
-    return memory(job, Layout(microbatch=case.sequences, recompute=case.recompute)).total
+    return memory(job, RankLayout(microbatch=case.sequences, recompute=case.recompute)).total
 
 
 def _small(family: Family, inner: int, **how: Any) -> Case:

@@ -21,7 +21,7 @@ from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.memory import memory_of_rank
 from training.planner.stages import of_model, this_machine
-from training.planner.step_time import Layout, Training
+from training.planner.step_time import RankLayout, Training
 
 MODEL = ModelConfig(family="llama", layers=6, width=192, heads=4, mlp_width=512, positions=128)
 VOCABULARY, SEQUENCES, LENGTH = 2048, 8, 128
@@ -31,7 +31,7 @@ VOCABULARY, SEQUENCES, LENGTH = 2048, 8, 128
 class Case(NamedTuple):
     """A layout, its `launch` section, and how many microbatches each step has. load: of experts, see Training."""
 
-    layout: Layout
+    layout: RankLayout
     launch: dict[str, Any]
     microbatches: int = 1
     bf16: bool = False
@@ -39,37 +39,39 @@ class Case(NamedTuple):
     load: float = 1.0
 
 
-def _pipeline(layout: Layout, microbatches: int, bf16: bool = False, **launch: Any) -> Case:
+def _pipeline(layout: RankLayout, microbatches: int, bf16: bool = False, **launch: Any) -> Case:
     return Case(layout, {"trainer": "native", "pipeline_parallel": layout.pp, **launch}, microbatches, bf16)
 
 
 CASES = {
-    "ddp": Case(Layout(dp=2), {}),
-    "ddp-2": Case(Layout(dp=2), {}, 2),
-    "zero1": Case(Layout(dp=2, sharding="zero1"), {"sharding": "zero1"}),
-    "zero2": Case(Layout(dp=2, sharding="zero2"), {"sharding": "zero2"}),
-    "zero3": Case(Layout(dp=2, sharding="zero3"), {"sharding": "fsdp"}),
-    "zero3-2": Case(Layout(dp=2, sharding="zero3"), {"sharding": "fsdp"}, 2),
-    "zero3-full": Case(Layout(dp=2, sharding="zero3", recompute="full"), {"sharding": "fsdp", "recompute": "full"}),
-    "ddp-bf16": Case(Layout(dp=2), {}, bf16=True),
-    "zero3-bf16": Case(Layout(dp=2, sharding="zero3"), {"sharding": "fsdp"}, bf16=True),
-    "zero3-of-4": Case(Layout(dp=4, sharding="zero3"), {"sharding": "fsdp"}),
-    "hsdp": Case(Layout(dp=4, sharding="hsdp", shard_ranks=2), {"sharding": "hsdp", "shard_ranks": 2}),
-    "tp": Case(Layout(tp=2), {"trainer": "native", "tensor_parallel": 2}),
+    "ddp": Case(RankLayout(dp=2), {}),
+    "ddp-2": Case(RankLayout(dp=2), {}, 2),
+    "zero1": Case(RankLayout(dp=2, sharding="zero1"), {"sharding": "zero1"}),
+    "zero2": Case(RankLayout(dp=2, sharding="zero2"), {"sharding": "zero2"}),
+    "zero3": Case(RankLayout(dp=2, sharding="zero3"), {"sharding": "fsdp"}),
+    "zero3-2": Case(RankLayout(dp=2, sharding="zero3"), {"sharding": "fsdp"}, 2),
+    "zero3-full": Case(RankLayout(dp=2, sharding="zero3", recompute="full"), {"sharding": "fsdp", "recompute": "full"}),
+    "ddp-bf16": Case(RankLayout(dp=2), {}, bf16=True),
+    "zero3-bf16": Case(RankLayout(dp=2, sharding="zero3"), {"sharding": "fsdp"}, bf16=True),
+    "zero3-of-4": Case(RankLayout(dp=4, sharding="zero3"), {"sharding": "fsdp"}),
+    "hsdp": Case(RankLayout(dp=4, sharding="hsdp", shard_ranks=2), {"sharding": "hsdp", "shard_ranks": 2}),
+    "tp": Case(RankLayout(tp=2), {"trainer": "native", "tensor_parallel": 2}),
     "tp-zero3": Case(
-        Layout(dp=2, tp=2, sharding="zero3"), {"trainer": "native", "tensor_parallel": 2, "sharding": "fsdp"}
+        RankLayout(dp=2, tp=2, sharding="zero3"), {"trainer": "native", "tensor_parallel": 2, "sharding": "fsdp"}
     ),
-    "cp": Case(Layout(cp=2), {"trainer": "native", "context_parallel": 2}),
-    "cp-zero3": Case(Layout(cp=2, sharding="zero3"), {"trainer": "native", "context_parallel": 2, "sharding": "fsdp"}),
-    "pp": _pipeline(Layout(pp=2), 4),
-    "pp-as-few-as-ranks": _pipeline(Layout(pp=2), 2),
-    "pp-8": _pipeline(Layout(pp=2), 8),
-    "pp-bf16": _pipeline(Layout(pp=2), 4, bf16=True),
-    "pp-of-3": _pipeline(Layout(pp=3), 4),
-    "pp-pieces": _pipeline(Layout(pp=2, interleave=3), 4, pipeline_pieces=3),
-    "pp-ddp": _pipeline(Layout(dp=2, pp=2), 4),
-    "pp-ddp-full": _pipeline(Layout(dp=2, pp=2, recompute="full"), 4, recompute="full"),
-    "pp-zero1": _pipeline(Layout(dp=2, pp=2, sharding="zero1"), 4, sharding="zero1"),
+    "cp": Case(RankLayout(cp=2), {"trainer": "native", "context_parallel": 2}),
+    "cp-zero3": Case(
+        RankLayout(cp=2, sharding="zero3"), {"trainer": "native", "context_parallel": 2, "sharding": "fsdp"}
+    ),
+    "pp": _pipeline(RankLayout(pp=2), 4),
+    "pp-as-few-as-ranks": _pipeline(RankLayout(pp=2), 2),
+    "pp-8": _pipeline(RankLayout(pp=2), 8),
+    "pp-bf16": _pipeline(RankLayout(pp=2), 4, bf16=True),
+    "pp-of-3": _pipeline(RankLayout(pp=3), 4),
+    "pp-pieces": _pipeline(RankLayout(pp=2, interleave=3), 4, pipeline_pieces=3),
+    "pp-ddp": _pipeline(RankLayout(dp=2, pp=2), 4),
+    "pp-ddp-full": _pipeline(RankLayout(dp=2, pp=2, recompute="full"), 4, recompute="full"),
+    "pp-zero1": _pipeline(RankLayout(dp=2, pp=2, sharding="zero1"), 4, sharding="zero1"),
 }
 
 
@@ -82,24 +84,26 @@ _MIXTURE = ModelConfig(
 )  # fmt: skip
 _EXPERTS: dict[str, Any] = {"trainer": "native", "expert_parallel": 2}
 EXPERTS = {
-    "one": Case(Layout(), {}, model=_MIXTURE),
-    "dp": Case(Layout(dp=2), {}, model=_MIXTURE),
-    "ep": Case(Layout(dp=2, ep=2), _EXPERTS, model=_MIXTURE),
-    "ep-2": Case(Layout(dp=2, ep=2), _EXPERTS, 2, model=_MIXTURE),
-    "ep-full": Case(Layout(dp=2, ep=2, recompute="full"), _EXPERTS | {"recompute": "full"}, model=_MIXTURE),
-    "ep-bf16": Case(Layout(dp=2, ep=2), _EXPERTS, bf16=True, model=_MIXTURE),
-    "ep-dp": Case(Layout(dp=4, ep=2), _EXPERTS, model=_MIXTURE),
-    "ep-zero1": Case(Layout(dp=4, ep=2, sharding="zero1"), _EXPERTS | {"sharding": "zero1"}, model=_MIXTURE),
-    "ep-uneven": Case(Layout(dp=2, ep=2), _EXPERTS, model=_MIXTURE, load=1.5),
+    "one": Case(RankLayout(), {}, model=_MIXTURE),
+    "dp": Case(RankLayout(dp=2), {}, model=_MIXTURE),
+    "ep": Case(RankLayout(dp=2, ep=2), _EXPERTS, model=_MIXTURE),
+    "ep-2": Case(RankLayout(dp=2, ep=2), _EXPERTS, 2, model=_MIXTURE),
+    "ep-full": Case(RankLayout(dp=2, ep=2, recompute="full"), _EXPERTS | {"recompute": "full"}, model=_MIXTURE),
+    "ep-bf16": Case(RankLayout(dp=2, ep=2), _EXPERTS, bf16=True, model=_MIXTURE),
+    "ep-dp": Case(RankLayout(dp=4, ep=2), _EXPERTS, model=_MIXTURE),
+    "ep-zero1": Case(RankLayout(dp=4, ep=2, sharding="zero1"), _EXPERTS | {"sharding": "zero1"}, model=_MIXTURE),
+    "ep-uneven": Case(RankLayout(dp=2, ep=2), _EXPERTS, model=_MIXTURE, load=1.5),
     "ep-uneven-full": Case(
-        Layout(dp=2, ep=2, recompute="full"), _EXPERTS | {"recompute": "full"}, model=_MIXTURE, load=1.5
+        RankLayout(dp=2, ep=2, recompute="full"), _EXPERTS | {"recompute": "full"}, model=_MIXTURE, load=1.5
     ),
-    "ep-cp": Case(Layout(cp=2, ep=2), _EXPERTS | {"context_parallel": 2}, model=_MIXTURE),
-    "ep-tp": Case(Layout(tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
-    "ep-tp-ddp": Case(Layout(dp=2, tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
-    "ep-tp-4": Case(Layout(dp=2, tp=2, ep=4), _EXPERTS | {"tensor_parallel": 2, "expert_parallel": 4}, model=_MIXTURE),
-    "ep-pp": Case(Layout(dp=2, pp=2, ep=2), _EXPERTS | {"pipeline_parallel": 2}, 4, model=_MIXTURE),
-    "ep-uneven-bf16": Case(Layout(dp=2, ep=2), _EXPERTS, bf16=True, model=_MIXTURE, load=1.25),
+    "ep-cp": Case(RankLayout(cp=2, ep=2), _EXPERTS | {"context_parallel": 2}, model=_MIXTURE),
+    "ep-tp": Case(RankLayout(tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
+    "ep-tp-ddp": Case(RankLayout(dp=2, tp=2, ep=2), _EXPERTS | {"tensor_parallel": 2}, model=_MIXTURE),
+    "ep-tp-4": Case(
+        RankLayout(dp=2, tp=2, ep=4), _EXPERTS | {"tensor_parallel": 2, "expert_parallel": 4}, model=_MIXTURE
+    ),
+    "ep-pp": Case(RankLayout(dp=2, pp=2, ep=2), _EXPERTS | {"pipeline_parallel": 2}, 4, model=_MIXTURE),
+    "ep-uneven-bf16": Case(RankLayout(dp=2, ep=2), _EXPERTS, bf16=True, model=_MIXTURE, load=1.25),
 }
 """Of four experts a layer, two of which see a token."""
 CHEAP = {"zero1", "zero3"}

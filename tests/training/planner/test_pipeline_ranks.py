@@ -13,7 +13,7 @@ from training.planner.hardware.kernels import KERNELS
 from training.planner.hardware.network import network_of
 from training.planner.memory import memory, memory_of_rank
 from training.planner.pipeline_ranks import part_of
-from training.planner.step_time import Layout, Training
+from training.planner.step_time import RankLayout, Training
 
 
 def order(ranks: int, pieces: int, rank: int, count: int) -> list[tuple[bool, int]]:
@@ -53,7 +53,10 @@ def test_what_waits_is_what_torchs_schedule_leaves_waiting(ranks: int, pieces: i
 def test_the_fullest_rank_is_an_end(pieces: int) -> None:
     device = DEVICES["a100-80"]
     job = Training(of_preset("gpt-1.3b"), device, KERNELS["flash"], network_of(device), 2048, 64)
-    for at in (Layout(pp=4, interleave=pieces), Layout(pp=4, interleave=pieces, microbatch=4, recompute="full")):
+    for at in (
+        RankLayout(pp=4, interleave=pieces),
+        RankLayout(pp=4, interleave=pieces, microbatch=4, recompute="full"),
+    ):
         by_rank = [memory_of_rank(job, at, rank).total for rank in range(4)]
         assert memory(job, at).total == max(by_rank)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from infra.errors import ConfigError
-from training.planner.plan import Request, plan
+from training.planner.plan import PlanRequest, plan
 
 _TIMES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
-def curves(request: Request, found: dict[str, Any]) -> dict[str, Any]:
+def curves(request: PlanRequest, found: dict[str, Any]) -> dict[str, Any]:
     """Of the plan `found` of `request`: the same model and tokens on fewer and more devices, and the best loss at each
     compute by the law at hand.
 
