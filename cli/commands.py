@@ -101,7 +101,7 @@ def stemma() -> None:
 
 
 def run() -> int:
-    """Runs the command line; its exit code. Raises KeyboardInterrupt where nobody answered to one."""
+    """Runs the command line and returns its exit code. Raises KeyboardInterrupt if no handler answered to one."""
     try:
         stemma.main(prog_name="stemma", standalone_mode=False)
     except click.UsageError as error:

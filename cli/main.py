@@ -1,4 +1,4 @@
-"""Where the `stemma` command begins: it listens for interrupts before anything else is imported."""
+"""Entry point of the `stemma` command: it listens for interrupts before anything else is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
 
         code = run()
     except BaseException as error:
-        # Prefect and others raise exceptions of their own for it.
+        # Prefect and others raise their own exceptions for it.
         if isinstance(error, SystemExit) or not (
             interrupts.interrupt_received.is_set() or isinstance(error, KeyboardInterrupt)
         ):

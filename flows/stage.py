@@ -1,7 +1,7 @@
-"""Each stage as a Prefect flow of its own, so that the page shows its config as a typed form.
+"""Each stage as a separate Prefect flow, so that the page shows its config as a typed form.
 
-`stemma deploy CONFIG` makes one deployment a stage. Its form is prefilled from the config file; what is changed in
-the form is what runs, and what is downstream of it is offered next.
+`stemma deploy CONFIG` makes one deployment per stage. Its form is prefilled from the config file. The values in the
+form, with their changes, are what runs, and what is downstream of it is offered next.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_stage(
 
 
 def with_form(pipeline: PipelineConfig, stage: str, section: str, config: StageConfig) -> dict[str, Any]:
-    """The pipeline's plain data with what a form says of a stage: in its step where it is a named one, else in its
+    """The pipeline's plain data with a form's values for a stage: in its step if it is a named one, else in its
     section."""
     data, given = dump(pipeline), config.model_dump(mode="json", by_alias=True)
     if stage not in pipeline.steps:

@@ -1,1 +1,1 @@
-"""Stages as tasks: `stages` declares every one, `stage` says what a stage is, `task` puts a Prefect task around it."""
+"""Stages as tasks: `stages` declares all of them, `stage` defines a stage, `task` wraps a Prefect task around it."""

@@ -13,14 +13,14 @@ MACHINE_FAULTS = frozenset(
         "killed",
         "lease_lost",
         "source_unreachable",
-        # Of the leases: the server was away for longer than a builder waits.
+        # Leases: the server was away for longer than a builder waits.
         "database_unreachable",
         "leases_locked",
-        # Of what a library raised: see `tasks.processes.failures`.
+        # Errors raised by a library: see `tasks.processes.failures`.
         "device_fault",
         "ranks_disconnected",
         "hang",
-        # Of a cluster: see `infra.launch`.
+        # Clusters: see `infra.launch`.
         "node_lost",
         "too_few_hosts",
         "job_cancelled",
@@ -31,8 +31,8 @@ MACHINE_FAULTS = frozenset(
         "microbatch_halved",
     }
 )
-"""Codes of problems that the same work on the same data may not meet again. A GPU that is too small for what it was
-told to compute (`device_out_of_memory`) is none."""
+"""Codes of problems that the same work on the same data may not meet again. They exclude a GPU that is too small for
+its work (`device_out_of_memory`)."""
 
 FACTOR = 4.0
 JITTER = 0.2
@@ -46,12 +46,12 @@ def worth_another_try(error: StemmaError) -> bool:
 
 
 def back_off_s(attempt: int, first_s: float) -> float:
-    """How long to wait after attempt 1, 2, …: for 10 s first, 10 s, 40 s, 160 s, each give or take a fifth."""
+    """Seconds to wait after attempt 1, 2, …: for first_s = 10 these are 10, 40, 160, each give or take a fifth."""
     return first_s * FACTOR ** (attempt - 1) * random.uniform(1 - JITTER, 1 + JITTER)
 
 
 def wait(seconds: float, is_cancelled: Callable[[], bool]) -> bool:
-    """Waits, and says whether nobody cancelled meanwhile."""
+    """Wait, and return True unless the run was cancelled meanwhile."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if is_cancelled():

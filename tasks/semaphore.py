@@ -1,4 +1,4 @@
-"""How many stages of a pipeline run at once, the one that most others wait for first."""
+"""Limit on the stages of a pipeline that run at once; the stage that most others wait for goes first."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from infra.errors import Cancelled
 
 PATIENCE_S = 10.0
-"""For so long a stage gives way to one that more others wait for and that is still looking its inputs up."""
+"""Seconds for which a stage gives way to one that more others wait for and that is still looking up its inputs."""
 
 
 class PrioritySemaphore:
-    """At most `at_once` holders; of those that wait, the one with the longest chain of work behind it goes first.
+    """At most `at_once` holders; the waiting stage with the longest chain of work behind it goes first.
 
-    coming: the stages that may ask for a turn at any moment, since all that they need is there. Stages that become
-    ready together ask some milliseconds to seconds apart, as long as their sources take to be told apart; one that asks
-    first does not take the place of one that more others wait for.
+    coming: the stages that may ask for a turn at any moment, since all that they need exists. Stages that become ready
+        together ask some milliseconds to seconds apart, depending on how long their sources take to fingerprint; one
+        that asks first does not take the place of one that more others wait for.
     scarce: stages of which at most `scarce_at_once` hold a turn. One that waits for another of these lets others pass.
     """
 
@@ -74,14 +74,14 @@ class PrioritySemaphore:
             self._scarce_free -= places
 
     def _may_begin(self, node: str) -> bool:
-        """Whether no other of the scarce ones is in its way."""
+        """Return True unless other scarce stages hold all scarce places that this one needs."""
         return node not in self._scarce or self._scarce_free > 0
 
     def _next(self) -> tuple[int, int, str] | None:
         return next((place for place in self._waiting if self._may_begin(place[2])), None)
 
     def _has_place(self, node: str, weight: int, until: float) -> bool:
-        """Whether a place is left beside those that are kept for stages that weigh more and have not asked yet."""
+        """Return True if a place is left after those kept for stages that weigh more and have not asked yet."""
         if self._free == 0 or time.monotonic() > until:
             return self._free > 0
         kept = [one for one in self._coming() if self._weights.get(one, 0) > weight and one not in self._asked]

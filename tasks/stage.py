@@ -1,4 +1,4 @@
-"""What a stage is: a name, a typed config, typed inputs, one function, and a version of its meaning."""
+"""Definition of a stage: a name, a typed config, typed inputs, one function, and a version of its meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Kind = Literal[
     "registration",
     "page",
 ]
-"""What an artifact is, and so which inputs it can be: a model is a Hugging Face folder of one that writes text."""
+"""The kind of an artifact, which decides the inputs it can be: a model is a Hugging Face folder of one that writes
+text."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -70,23 +71,22 @@ def _kind_called(name: str) -> tuple[Kind, ...]:
 class Stage:
     """The declaration of one stage, see `tasks.stages`.
 
-    name: what a step `uses`, and the stage's section in the config where it has one.
+    name: the name in a step's `uses`, and the stage's section in the config where it has one.
     about: one sentence for the config's schema and the page's forms.
     version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
-    section: whether the config has a section of its own for it, which `flows.config.graph` wires as usual; any stage
-    can be
-        used under `steps`.
+    section: True if the config has a separate section for it, which `flows.config.graph` wires as usual; any stage can
+        be used under `steps`.
     function: the import path of its domain function, `package.module:name`.
     inputs: its input artifacts.
     more: kinds of artifacts that may come in under any other name.
-    makes: what its artifact is.
+    makes: the kind of its artifact.
     shows: files of the artifact that a person wants to open from the tracking page.
-    trains: whether it runs in `launch.processes` ranks on each of `launch.nodes`; other stages run in one process.
-    compares: whether it also gets the pipeline's last artifact of the same step as the input `previous`, if there is
-        one. What it makes of it goes into aux/ only, since that input is no part of the identity.
+    trains: True if it runs in `launch.processes` ranks on each of `launch.nodes`; other stages run in one process.
+    compares: True if it also gets the pipeline's last artifact of the same step as the input `previous`, if there is
+        one. Its output from that goes into aux/ only, since that input is no part of the identity.
     registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
     measured_by: the stage that measures the model that this one trains. Its function is called alone, or in the process
-        of the training, once the model is written: then by way of `infra.run.Result.measure`.
+        of the training once the model is written, by way of `infra.run.Result.measure`.
     """
 
     name: str
@@ -106,24 +106,24 @@ class Stage:
 
     @property
     def makes_weights(self) -> bool:
-        """Whether its artifact is a model of any kind."""
+        """True if its artifact is a model of any kind."""
         return self.makes in ("model", "reward_model")
 
     @property
     def package(self) -> str:
-        """Of the code that builds it."""
+        """The package of the code that builds it."""
         return self.function.partition(".")[0]
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether its process keeps what it has freed: training and evaluation ask for the same at every batch.
+        """True if its process keeps what it has freed: training and evaluation allocate the same at every batch.
 
         All stages of a package agree, since one server forks their processes.
         """
         return self.package in ("training", "evaluation")
 
     def input(self, name: str) -> Input | None:
-        """What may come in under this name; None if nothing may."""
+        """The input that may come in under this name; None if nothing may."""
         declared = next((one for one in self.inputs if one.name == name), None)
         return declared or (Input(name, self.more, optional=True) if self.more else None)
 
@@ -138,12 +138,12 @@ class Stage:
 class Node:
     """One step: a use of a stage in a pipeline's DAG.
 
-    id: unique in the pipeline (`benchmarks_sft`); what `--only`, `why` and JSON use.
+    id: unique in the pipeline (`benchmarks_sft`); the name in `--only`, `why` and JSON.
     inputs: input name → id of the node whose artifact it is.
-    requires: nodes that must have succeeded first, but whose bytes do not bear on this one (a validation).
-    adopted: the fingerprint of an artifact that is taken as it is; such a node has no inputs and is never built.
-    stored_as: the name that its artifacts have in the store, their folder's and the one in their fingerprint; the
-        stage's own where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
+    requires: nodes that must have succeeded first, but whose bytes do not affect this one (a validation).
+    adopted: the fingerprint of an artifact that is used unchanged; such a node has no inputs and is never built.
+    stored_as: the name of its artifacts in the store, both of their folder and in their fingerprint; the stage's own
+        name where it is empty. See docs/decisions/0006-steps-share-artifacts.md.
     path: the dotted key of its config; `id` where it is empty.
     promoted: the record of the promoted model that a registration is held against; see `tasks.building.promoted`.
     measurement: the node that measures the model that this one trains.
@@ -193,7 +193,7 @@ class Node:
         return self.stage.makes == "measurement"
 
     def sources(self) -> list[Source]:
-        """What this node reads that no node of the graph makes."""
+        """Sources of this node that no node of the graph makes."""
         own = self.config.sources() if isinstance(self.config, ReadsSources) else []
         return [*own, self.promoted] if self.promoted else own
 

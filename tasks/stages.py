@@ -1,6 +1,6 @@
-"""Every stage there is: its name, version, config class, function, inputs, and what it makes.
+"""Every stage there is: its name, version, config class, function, inputs, and the kind of its artifact.
 
-A stage is declared here and nowhere else; docs/stages.md tells the rest. A function is imported when it is called,
+A stage is declared here and nowhere else; docs/stages.md describes the rest. A function is imported when it is called,
 since it may pull in torch.
 """
 
@@ -40,7 +40,7 @@ from training.config import (
 )
 
 PROFILE = ("aux/profile.json", "aux/profile_operators.txt", "aux/profile_trace.json.gz")
-"""What `launch.profile` leaves."""
+"""Files written by `launch.profile`."""
 
 CORPUS_STEPS: dict[str, Kind] = {
     "ingest": "documents",
@@ -54,7 +54,7 @@ CORPUS_STEPS: dict[str, Kind] = {
     "shard": "shards",
     "validate_shards": "verdict",
 }
-"""What the corpus report tells of, as far as the pipeline has it, and what each of them is."""
+"""Steps that the corpus report covers if the pipeline has them, and the kind of each one's artifact."""
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -412,5 +412,5 @@ STAGES: dict[str, Stage] = {
 
 
 def usable_stages() -> dict[str, Stage]:
-    """What a step can use: all stages but measurements, which come with the steps that train."""
+    """Stages that a step can use: all but measurements, which come with the steps that train."""
     return {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}

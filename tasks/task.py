@@ -19,7 +19,7 @@ from tasks.stage import Node
 
 
 class TaskOwner(PageOwner, Protocol):
-    """What a stage's task asks of, and tells, the pipeline run that it belongs to."""
+    """Interface of the pipeline run for the task of one of its stages."""
 
     def inputs_of(self, name: str) -> dict[str, Manifest]: ...
     def required_by(self, name: str) -> dict[str, Manifest]: ...

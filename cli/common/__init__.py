@@ -1,1 +1,1 @@
-"""What commands share: options, completion, and one JSON document or lines for a person."""
+"""Code shared by commands: options, completion, and one JSON document or lines for a person."""

@@ -33,6 +33,6 @@ def answer(document: Mapping[str, Any]) -> None:
 
 
 def cancelled() -> dict[str, Any]:
-    """What a command answers that was interrupted before it had anything to say."""
+    """The answer of a command that was interrupted before it had anything to report."""
     problem = {"code": "cancelled", "path": "", "message": "interrupted", "fix": ""}
     return {"status": "cancelled", "errors": [problem]}

@@ -17,7 +17,7 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
 
 class Root(click.Path):
-    """A folder, or the URL of a root on an object store; `root_of` says which folder that is here."""
+    """A folder, or the URL of a root on an object store; `root_of` returns the local folder for it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if "://" in str(value) else super().convert(value, param, ctx)

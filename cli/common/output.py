@@ -1,4 +1,4 @@
-"""What commands print: one JSON document on stdout, or lines for a person; errors in one line each."""
+"""Output of commands: one JSON document on stdout, or lines for a person; errors in one line each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --json and --debug to a command and turns its errors into the command contract.
 
     The command returns (document, exit code) and, unless --json was given, has printed what a person reads; its
-    `as_json` parameter says which. Errors become the document's `errors`, or one line each on stderr.
+    `as_json` parameter is true if --json was given. Errors become the document's `errors`, or one line each on stderr.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; logs go to stderr.")

@@ -95,7 +95,7 @@ def writing_model(model: str, root: Path) -> Path:
 
 
 def refused_by_gates(folder: Path) -> list[Problem]:
-    """What the gates of the store that a model's folder is in refused it for; empty where that is no store."""
+    """Reasons why the gates of a store refused the model in one of its folders; empty if the folder is in no store."""
     from evaluation.release.registrations import refusals_of
     from infra.errors import ConfigError
     from infra.store.manifest import Manifest, store_root
@@ -109,7 +109,7 @@ def refused_by_gates(folder: Path) -> list[Problem]:
 
 
 _WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How the names of transformers' classes end that write text."""
+"""Endings of the names of transformers' classes that write text."""
 
 
 def _instead(folder: Path) -> str:

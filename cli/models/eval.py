@@ -163,7 +163,7 @@ def command(
 
 
 def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
-    """Where the models' scores stay until all are there; None where the store cannot be written."""
+    """The place where the models' scores stay until all of them exist; None if the store cannot be written."""
     from evaluation.config import mirrored_files
     from evaluation.results.kept_parts import KeptParts, state_of
 
@@ -226,7 +226,7 @@ def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]
 
 
 def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
-    """None where none were asked, or one is neither a class that ships nor a file."""
+    """The failure classes; None if none were requested, or one is neither a class that ships nor a file."""
     if not given:
         return None
     from pydantic import ValidationError
@@ -301,7 +301,7 @@ def _print_answers(models: list[dict[str, Any]]) -> None:
 
 
 def _print_calibration(models: list[dict[str, Any]]) -> None:
-    """How far confidence in a choice is what is got right."""
+    """Table of calibration: confidence in a choice against the share of correct choices."""
     rows = [
         {
             "model": one["model"],
@@ -321,7 +321,7 @@ def _print_calibration(models: list[dict[str, Any]]) -> None:
 
 
 def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
-    """Differences over the same items; Holm's p-value says which are more than chance among so many."""
+    """Differences over the same items; Holm's p-value shows which exceed chance, given the number of comparisons."""
     rows = [
         {
             "models": f"{row['second']} − {row['first']}",

@@ -95,7 +95,7 @@ def command(
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folders by `_name`; different ones of one name by as many folders around them as tell them apart."""
+    """The folders by `_name`; different ones of one name by as many of their parent folders as make them distinct."""
     named: dict[str, Path] = {}
     for folder in dict.fromkeys(one.absolute() for one in folders):
         same = [other.absolute() for other in folders if _name(other) == _name(folder) and other.absolute() != folder]
@@ -106,7 +106,7 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _name(folder: Path) -> str:
-    """What a model is called in requests: `sft/0761f4fa` of the store, else its folder's name."""
+    """Name of a model in requests: `sft/0761f4fa` of the store, else its folder's name."""
     is_artifact = (folder / "manifest.json").is_file()
     return f"{folder.parent.name}/{folder.name[:8]}" if is_artifact else folder.absolute().name
 
@@ -123,7 +123,7 @@ def _vllm_fits() -> bool:
 
 
 def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
-    """In our place: signals and the exit code are vLLM's own."""
+    """Replace this process by vLLM: signals and the exit code are vLLM's own."""
     from infra.launch.launchers import VllmConfig
     from infra.servers.vllm import NO_USAGE_STATS, own_environment, program_of, vllm_command
 

@@ -111,7 +111,7 @@ def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool)
 
 
 def _print_made_by(rows: list[dict[str, Any]]) -> None:
-    """Which of the reused artifacts other versions of packages made."""
+    """Print which of the reused artifacts were made by other versions of packages."""
     steps: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["made_by"]:
@@ -123,7 +123,7 @@ def _print_made_by(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_plans(rows: list[dict[str, Any]]) -> None:
-    """What training would take, a row a step."""
+    """Print the plans for training, one row per step."""
     from evaluation.pages.planning import dollars, hours
 
     shown = [
@@ -200,7 +200,7 @@ def _account(row: dict[str, Any]) -> dict[str, Any]:
         case "reused":
             reason = f"nothing that bears on it changed; its artifact {row['fingerprint']} was there and whole"
         case "built":
-            # `check` says it of what is yet to be built.
+            # `check` uses this for what is yet to be built.
             reason = "; ".join(row["because"]).replace(NEVER_BUILT, "the store had none to reuse")
         case _:
             reason = row["headline"]

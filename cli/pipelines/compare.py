@@ -71,7 +71,7 @@ def _write(place: Path, text: str) -> str:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """What a person types, as short as it is still one's own."""
+    """Names as a person types them, shortened as far as they stay unique."""
     short = [short_artifact(name) if re.fullmatch(r"[a-z_]+/[0-9a-f.]+", name) else name for name in names]
     short = [name[:15] if re.match(r"\d{8}-\d{6}-", name) else name for name in short]
     short = [Path(name).name if name.endswith((".yaml", ".yml")) else name for name in short]

@@ -18,7 +18,7 @@ PLAIN_PROGRESS_EVERY_S = 10.0
 
 @contextmanager
 def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator[None]:
-    """Tells on stderr what the journal says, until the block ends. debug: tracebacks too."""
+    """Reports the journal on stderr until the block ends. debug: tracebacks too."""
     from rich.console import Console
 
     console = Console(stderr=True)

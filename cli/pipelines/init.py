@@ -99,7 +99,7 @@ def command(
 
 
 def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:
-    """By path, what the options ask for."""
+    """Wishes of the options, by path."""
     from corpus.recognition.forms import KINDS, Wish
 
     wishes = dict.fromkeys(data, Wish())

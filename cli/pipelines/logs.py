@@ -86,7 +86,7 @@ def _elsewhere(root: Path, stage: str | None) -> list[Path]:
 
 
 def _step_of(journal: Path) -> str:
-    """The step whose build wrote a journal, as the build's job says, and once it is done its manifest."""
+    """The step whose build wrote a journal, from the build's job, or its manifest once it is done."""
     build = journal.parent.parent
     for path, key in ((journal.parent / "job.json", "node"), (build / "manifest.json", "step")):
         with suppress(FileNotFoundError, ValueError):

@@ -85,7 +85,7 @@ def command(
 
 
 def _beside(config: Path | None, settings: tuple[str, ...], wishes: dict[str, Any]) -> dict[str, Any]:
-    """What the options ask for, and beside it what a config does. Raises ConfigError for --set without one."""
+    """Wishes from the options, merged with those of a config. Raises ConfigError for --set without one."""
     if config is None:
         if settings:
             from infra.errors import ConfigError, Problem

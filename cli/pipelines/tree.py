@@ -14,7 +14,7 @@ ORIGINS_SHOWN = 4
 
 
 def print_tree(document: Mapping[str, Any], *, down: bool) -> None:
-    """Prints the nodes below the first one; a node that stands further up already is only named."""
+    """Prints the nodes below the first one; a node that was printed further up is only named."""
     from rich.console import Console
     from rich.tree import Tree
 

@@ -91,6 +91,6 @@ def _set_pins(store: Any, pins: Any, pin: tuple[str, ...], unpin: tuple[str, ...
     for text in pin:
         pins.add(artifact_member(store, *resolve(store, text)).id)
     for text in unpin:
-        # By the pin itself first: its artifact may be gone.
+        # Try the pin itself first: its artifact may be gone.
         if not pins.remove(text) and not pins.remove(name := artifact_member(store, *resolve(store, text)).id):
             raise ConfigError(Problem("not_pinned", name, "this artifact is not pinned", "stemma gc --json lists pins"))

@@ -1,4 +1,4 @@
-"""What differs between runs, configs or models: settings, data, code, versions and figures, paired and over seeds."""
+"""Differences between runs, configs or models: settings, data, code, versions and figures, paired and over seeds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
     """{"compared", "seeds", "differences", "figures", "paired", "warnings"}; every list of values is in the order of
     `sides`.
 
-    differences: {"key", "values"} for each setting that bears on the result, source, stage version, code commit, lock
-    and package version that is not the same for all; a step that not all have is one row. Those of the evaluations
-    whose figures stand side by side come first, and `warnings` has a word on each kind of these.
+    differences: {"key", "values"} for each setting that affects the result, source, stage version, code commit, lock
+        and package version that is not the same for all; a step that not all have is one row. Differences between
+        evaluations whose figures are compared come first, and `warnings` has an entry for each kind of these.
     seeds: {"names", "seeds"}, those that differ in seeds alone.
     figures: {"figure", "values", "intervals", "spread"}; intervals: [low, high] or null; spread: {"names", "mean",
-    "sd"} of each of `seeds`, sd with n - 1.
-    paired: {"name", "figure", "unit", "difference", "low", "high", "shown"}: less the first, over the same items;
-    shown: whether the interval leaves zero out.
+        "sd"} of each of `seeds`, sd with n - 1.
+    paired: {"name", "figure", "unit", "difference", "low", "high", "shown"}: the difference from the first, over the
+        same items; shown: true if the interval leaves zero out.
     """
     groups = _seed_groups(sides)
     evaluated = unlike([one.measured for one in sides])
@@ -67,7 +67,7 @@ def _rows(maps: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, Any]]:
-    """What bears on the results of the steps that all have; of the others, what came of them."""
+    """Settings that affect the results of the steps that all sides have; for other steps, their results."""
     for name in dict.fromkeys(chain.from_iterable(side.steps for side in sides)):
         alike = [side.steps[name] for side in sides if name in side.steps]
         step = one.steps.get(name)
@@ -147,7 +147,8 @@ def _figure_rows(sides: Sequence[Compared], groups: Sequence[Sequence[Compared]]
 
 
 def _figures(one: Compared, own: bool) -> dict[str, float]:
-    """Of runs and configs `step.figure`; of artifacts those of their evaluations, and where `own` their own."""
+    """Figures of one side: for runs and configs as `step.figure`, for artifacts those of their evaluations and, if
+    `own`, their own."""
     if one.own is None:
         return {
             f"{name}.{figure}": value
@@ -166,14 +167,14 @@ def _paired(first: Compared, other: Compared) -> Iterator[dict[str, Any]]:
     for name, artifact in one.items():
         if name not in two or two[name].folder == artifact.folder:
             continue
-        # Of an artifact's own evaluations the figures say by themselves what they are of.
+        # The figures of an artifact's own evaluations name by themselves what they belong to.
         before = "" if name in first.measured else f"{name}: "
         for found in paired_figures(artifact, two[name]):
             yield {"name": other.name, **_row(f"{before}{found.figure}", found)}
 
 
 def _with_items(one: Compared) -> dict[str, Artifact]:
-    """What may keep an outcome for each of its items: evaluations, and what PPO answered on held-out prompts."""
+    """Artifacts that may keep an outcome for each item: evaluations, and PPO's answers to held-out prompts."""
     stages = (*EVALUATIONS, "rlhf")
     built = {name: step.artifact for name, step in one.steps.items() if step.artifact}
     return {**one.measured, **{name: found for name, found in built.items() if found.stage.startswith(stages)}}

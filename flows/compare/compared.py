@@ -1,4 +1,4 @@
-"""What a person names to compare, a run, a config or an artifact, as steps with settings, sources and artifacts."""
+"""A run, a config or an artifact that a person names to compare, as steps with settings, sources and artifacts."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Compared:
 
 
 def find(store: Store, texts: Sequence[str]) -> list[Compared]:
-    """What each text names: a YAML file, the id of a run or its beginning, or an artifact as all commands take it.
+    """Resolve each text: a YAML file, the id of a run or its beginning, or an artifact as all commands take it.
 
-    Raises ConfigError for what is none of these, and for artifacts beside runs or configs.
+    Raises ConfigError for a text that is none of these, and for artifacts mixed with runs or configs.
     """
     found = [_find(store, text) for text in texts]
     artifacts = [one.name for one in found if one.kind == "artifact"]

@@ -1,4 +1,4 @@
-"""Which evaluations of models are compared: for each kind the newest that were measured alike, else the newest."""
+"""Evaluations of models to compare: for each kind the newest that were measured alike, else the newest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Measurement:
 
 
 def measured_by(manifest: Manifest) -> dict[str, Any]:
-    """All that bears on an evaluation's figures but the model: by setting, source and input."""
+    """Everything but the model that affects an evaluation's figures: by setting, source and input."""
     settings = flatten(manifest.identity)
     sources = {f"{source.key.partition('.')[2]}, content": source.digest[:12] for source in manifest.sources}
     inputs = {f"{name}, content": one.digest[:12] for name, one in manifest.inputs.items() if name != "model"}
@@ -81,7 +81,8 @@ def _when(one: Measurement) -> str:
 
 
 def unlike(measured: Sequence[Mapping[str, Artifact]]) -> dict[str, list[dict[str, Any]]]:
-    """By kind that all have: {"key", "values"} for all that bears on the figures and is not the same for all."""
+    """Differences in each kind that all have: {"key", "values"} for all that affects the figures and is not the same
+    for all."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for kind in EVALUATIONS:
         manifests = [of_model[kind].manifest for of_model in measured if kind in of_model]

@@ -1,4 +1,4 @@
-"""Architecture of the model that a training step trains, as far as its config tells."""
+"""Architecture of the model that a training step trains, as far as its config gives it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.planner.stages import of_model
 
 
 def architecture_of(nodes: Graph, name: str) -> Architecture | None:
-    """Of the model that a training step trains; None where the config does not tell its sizes."""
+    """Architecture of the model that a training step trains; None if the config does not give its sizes."""
     first = first_model(nodes, name) if "model" in nodes[name].inputs else nodes[name]
     if first is None:
         return None
@@ -28,5 +28,5 @@ def architecture_of(nodes: Graph, name: str) -> Architecture | None:
         try:
             return of_transformers(read_json(Path(first.config.path) / "config.json", nan=True), None)
         except (OSError, ValueError):
-            return None  # what is wrong with the folder, its own stage says
+            return None  # the folder's own stage reports what is wrong with it
     return None

@@ -44,7 +44,7 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
 
-    folder: the config's, to which paths of sweeps are relative. root: says the store that an id is of.
+    folder: the config's, to which paths of sweeps are relative. root: returns the store that an id is of.
     Raises ConfigError with all that is wrong.
     """
     from flows.config.read import parse
@@ -86,7 +86,7 @@ def _sign(found: Mapping[str, Any]) -> float:
 
 def _compute(config: PipelineConfig, key: str) -> float | None:
     """6 · parameters · tokens of the pretraining that a key belongs to; None for other stages, and for models whose
-    sizes the config does not tell. Raises ConfigError for a length in epochs."""
+    sizes the config does not give. Raises ConfigError for a length in epochs."""
     from flows.config.architecture import architecture_of
     from flows.config.graph import graph
     from training.config import PretrainConfig
@@ -104,7 +104,9 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
 
 
 def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
-    """What a sweep left. name: its id in the store at root(), or the path of its folder, relative to the config's.
+    """The record that a sweep left.
+
+    name: its id in the store at root(), or the path of its folder, relative to the config's.
 
     Raises ConfigError `no_sweep`, `damaged_state`.
     """
@@ -117,7 +119,7 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
 
 
 def _whole(path: Path) -> dict[str, Any]:
-    """What stands in a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
+    """Content of a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
     of_run = {"settings", "value", "parameters", "tokens"}
     try:
         found: dict[str, Any] = read_own_json(path)
@@ -135,11 +137,13 @@ def _whole(path: Path) -> dict[str, Any]:
 def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
     """The value of `key` that a sweep found best.
 
-    Where the sweep tried a number at several amounts of compute (6 · parameters · tokens), the best of each (the lowest
-    point of a parabola through the best value and its neighbours, in the logarithm) is fitted by a power law, and that
-    is followed to `compute`, the FLOPs of the training at hand (as Bi et al. 2024, DeepSeek LLM, section 3.1, fit
-    learning rate and batch size). A best value at the edge of those tried tells no optimum and is left out; fewer than
-    three sizes tell no trend, and the best value of all is taken. A whole number stays one.
+    If the sweep tried a number at several amounts of compute (6 · parameters · tokens), a power law is fitted to the
+    best
+    value of each amount: the lowest point of a parabola through the best value and its neighbours, in the logarithm.
+        The
+    law is followed to `compute`, the FLOPs of the training at hand (as Bi et al. 2024, DeepSeek LLM, section 3.1, fit
+    learning rate and batch size). A best value at the edge of those tried shows no optimum and is left out; fewer than
+    three sizes show no trend, and the best value of all is taken. A whole number stays one.
 
     Raises ConfigError `not_swept` for a key that the sweep did not vary.
     """
@@ -159,8 +163,8 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
 
 
 def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
-    """Of whole numbers, such as tokens of a batch, the nearest multiple of what divides all that were tried, so that
-    it holds whole sequences as they do."""
+    """Round whole numbers, such as tokens of a batch, to the nearest multiple of the greatest common divisor of all
+    that were tried, so that a batch holds whole sequences as they do."""
     if not all(isinstance(one, int) for one in tried):
         return value
     step = math.gcd(*tried)
@@ -177,7 +181,7 @@ def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float
 
 
 def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tuple[float, float]]:
-    """(FLOPs, best value) of each size whose best value lies between others."""
+    """(FLOPs, best value) of each size whose best value is between others."""
     import numpy as np
 
     groups: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""What is wrong between sections and steps that are each right, found before anything runs."""
+"""Contradictions between sections and steps that are each right, found before anything runs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _missing_sections(config: PipelineConfig) -> Iterator[Problem]:
 
 
 def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """What of a training does not fit the shards or the model that it reads, by the stage's own keys."""
+    """Problems of a training with the shards or the model that it reads, by the stage's own keys."""
     section = node.config
     if isinstance(section, PretrainConfig):
         continues = "model" in node.inputs
@@ -149,7 +149,7 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 
 def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]:
-    """What of a tuning the family of the model cannot have."""
+    """Settings of a tuning that the family of the model does not support."""
     if section.packing and (problem := documents_problem(architecture)):
         fix = "set it to false, or train a model of another family"
         yield Problem(problem.code, "sft.packing", problem.message, fix)
@@ -200,7 +200,7 @@ def _of_sharding(node: Node, section: TrainerConfig, launch: LaunchConfig) -> It
 def _of_mixture(
     mixture: MixtureConfig, node: Node, shards: Node, packed: ShardConfig, nodes: Graph
 ) -> Iterator[Problem]:
-    """What of a mixture does not fit the shards that it is read from."""
+    """Problems of a mixture with the shards that it is read from."""
     if shards.adopted:
         return
     if not packed.by_source:
@@ -222,7 +222,7 @@ def _sources_of(shards: Node, nodes: Graph) -> set[str]:
 
 
 def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: Node, nodes: Graph) -> Iterator[Problem]:
-    """Text that is to be read without shards to read it from, the reverse, and sources that the shards have not."""
+    """Problems of text to read without shards to read it from, the reverse, and sources that the shards do not have."""
     where = f"{stage}.text_sources"
     if bool(value) != ("shards" in node.inputs):
         message = f"{value:g} and {'no ' if value else ''}shards to read text from were given"
@@ -237,7 +237,7 @@ def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: N
 
 
 def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterator[Problem]:
-    """Text whose token ids mean other text to the model that reads it, as far as the steps tell."""
+    """Text whose token ids mean other text to the model that reads it, as far as the steps show."""
     models = list(models_before(nodes, node.id))
     by = shards.inputs.get("tokenizer", "")
     made = nodes.get(by)
@@ -315,7 +315,7 @@ def _same_model(node: Node, name: str, other: str, nodes: Graph) -> Iterator[Pro
 
 
 def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nodes: Graph) -> Iterator[Problem]:
-    """What keeps a training from going on with that of another step, as far as their configs tell."""
+    """Problems that keep a training from continuing that of another step, as far as their configs show."""
     first, key = continues.step, node.key
     if not node.path:
         fix = f"write it as a step: steps: {{longer: {{continues: {{step: {first}}}, …}}}}"
@@ -390,7 +390,7 @@ def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 
 def _bad_suites(config: PipelineConfig) -> Iterator[Problem]:
-    """Suites are small files: what is wrong with them is said before anything runs."""
+    """Problems of the suites. They are small files, so their problems are reported before anything runs."""
     for section in config.all_of(ValidateConfig):
         for kind in DATA_KINDS:
             try:

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Flow[..., Any])
 
 
 class KeyPlace(IntEnum):
-    """Where a key stands in its form."""
+    """Position of a key in its form."""
 
     SET = 0
     SET_GROUP = 1
@@ -34,8 +34,8 @@ class KeyPlace(IntEnum):
 
 
 def renamed(flow: F, name: str) -> F:
-    """The flow under another name, which has the same form. Prefect's own `with_options` computes that anew: 0.2 s of
-    processor time for a pipeline."""
+    """The flow under another name, which has the same form. Prefect's `with_options` would compute the form again: 0.2
+    s of processor time for a pipeline."""
     made = copy(flow)
     made.name = name
     return made
@@ -54,7 +54,7 @@ def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]
 
 
 def form_values(config: Config) -> dict[str, Any]:
-    """What the form is filled with."""
+    """Values that the form is filled with."""
     values = config.model_dump(mode="json", by_alias=True)
     for name, key, place in _keys(config):
         one = getattr(config, name)
@@ -85,8 +85,8 @@ def _keys(config: Config) -> list[tuple[str, str, KeyPlace]]:
 
 
 class _WithoutForm:
-    """Gives Prefect next to nothing for a form. Of each flow that is made Prefect computes the form, twice, which takes
-    a large config half a second; one that is deployed has its own by `with_form`."""
+    """Gives Prefect next to nothing for a form. Prefect computes the form of each flow twice when the flow is made,
+    which takes half a second for a large config. A deployed flow gets its form by `with_form`."""
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> Schema:
         return {"type": "object"}

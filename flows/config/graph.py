@@ -54,7 +54,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
 
 
 def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
-    """What keeps the named steps from making a graph with the usual nodes."""
+    """Problems that keep the named steps from making a graph with the usual nodes."""
     joints = {
         name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
     }
@@ -103,7 +103,7 @@ def usual_nodes(config: PipelineConfig) -> Graph:
         return name
 
     def check(data: str, kind: DataKind, **limits: float) -> str:
-        """The validation of one node's data, with the part of its config that speaks of this kind."""
+        """The validation of one node's data, with the part of its config for this kind."""
         if data not in nodes or validation is None or getattr(validation, kind) is None:
             return ""
         name = "validate" if kind == "documents" else f"validate_{kind}"
@@ -185,7 +185,7 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
 
 
 def _checking(section: StageConfig, data: Node) -> ValidateConfig:
-    """The part of a validation that speaks of the data at hand, as the usual nodes have it."""
+    """The part of a validation for the data at hand, as the usual nodes have it."""
     assert isinstance(section, ValidateConfig)
     kinds: dict[str, DataKind] = {"shards": "shards", "instructions": "instructions", "preferences": "preferences"}
     of_documents: DataKind = "documents" if data.stage.name == "ingest" else "clean"
@@ -199,7 +199,7 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
         for name, node in nodes.items()
     }
     for name, node in cut.items():
-        # A validation speaks of data: it falls away where they are no longer what the node descends from.
+        # A validation is dropped if the node no longer descends from the data that it checks.
         reads = ancestors(cut, node.inputs.values())
         requires = tuple(one for one in node.requires if node.path or reads.intersection(nodes[one].inputs.values()))
         cut[name] = replace(node, requires=requires)
@@ -306,7 +306,7 @@ def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
 
 
 def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Problem]:
-    """What is wrong with step names that the pipeline does not have."""
+    """Problems of step names that the pipeline does not have."""
     return [
         Problem(
             "unknown_stage",

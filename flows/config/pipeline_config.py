@@ -1,4 +1,4 @@
-"""What a pipeline's YAML file may hold: a section for each usual stage, named steps, and where to run."""
+"""Content of a pipeline's YAML file: a section for each usual stage, named steps, and where to run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PipelineConfig(_Sections):
     @model_validator(mode="before")
     @classmethod
     def _fill_sections(cls, data: Any) -> Any:
-        """The pipeline's seed goes to every stage that has one. A section that is `null`, as a form says it, is left
+        """The pipeline's seed goes to every stage that has one. A section that is `null`, as a form gives it, is left
         out."""
         if not isinstance(data, Mapping):
             return data
@@ -113,7 +113,7 @@ def dump(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _seeded(section: Any, config: type[StageConfig] | None, pipeline: Mapping[str, Any]) -> Any:
-    """The section with the pipeline's seed, where it takes one and sets none of its own."""
+    """The section with the pipeline's seed, if it takes a seed and sets none itself."""
     takes_seed = config is not None and "seed" in config.model_fields and "seed" in pipeline
     if takes_seed and isinstance(section, Mapping) and "seed" not in section:
         return {**section, "seed": pipeline["seed"]}

@@ -19,17 +19,17 @@ IN_WORDS = {
     r"^([a-z]{2})?$": "the two letters of a language, such as en",
     "^/": "a path from / on",
 }
-"""What the patterns of keys ask for."""
+"""Descriptions of the patterns of keys."""
 SURE, DEEPEST = 0.8, 3
-"""How like another name one must be to be taken for a slip of it, and how deep a key is looked for."""
+"""Similarity from which a name is taken for a misspelling of another, and the depth to which a key is searched."""
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
-    """One problem for each thing that pydantic found, sorted by where it stands."""
+    """One problem for each error that pydantic found, sorted by its place."""
     found = []
     items = error.errors(include_url=False)
     for item in items:
-        # A list whose items are all wrong counts as empty: it is not, and the items are told.
+        # A list whose items are all wrong counts as empty: it is not, and its items are reported.
         if item["type"] == "too_short" and any(_is_within(item["loc"], other["loc"]) for other in items):
             continue
         path, classes = _follow(root, item["loc"])
@@ -72,14 +72,14 @@ def _expected(item: Any) -> str:
 
 
 def _unknown_stage(path: str, given: str | None) -> Problem:
-    """Of a step that does not say which stage it uses, or names one that there is not."""
+    """The problem of a step that does not name its stage, or names an unknown one."""
     if given is None:
         return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(usable_stages())}")
     return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, usable_stages(), "one of"))
 
 
 def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 0.5) -> str:
-    """What to do about a name that is not known: the one that is most like it, else all that there are."""
+    """The fix for an unknown name: the known name that is most like it, else all known names."""
     found = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
     return f"did you mean {found[0]}?" if found else f"{otherwise} {', '.join(known)}"
 

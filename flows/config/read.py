@@ -1,4 +1,4 @@
-"""One YAML file, one pipeline: read with everything that is wrong with it said at once."""
+"""One YAML file, one pipeline: read with everything that is wrong with it reported at once."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ __all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
 def load(
     path: Path, settings: Mapping[str, str] | None = None, root: Callable[[], Path] = default_root
 ) -> PipelineConfig:
-    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) and what sweeps found
-    (`from sweep X`) in place. root: says the store of these; asked where one is named alone, so that what is wrong with
-    the file is told before what is wrong with the store.
+    """The pipeline in a YAML file, with `--set` values (YAML text by dotted key) and the results of sweeps (`from sweep
+    X`) in place.
+
+    root: returns the store of these sweeps. It is called only if a sweep is named, so that problems of the file are
+        reported before problems of the store.
 
     Raises ConfigError with everything that is wrong in all sections and steps.
     """
@@ -69,7 +71,7 @@ def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
 
 
 def _wiring_of(data: Any) -> list[Problem]:
-    """What is wrong with the named steps of plain data in which something else is wrong too."""
+    """Problems of the named steps of plain data in which something else is wrong too."""
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, Mapping):
         return []
@@ -78,7 +80,7 @@ def _wiring_of(data: Any) -> list[Problem]:
 
 
 def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:
-    """What the sections would give, were they right, and more: nothing that may be there is to be called unknown."""
+    """Nodes that correct sections would give, and more: no name that may exist is reported as unknown."""
     present = [name for name, stage in STAGES.items() if stage.section and name in data]
     clears = {"decontaminate", "instructions", "preferences"}.intersection(present)
     present += ["benchmark_text"] if clears else []

@@ -1,11 +1,12 @@
-"""Named steps: any use of any stage, with whose artifacts it reads written out.
+"""Named steps: any use of any stage, with explicit names of the steps whose artifacts it reads.
 
     steps:
       chat: {uses: sft, inputs: {model: sft, instructions: dialogues}, duration: 1 epoch}
 
       longer: {continues: {step: pretrain}, duration: 2000 batches}
 
-A step holds the keys of its stage's config beside `uses`, `inputs` and `requires`: there is one class for each stage.
+A step holds the keys of its stage's config in addition to `uses`, `inputs` and `requires`: there is one class for each
+stage.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Step(Config):
 
 
 def inherited(steps: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps as plain data, in which one that `continues` another has the stage and the settings of that one where it
-    sets none of its own. sections: the pipeline's, as plain data."""
+    """Steps as plain data. A step that `continues` another inherits its stage and the settings that it does not set
+    itself. sections: the pipeline's, as plain data."""
 
     def filled(name: str, trail: tuple[str, ...] = ()) -> Any:
         step = steps[name]
@@ -82,7 +83,7 @@ def _merged(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, 
 
 
 OWN_KEYS = tuple(Step.model_fields)
-"""The keys of a step that are none of its stage's config."""
+"""The keys of a step that do not belong to its stage's config."""
 
 
 class _Described(Config):

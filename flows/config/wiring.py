@@ -1,4 +1,4 @@
-"""What is wrong with how named steps are joined, all at once: unknown names, artifacts of another kind, cycles."""
+"""Problems in how named steps are joined, all at once: unknown names, artifacts of another kind, cycles."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REPORT = "report"
 
 @dataclass(frozen=True)
 class Joint:
-    """What a step says of its place in the graph. stage: None for one that is not known. continues: the step whose
-    training it goes on with, and whose inputs it reads where it names none of its own."""
+    """A step's declared place in the graph. stage: None for one that is not known. continues: the step whose training
+    it continues, and whose inputs it reads where it names none itself."""
 
     stage: Stage | None
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Joint:
 
 
 def joint_of(step: Any) -> Joint:
-    """The joint in plain data, as far as it is one."""
+    """The joint in plain data, as far as the data describe one."""
     if not isinstance(step, Mapping):
         return Joint(None)
     uses, inputs, requires = step.get("uses"), step.get("inputs"), step.get("requires")

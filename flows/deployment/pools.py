@@ -25,7 +25,7 @@ def pool_of(config: PipelineConfig) -> str:
 
 
 def job_variables(config: PipelineConfig, root: Path) -> dict[str, Any]:
-    """What a deployment, or a single run of it, says of its Job; nothing for Stemma's own workers."""
+    """Job variables of a deployment, or of a single run of it; none for Stemma's own workers."""
     if config.launch.kubernetes.runs is None:
         return {}
     return kube_runs.job_variables(config.launch, config.name, shown_root(root))

@@ -37,7 +37,7 @@ CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a user asked to run. `config_path` is the file that the config came from."""
+    """A user's request for a run. `config_path` is the file that the config came from."""
 
     pipeline: PipelineConfig
     selection: Selection
@@ -72,8 +72,8 @@ def start(
 ) -> dict[str, Any]:
     """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
 
-    tell: is told, once, what a run waits for before it begins. is_cancelled: asked instead of listening for signals, in
-    a thread; then `flows.prefect.execution.SHARED` is set there too.
+    tell: called once with what a run waits for before it begins. is_cancelled: called instead of listening for signals,
+        in a thread; then `flows.prefect.execution.SHARED` is set there too.
     """
     url = name_server(request.root)
     if url and runs_on_worker(request.root):
@@ -87,7 +87,7 @@ def name_server(root: Path) -> str | None:
     To be called before Prefect is imported, which reads the environment then.
     """
     os.environ.update(QUIET | OFFLINE | HEARTBEAT)
-    # The journal's follower tells a person what happens; Prefect's own lines go to its page.
+    # The journal's follower reports to a person what happens; Prefect's own lines go to its page.
     os.environ.setdefault(CONSOLE_LEVEL, "CRITICAL")
     url = prefect_api_url(root)
     if url:
@@ -123,7 +123,7 @@ def _here(request: RunRequest, journal: RunJournal, url: str | None) -> dict[str
             with _impatient():
                 state = flow(**parameters, return_state=True)
         except (Exception, KeyboardInterrupt):
-            # What the run came to is written down by then: Prefect's engine cannot tell a server that is not there.
+            # The run's outcome is recorded by then: Prefect's engine cannot reach a server that is gone.
             result = journal.result()
             if result is None:
                 raise
@@ -132,8 +132,8 @@ def _here(request: RunRequest, journal: RunJournal, url: str | None) -> dict[str
 
 
 def _impatient() -> AbstractContextManager[object]:
-    """Prefect's client tries again for a minute, five times in a row: what is told on the side waits by itself (see
-    `flows.prefect.page_queue`), and nobody is to wait for the rest."""
+    """Limit the retries of Prefect's client, which tries again for a minute, five times in a row. Calls made on the
+    side wait by themselves (see `flows.prefect.page_queue`), and nothing has to wait for the rest."""
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     return temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
@@ -164,7 +164,8 @@ def _on_worker(
 
 
 def _deployment(request: RunRequest, client: SyncPrefectClient) -> UUID:
-    """The pipeline's deployment, made anew only if it is not there, was made by other code, or sends runs elsewhere."""
+    """The pipeline's deployment. It is created again only if it is missing, was made by other code, or sends runs
+    elsewhere."""
     from prefect.exceptions import ObjectNotFound
 
     from flows.deployment.pools import pool_of
@@ -188,8 +189,10 @@ def _follow(
     interrupted: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would. Where the server that passes
-    that on does not answer, the run's own process is told, and a run whose process is gone too is waited for no more.
+    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would.
+
+    If the server that passes the interrupt on does not answer, the run's own process is signalled. If that process is
+    gone too, the wait ends.
     """
     from prefect.states import Cancelling
 
@@ -249,7 +252,7 @@ def _end_process(journal: RunJournal) -> bool:
 
 
 def _result_elsewhere(request: RunRequest, journal: RunJournal) -> dict[str, Any] | None:
-    """Of a run on an object store whose worker is on another machine, with a cache of its own."""
+    """The result of a run on an object store whose worker is on another machine with its own cache."""
     if not url_of(request.root):
         return None
     from infra.store.store import Store
@@ -259,7 +262,7 @@ def _result_elsewhere(request: RunRequest, journal: RunJournal) -> dict[str, Any
 
 
 def _lost(request: RunRequest, message: str) -> dict[str, Any]:
-    """A run that ended without a result: its process died, never started, or had no room to say more."""
+    """A run that ended without a result: its process died, never started, or had no room to record more."""
     status = "cancelled" if message.startswith("Cancel") else "failed"
     said = f"the flow run ended without a result: {message}"
     problem = Problem("run_lost", request.config_path, said, "run again")
@@ -291,7 +294,7 @@ def _without_result(request: RunRequest, status: str, problem: Problem) -> dict[
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """The exit code that says what the document's status says."""
+    """The exit code for the document's status."""
     codes = {kind.status: kind.exit_code for kind in _error_kinds(StemmaError)}
     if any(error["code"] == "missing_upstream" for error in document["errors"]):
         return codes["invalid"]
@@ -306,7 +309,8 @@ def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM came, instead of an exception in the middle of something."""
+    """Yields a function that returns True once Ctrl-C or SIGTERM came, in place of an exception in the middle of the
+    work."""
     heard = threading.Event()
     before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}
     if interrupt_received.is_set():

@@ -1,4 +1,4 @@
-"""What a round of feedback gained: its model held against the one that its answers were drawn from."""
+"""The gain of a round of feedback: its model compared with the one that its answers were drawn from."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FEEDBACK, JUDGED = "feedback", "judged"
 COMPARISON = "comparison.json"
 _OF_LABELS = ("judged_pairs", "judgements", "preferences", "ties", "agreement", "win_rates")
 TOLD = ("reward_gain", "judge_gain", "functions_gain", "verified_gain", "win_rate", "kl_to_sft", "kl_to_reference")
-"""Figures that a line of the command tells, where a model has them."""
+"""Figures that a line of the command prints, where a model has them."""
 
 
 def pairs_of(folder: Path) -> Path:
-    """Where a round's judged pairs are, once they are."""
+    """The file of a round's judged pairs, once they are judged."""
     return folder / JUDGED / PREFERENCES
 
 
@@ -63,7 +63,7 @@ def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[st
 
 
 def last_comparison(pipeline: str, root: Path) -> dict[str, Any] | None:
-    """That of a pipeline's newest round that has ended; None where none has."""
+    """The comparison of a pipeline's newest round that has ended; None if none has."""
     kept = [folder / COMPARISON for folder in rounds_of(pipeline, root) if (folder / COMPARISON).exists()]
     return read_own_json(kept[-1]) if kept else None
 
@@ -127,7 +127,7 @@ def _kept(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def _labels(folder: Path) -> dict[str, Any]:
     summary = read_own_json(folder / JUDGED / SUMMARY)
-    # Rounds that were imported before ties were told have none.
+    # Rounds that were imported before ties were recorded have none.
     return {name: summary.get(name, 0) for name in _OF_LABELS}
 
 

@@ -31,7 +31,7 @@ from infra.store.store import Store
 from tasks.stages import STAGES
 
 ROUND = "feedback-round"
-"""Of the deployment `<pipeline>/feedback-round`."""
+"""Name in the deployment `<pipeline>/feedback-round`."""
 
 
 @flow(name=ROUND, task_runner=RUNNER, persist_result=False)
@@ -77,8 +77,9 @@ def feedback_round(
 
 
 def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
-    """The pipeline with the preference pairs and the ties of all its rounds that were judged, a source each, so that
-    lineage tells which round's labels a model learnt from. The reward model learns the share of votes for an answer."""
+    """The pipeline with the preference pairs and the ties of all its judged rounds. Each is a separate source, so that
+    lineage records which round's labels a model learnt from. The reward model learns the share of votes for an
+    answer."""
     data = dump(config)
     rounds = [
         {"kind": "files", "paths": paths, "prompt_field": "prompt", "votes_field": "votes"}
@@ -113,14 +114,14 @@ def _no_preferences(config: PipelineConfig) -> Problem | None:
 
 
 def _folder_of(root: Path, run: str) -> Path:
-    """Of a round, also when its run goes on: its time, by which rounds are in order, and the beginning of the id of its
-    flow run."""
+    """Folder of a round, also when its run goes on. Its name is the round's time, by which rounds are ordered, and the
+    beginning of the id of its flow run."""
     known = next((root / FEEDBACK).glob(f"*-{run[:8]}"), None)
     return known or root / FEEDBACK / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run[:8]}"
 
 
 def _judged_files(folder: Path) -> list[str]:
-    """Of a round, those with pairs in them: perhaps all of them were ties, or none was."""
+    """The files of a round with pairs in them: perhaps all of them were ties, or none was."""
     files = [folder / JUDGED / name for name in (PREFERENCES, TIES)]
     return [str(path) for path in files if path.exists() and path.stat().st_size]
 
@@ -154,7 +155,7 @@ pairs.
 
 
 def _tell_gain(store: Store, folder: Path, model: str, after: str) -> None:
-    """Shows in the page what the round gained. That it cannot be told is no failure of the round, which has ended."""
+    """Shows in the page what the round gained. A failure to show it is no failure of the round, which has ended."""
     try:
         text = as_markdown(compare_round(store, folder, model, after))
         create_markdown_artifact(text, key="round", description="What the round gained")

@@ -1,4 +1,5 @@
-"""What is noted of steps before anything runs: what one that goes on from the state of another changes there, in the
+"""Notes on steps before anything runs: the changes that a step makes when it continues from the state of another, in
+the
 learning rate and in the order of the data, and the chat template that a model brings along."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ORDER = (
     "group_by_length",
     "text_share",
 )
-"""Settings that the order of an epoch hangs on, beside the seed."""
+"""Settings, in addition to the seed, that the order of an epoch depends on."""
 
 
 def branch_notes(nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, str]:
@@ -123,7 +124,7 @@ def _notes(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Pla
 
 
 def _order(node: Node, after: TrainerConfig, first: Node) -> str:
-    """Where the data are the same, but what is left of the epoch comes in another order."""
+    """A note if the data are the same, but the rest of the epoch comes in another order."""
     if not _same_data(node, first):
         return ""
     # Pretraining keeps the seed of the order that it began with.

@@ -1,4 +1,4 @@
-"""A first config for files that someone has: what they hold is looked at, and sizes are chosen to fit."""
+"""A first config for a user's files: their content is inspected, and sizes are chosen to fit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
 
 BYTES_A_TOKEN = 3.5
-"""Of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
+"""Bytes per token of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
 LONG_TEXT, CUT = 50_000, 3000
-"""Text files that are longer, in bytes, are cut at the first end of a paragraph after so many characters."""
+"""Text files longer than the first number of bytes are cut at the first end of a paragraph after the second number of
+characters."""
 COMPRESSED = 3.0
-"""How much smaller text is on disk when it is compressed: gzip on English, about."""
+"""Compression ratio of text on disk: gzip on English, about."""
 TOKENS_A_PARAMETER = 20
 """Hoffmann et al. 2022 (Chinchilla)."""
 READINGS = 4
-"""Up to so many readings are about as good as new text (Muennighoff et al. 2023)."""
+"""Readings up to this number are about as good as new text (Muennighoff et al. 2023)."""
 MFU = 0.4
 """Model FLOPs utilisation: llm-foundry publishes 0.45 to 0.60 on A100s and 0.35 to 0.46 on H100s."""
 
@@ -40,8 +41,8 @@ MFU = 0.4
 class Found:
     """Some files behind a path and how they are read.
 
-    source: config keys that name the files. keys: those that say how to read them, where they differ from their
-    default. why: what speaks for this reading. documents, text_bytes: estimates.
+    source: config keys that name the files. keys: those that define how to read them, where they differ from their
+        default. why: the reason for this reading. documents, text_bytes: estimates.
     """
 
     path: str
@@ -169,7 +170,7 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
 
 
 def first_config(name: str, sources: Sequence[Found], fitted: Fit) -> str:
-    """The YAML text, with what was found beside it. Stages that nothing was given for are left out."""
+    """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
     kinds = {one.kind for one in sources}
     lines = [
         "# Made by `stemma init` from what the files hold; sizes are estimates. Look it over, then:",
@@ -246,7 +247,7 @@ def _quoted(text: str) -> str:
 def looked_at(
     paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
 ) -> tuple[list[Found], list[str]]:
-    """What all paths hold, and notes of what is left out. wishes: by path.
+    """Files found behind all paths, and notes of what is left out. wishes: by path.
 
     Raises ConfigError with everything that is wrong, and where no documents are among them.
     """
@@ -273,6 +274,6 @@ def looked_at(
 
 
 def source_problems(config: PipelineConfig) -> list[Problem]:
-    """What `check` would find wrong with the first records of the sources of a config."""
+    """Problems that `check` would find with the first records of the sources of a config."""
     sections = (getattr(config, name, None) for name in ("ingest", "instructions", "preferences"))
     return [problem for one in sections if isinstance(one, READS_RECORDS) for problem in first_record_problems(one)]

@@ -1,6 +1,7 @@
-"""What the training steps of a pipeline need, by the model, data and machine of each.
+"""Needs of the training steps of a pipeline, by the model, data and machine of each.
 
-`stemma check` tells it, and a run that cannot fit is refused before anything is spent."""
+`stemma check` prints them, and a run that cannot fit is refused before anything is spent.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from training.sandbox.runner import find as find_sandbox
 
 
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, StageNeeds]:
-    """Of each training step that is to be built and whose model's sizes the config tells."""
+    """Needs of each training step that is to be built and whose model's sizes the config gives."""
     device = device_of(config.launch) or device_at_hand(config.launch)
     found = {}
     for name, row in rows.items():
@@ -86,7 +87,7 @@ def refuse_run(
         raise ConfigError(*problems)
     place = config.launch.checkpoint_remote
     if config.launch.hardware is None and place is None and gpus is None:
-        return  # of a source that is missing its own stage tells, and branches without it go on
+        return  # a missing source is reported by its own stage, and branches without it go on
     if missing is not None:
         raise missing
     needed = stage_needs(config, nodes, rows)
@@ -167,8 +168,8 @@ def _rows(
 class GpusHere:
     """The GPUs that trainings of a run would use on this machine.
 
-    answer: what the installed torch sees; driver: what nvidia-smi says. processes: ranks on this machine, a GPU each.
-    asked: whether `launch.device` asks for a GPU.
+    answer: what the installed torch sees; driver: what nvidia-smi reports. processes: ranks on this machine, a GPU
+        each. asked: True if `launch.device` asks for a GPU.
     """
 
     answer: TorchAnswer
@@ -178,7 +179,7 @@ class GpusHere:
 
     @classmethod
     def of(cls, launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> GpusHere | None:
-        """None where no GPU of this machine would be used, or no torch is there to use it."""
+        """The GPUs, or None if no GPU of this machine would be used, or no torch is installed to use it."""
         trains = launch.cluster == "local" and any(nodes[name].stage.trains for name in built)
         if launch.device == "cpu" or not trains or not has_gpu() or (answer := ask_torch()) is None:
             return None
@@ -200,7 +201,8 @@ class GpusHere:
 
 
 def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus: GpusHere | None) -> list[Problem]:
-    """What training would end of at its beginning, after all that comes before it, where it starts its ranks here."""
+    """Problems that would end training at its beginning, after all earlier steps, if it starts its ranks on this
+    machine."""
     if launch.cluster != "local" or not any(nodes[name].stage.trains for name in built):
         return []
     found: list[Problem] = []
@@ -223,7 +225,7 @@ def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus
 
 
 def _runs_answers(nodes: Graph, name: str) -> bool:
-    """Whether the step reads prompts whose answers are code that is run."""
+    """Return True if the step reads prompts whose answers are code that is run."""
     read = [nodes[up].config for up in nodes[name].inputs.values() if up in nodes]
     sources = [source for one in read if isinstance(one, InstructionsConfig) for source in one.read]
     return any(isinstance(source, InstructionOptions) and source.verify == "tests" for source in sources)
@@ -241,7 +243,7 @@ def _refuse_place(place: str) -> None:
 
 
 def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None) -> list[Problem]:
-    """What is wrong with `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
+    """Problems of `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
     `expert_parallel` and `precision: fp8`, and batches that the ranks cannot share.
 
     steps: those that train; by default all. One that is reused may have been trained on other machines.
@@ -294,16 +296,16 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
 def _pretrainings(
     nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
 ) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each. fresh_alone: of those whose model the config tells; one that is loaded is looked at
-    when the training begins."""
+    """Inputs and section of each pretraining. fresh_alone: only those whose model the config gives; a loaded model is
+    checked when the training begins."""
     for node in map(nodes.__getitem__, training):
         if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
             yield node.inputs, section
 
 
 def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why ranks cannot share the layers of models that are pretrained; a vocabulary that is not known yet is looked at
-    when the training begins."""
+    """Reasons why ranks cannot share the layers of models that are pretrained. A vocabulary that is not known yet is
+    checked when the training begins."""
     count = launch.tensor_parallel
     shards = launch.ranks // count if launch.shards_weights else 1
     if launch.sharding == "hsdp":
@@ -326,7 +328,7 @@ def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
 
 
 def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why ranks cannot share the sequences of pretrainings; of a model that is loaded, its family is looked at when the
+    """Reasons why ranks cannot share the sequences of pretrainings. The family of a loaded model is checked when the
     training begins."""
     for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
         shards = nodes.get(inputs.get("shards", ""))
@@ -345,7 +347,7 @@ def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) ->
 
 
 def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why ranks cannot be pipelines in pretrainings; a model that is loaded is looked at when the training begins."""
+    """Reasons why ranks cannot be pipelines in pretrainings; a loaded model is checked when the training begins."""
     for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
         fresh = "model" not in inputs
         sizes = of_model(section.model, None) if fresh else None
@@ -388,8 +390,8 @@ def _no_float8(nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
 
 
 def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:
-    """Parameters of each reward model and judge that a step reads. arch: of its own model, as large as which those are
-    taken that the config does not tell."""
+    """Parameters of each reward model and judge that a step reads. arch: the step's own model; scorers whose size the
+    config does not give are assumed to be as large."""
     read = [one for one in nodes[name].inputs.values() if nodes[one].stage.makes == "reward_model"]
     return [(architecture_of(nodes, one) or arch).parameters for one in read]
 

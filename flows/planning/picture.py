@@ -95,7 +95,8 @@ def _places(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, in
 
 
 def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
-    """From the right side of one to the left side of the other; into another row by the margins and above its boxes."""
+    """An arrow from the right side of one box to the left side of the other; into another row along the margins and
+    above its boxes."""
     x, start, to_x, end = source[0] + WIDTH, source[1] + HEIGHT // 2, target[0], target[1] + HEIGHT // 2
     if to_x > x:
         middle = (x + to_x) // 2

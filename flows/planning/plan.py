@@ -1,4 +1,4 @@
-"""What a run would do, said before anything runs: each stage as reuse or build, and why."""
+"""Plan of a run before anything runs: each stage as reuse or build, and why."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _row(
         return PlannedStage(node, "reuse", (), node.adopted, taken, store.path(taken))
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
-        store.hashes.digests(node.sources())  # says what is missing now, not when its turn comes
+        store.hashes.digests(node.sources())  # reports now what is missing, not when its turn comes
         message = ", ".join(waits_for)
         return PlannedStage(
             node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),)

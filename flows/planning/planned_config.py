@@ -22,8 +22,8 @@ from training.config.recipes import RECIPES
 
 
 def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
-    """What a config asks a plan for, as keywords of `training.planner.plan.request`: model, sequence length, batch,
-    tokens and devices of its first fresh pretraining, as far as it tells them.
+    """Wishes of a config for a plan, as keywords of `training.planner.plan.request`: model, sequence length, batch,
+    tokens and devices of its first fresh pretraining, as far as it gives them.
 
     Raises ConfigError for a config that is wrong, has no such training, or a model of unknown sizes.
     """
@@ -128,8 +128,8 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
 
 
 def write_config(found: Mapping[str, Any], place: Path) -> None:
-    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that is there, and what
-    `planned_config` raises."""
+    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
+    that `planned_config` raises."""
     if place.exists():
         raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
     text = planned_config(found, place.stem)
@@ -143,8 +143,10 @@ def write_config(found: Mapping[str, Any], place: Path) -> None:
 
 
 def _processes(gpus: int, node: int, tensor: int) -> int:
-    """Processes of a node: as many as it has devices, or of nodes that are not full, so many that all have as many and
-    none beyond the plan's are started; best such that the ranks which share layers are of one node."""
+    """Processes per node: the largest divisor of `gpus` that is at most `node`, so that all nodes run equally many.
+
+    No process beyond the plan's is started. Divisors that keep the ranks which share layers within one node come first.
+    """
     return max((size for size in range(1, min(gpus, node) + 1) if gpus % size == 0), key=lambda n: (n % tensor == 0, n))
 
 

@@ -1,7 +1,7 @@
-"""Whether a flow run may start, and how it keeps its place among the runs of its deployment.
+"""Admission of a flow run, and the renewal of its place among the runs of its deployment.
 
-It may by the code that it was deployed with, with its config still there, and where it makes up for nothing that was
-made up for already.
+A run may start by the code that it was deployed with, if its config still exists, and if it does not make up for a run
+that was made up for already.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from infra.project import code_state
 GRACE = timedelta(minutes=10)
 """A run that starts later than this after its date counts as missed."""
 _WAITING = [StateType.SCHEDULED, StateType.PENDING]
-# A later date may have started first, and even have ended while this run waited for it. But who retries a run wants it.
+# A later date may have started first, and even have ended while this run waited for it. But a retry is wanted.
 _MADE_UP_FOR = [*_WAITING, StateType.RUNNING, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED]
 
 
@@ -104,7 +104,7 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
 
 
 def _queued_in_time(client: SyncPrefectClient, run: FlowRun, due: datetime) -> bool:
-    """Whether a worker took it up when it was due, and it has waited for another run to end since."""
+    """Return True if a worker took the run up when it was due, and it has waited for another run to end since."""
     states, name = client.read_flow_run_states(run.id), AwaitingConcurrencySlot().name
     return any(one.name == name and one.timestamp - due <= GRACE for one in states)
 

@@ -17,14 +17,14 @@ from flows.prefect.notices import NOTICE, Channel, channels, save_block, switche
 NOTICE_NAME = "stemma: tell by "
 
 _REPLACED = "stemma: mark runs whose process is gone"
-"""Of older versions. It waited for a first heartbeat, which some runs never sent; `infra.servers.prefect.lost_runs`
-waits for none."""
+"""Automation of older versions. It waited for a first heartbeat, which some runs never sent;
+`infra.servers.prefect.lost_runs` waits for none."""
 
 
 def ensure_automations() -> list[str]:
-    """Makes what is missing and changes what is different; returns the names of all that there are now.
+    """Creates missing automations and changes those that differ; returns the names of all that exist now.
 
-    A notice stays as it is while its variable is not set, and goes when the variable says `off`.
+    A notice stays unchanged while its variable is not set, and is deleted when the variable is `off`.
     """
     there = {found.name: found for found in _ours()}
     if replaced := there.pop(_REPLACED, None):

@@ -58,7 +58,7 @@ ON_WORKER = "PREFECT__FLOW_RUN_ID"
 keep_slots()
 
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=64)
-"""Threads only wait: each stage works in a process of its own, and `PrioritySemaphore` says how many at once."""
+"""Threads only wait: each stage works in its own process, and `PrioritySemaphore` limits how many run at once."""
 
 
 TOLD_AT_ONCE: dict[str, Kind] = {
@@ -76,9 +76,9 @@ TOLD_AT_THE_END: dict[str, Kind] = {"failed": "failed", "refused": "refused"}
 
 @dataclass(frozen=True)
 class Shared:
-    """What a run that goes on in a thread of its own shares with those beside it in this process.
+    """State that a run in its own thread shares with the other runs of this process.
 
-    is_cancelled: whether this run was asked to stop. warm_start: what forks the processes of all their stages.
+    is_cancelled: returns True if this run was asked to stop. warm_start: forks the processes of all their stages.
     """
 
     is_cancelled: Callable[[], bool]
@@ -163,7 +163,8 @@ class PipelineRun:
         return self._end(status, problems, time.monotonic() - ticks)
 
     def _look_for_refused(self) -> None:
-        """Of what earlier runs left: no error of this run, unless one of its stages waits for it."""
+        """Collect refusals that earlier runs left: they are no error of this run, unless one of its stages waits for
+        them."""
         for name, manifest in self.manifests.items():
             if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(manifest, REGISTRATION))):
                 self.refused[name] = GateRefused(*reasons)
@@ -173,7 +174,7 @@ class PipelineRun:
         for name in chosen:
             self.journal.row(StageRow(name, "waiting"))
         for name in chosen:
-            # A stage whose upstream failed still gets its turn, to say that it is skipped.
+            # A stage whose upstream failed still gets its turn, to report that it is skipped.
             waits: list[Any] = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
             try:
                 futures[name] = stage_task(self.nodes[name], self).submit(return_state=False, wait_for=waits)
@@ -208,14 +209,14 @@ class PipelineRun:
         )
 
     def _coming(self) -> list[str]:
-        """The stages that may ask for their turn at any moment: all that they need is there."""
+        """The stages that may ask for their turn at any moment: everything they need exists."""
         return [
             name
             for name, row in list(self.journal.rows.items())
             if row.status in ("waiting", "running") and all(up in self.manifests for up in self.nodes[name].upstream)
         ]
 
-    # What a stage's task asks and tells, from its own thread: see tasks.task.TaskOwner.
+    # Called by a stage's task from its own thread: see tasks.task.TaskOwner.
 
     def inputs_of(self, name: str) -> dict[str, Manifest]:
         return {key: self.manifests[up] for key, up in self.nodes[name].inputs.items() if not self._passed_over(up)}
@@ -224,15 +225,15 @@ class PipelineRun:
         return {up: self.manifests[up] for up in self.nodes[name].requires if not self._passed_over(up)}
 
     def blockers_of(self, name: str) -> list[str]:
-        """What keeps a stage from its turn: an artifact that is not there, or a model that its gates refused. A page
-        tells of such a model all the same, without the steps that were passed over for it."""
+        """Steps that keep a stage from its turn: those without an artifact, or with a model that its gates refused. A
+        page reports such a model all the same, without the steps that were passed over for it."""
         upstream = self.nodes[name].upstream
         if self.nodes[name].stage.makes == "page":
             return [up for up in upstream if up not in self.manifests and not self._passed_over(up)]
         return [up for up in upstream if up not in self.manifests or up in self.refused]
 
     def _passed_over(self, name: str) -> bool:
-        """Whether a step has no artifact for no other reason than that gates refused a model."""
+        """Return True if a step has no artifact only because gates refused a model."""
         if name in self.manifests or name not in self.unreached:
             return False
         return all(up in self.refused or self._passed_over(up) for up in self.blockers_of(name))
@@ -290,7 +291,7 @@ class PipelineRun:
         self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
 
     def crashed(self, name: str, error: BaseException) -> StemmaError:
-        """The failure to tell of; of an exception that no message was written for, the traceback is kept too."""
+        """The failure to report. The traceback is kept too if no message was written for the exception."""
         if not isinstance(error, StemmaError):
             self.journal.traceback(name, traceback_of(error))
         return failure_of(error, name, self.store.root)
@@ -349,7 +350,7 @@ class PipelineRun:
         self.page.show(self.store, chosen)
         if kind := TOLD_AT_THE_END.get(status):
             self.page.notify(kind, f"{self.config.name} {status}", error)
-        # A private server goes with the run, and its page with it: nobody is to wait for what it still misses.
+        # A private server goes with the run, and its page with it: do not wait for what it still misses.
         is_private = PRIVATE in os.environ
         if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
@@ -391,7 +392,7 @@ class PipelineRun:
 
 
 def refused_by(registration: Path) -> list[Problem]:
-    """What a registration says of the gates that refused its model; nothing for one that was taken."""
+    """Reasons in a registration why gates refused its model; none for one that was accepted."""
     path = registration / REGISTRATION
     if not path.is_file():
         return []
@@ -418,7 +419,7 @@ def flow_run_url() -> str:
 
 
 def flow_run_name() -> str:
-    """What a flow run is called in the page: what it does, not two words at random."""
+    """Name of a flow run in the page: what it does, not two random words."""
     given = flow_run.get_parameters()
     config = given.get("config")
     if stage := given.get("stage"):

@@ -1,4 +1,4 @@
-"""Who is told of failures, refusals, corrections and drift, and through which of Prefect's blocks.
+"""Recipients of failures, refusals, corrections and drift, and the Prefect blocks through which they are notified.
 
 An address is a secret: it comes from the environment of `stemma up` or `stemma deploy`, and Prefect keeps
 it in a block, encrypted.
@@ -32,7 +32,7 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Channel:
-    """One way to tell people. address: as its variable gives it."""
+    """One way to notify people. address: as its variable gives it."""
 
     name: Name
     variable: str
@@ -41,7 +41,7 @@ class Channel:
     @property
     def block(self) -> Block:
         if self.name == "email":
-            # Of the blocks that every Prefect server knows, the one that hands any other Apprise address on.
+            # The block known to every Prefect server that passes on any other Apprise address.
             return SlackWebhook(url=SecretStr(self.address))
         message = (
             {"text": "*{{subject}}*\n{{body}}"}
@@ -77,7 +77,7 @@ def save_block(channel: Channel) -> UUID:
 
 
 def notify(kind: Kind, title: str, text: str, *, run: str, url: str = "") -> None:
-    """Tells whoever wants to know; without a channel it is an event in Prefect's feed and nothing more."""
+    """Notify all configured channels; without a channel this is an event in Prefect's feed and nothing more."""
     title, text = hide(title), hide(text)
     emit_event(
         event=f"{NOTICE}.{kind}",

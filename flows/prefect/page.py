@@ -1,4 +1,4 @@
-"""What the Prefect page shows of a whole run: its stages, its report, notices; and how it ended."""
+"""The Prefect page of a whole run: its stages, its report, notices; and how it ended."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from infra.store.manifest import Manifest
 from infra.store.store import Store
 
 PATIENCE_S = 5.0
-"""How long the end of a run waits for a server that does not answer, before it says how it ended."""
+"""Seconds that the end of a run waits for a server that does not answer, before it reports how it ended."""
 
 WORKER_PATIENCE_S = 300.0
-"""How long a worker's flow run then waits for it: the process ends only once it can say so, or Prefect takes it for
-crashed."""
+"""Seconds that a worker's flow run then waits for the server: the process ends only once it can report its end, or
+Prefect takes it for crashed."""
 
 
 class RunPage:
-    """The page's side of one run. `url` is the flow run's page, empty where there is none; then only what goes wrong is
-    told, and to the run's journal."""
+    """The page's side of one run. `url` is the flow run's page, empty if there is none; in that case only problems are
+    reported, and to the run's journal."""
 
     def __init__(self, pipeline: str, flow_run: str, url: str, journal: RunJournal, say: Callable[[str], None]) -> None:
         self._pipeline = pipeline
@@ -49,7 +49,8 @@ class RunPage:
             self.queue.tell(lambda: notify(kind, title, text, run=self._journal.run_id, url=self._url))
 
     def ended(self, stage: str, state: State) -> None:
-        """How a stage ended, told by its task: Prefect's own word of it is lost where the server is away for long."""
+        """Record how a stage ended; its task calls this. Prefect's own record of it is lost if the server is away for
+        long."""
         if here := TaskRunContext.get():
             self._ended[stage] = here.task, here.task_run, state
 
@@ -98,8 +99,10 @@ class RunPage:
         return "\n".join([*lines, "", f"The report's file: `{report / 'report.html'}`"]).strip()
 
     def close(self, patience_s: float) -> int:
-        """Tells what is left to tell, as `PageQueue.flush` does; how much the page misses. The flow run itself is told
-        of by Prefect, next: that the server answers is seen first."""
+        """Send the remaining calls, as `PageQueue.flush` does, and return how much the page misses.
+
+        Prefect reports the flow run itself next, so this first checks that the server answers.
+        """
         self.queue.tell(_knock, "whether it answers")
         if self.queue.was_lost:
             for stage, (task, task_run, state) in self._ended.items():
@@ -110,7 +113,7 @@ class RunPage:
         return self.queue.flush(patience_s)
 
     def _revive(self) -> None:
-        """A run that a returning server, which heard nothing of it, took for dead runs until it says how it ended."""
+        """Set a run back to Running that a returning server, which had heard nothing of it, took for dead."""
         client = get_client(sync_client=True)
         state = client.read_flow_run(UUID(self._flow_run)).state
         if state is not None and state.is_crashed():
@@ -119,7 +122,7 @@ class RunPage:
     def _set(self, stage: str, task: Task[..., Any], run: TaskRun, state: State) -> None:
         def call() -> object:
             client = get_client(sync_client=True)
-            # Of a task whose events were all lost the server has never heard; one that it knows stays as it is.
+            # The server does not know a task whose events were all lost; one that it knows stays unchanged.
             client.create_task_run(
                 task, run.flow_run_id, run.dynamic_key, run.id, run.name, run.tags, task_inputs=run.task_inputs
             )

@@ -1,7 +1,7 @@
-"""Calls to the Prefect server, made on the side: none is ever in the way of the work that it tells of.
+"""Calls to the Prefect server, made on the side: none ever blocks the work that it reports.
 
-One thread makes them in order. While the server does not answer they wait; whatever else goes wrong with one of them is
-told once, and the others go on.
+One thread makes them in order. While the server does not answer they wait. Any other failure of a call is reported
+once, and the others go on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 LIMIT = 1_000
-"""Calls that wait at once. Beyond that the oldest is given up: what comes last says most."""
+"""Calls that wait at once. Beyond that the oldest is given up: the last ones are the most informative."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Between tries while the server does not answer: twice as long each time."""
@@ -52,7 +52,7 @@ class PageQueue:
         self.was_lost = False
 
     def tell(self, make: Callable[[], object], key: str = "") -> None:
-        """Makes the call soon, in the context of whoever asks for it. One that waits under the same key gives way."""
+        """Makes the call soon, in the caller's context. A waiting call under the same key gives way."""
         with self._changed:
             key = key or f"call {next(self._numbers)}"
             self._waiting[key] = _Call(copy_context(), make)
@@ -106,17 +106,17 @@ class PageQueue:
                     pause = FIRST_PAUSE_S if self._flushing else min(2 * pause, LONGEST_PAUSE_S)
 
     def _rest(self, pause_s: float) -> None:
-        """Waits before the next try; not for long once somebody waits for the end."""
+        """Waits before the next try; the wait is cut short once a caller waits for the end."""
         before = self._flushing
         self._changed.wait_for(lambda: self._closed or self._flushing > before, pause_s)
 
     def _make(self, key: str, call: _Call) -> bool:
-        """Whether the server answered, be it with a refusal."""
+        """Return True if the server answered, even with a refusal."""
         try:
             call.context.run(_without_retries, call.make)
         except Exception as error:
             if self._closed:
-                return False  # nobody waits for it any more, and the client may be gone with the run
+                return False  # no caller waits for it any more, and the client may be gone with the run
             if is_unreachable(error):
                 if not self.lost.is_set():
                     self.lost.set()
@@ -134,7 +134,7 @@ class PageQueue:
         return True
 
     def _trouble(self, message: str) -> None:
-        # Where it cannot be written down there is no place left to say so.
+        # If it cannot be written, there is no place left to report it.
         with suppress(OSError):
             self._on_trouble(message)
 
@@ -146,7 +146,7 @@ def _without_retries(make: Callable[[], object]) -> None:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether a call failed for want of a server that works, and may do later what it did not now."""
+    """Return True if a call failed because the server did not work, and may succeed later."""
     if isinstance(error, PrefectHTTPStatusError):
         return error.response.status_code >= 500 or error.response.status_code in (408, 429)
     return isinstance(error, httpx.TransportError)

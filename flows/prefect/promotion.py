@@ -30,7 +30,7 @@ LESS_IS_BETTER = ("expected maximum toxicity", "toxicity probability")
 
 @dataclass(frozen=True)
 class Promoted:
-    """What a promotion or rollback came to. compared: differences to the one before, over the same items."""
+    """Outcome of a promotion or rollback. compared: differences to the one before, over the same items."""
 
     name: str
     now: Promotion
@@ -60,7 +60,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
     before = history[-1] if history else None
     now = Promotion(address, model.path, model.digest, round(time.time(), 3))
     if before is not None and before.registration == address:
-        _tell(store, name, manifest)  # once more: a kill may have come before it was told
+        _tell(store, name, manifest)  # once more: a kill may have come before it was reported
         return Promoted(name, before, history[-2] if len(history) > 1 else None, [])
     compared = _compared(store, before, manifest) if before else []
     worse = [row for row in compared if row["worse"]]
@@ -138,7 +138,7 @@ def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[
 
 
 def is_worse(one: Paired) -> bool:
-    """Whether the whole interval lies on the worse side; the length of continuations has none."""
+    """Return True if the whole interval is on the worse side; the length of continuations has no worse side."""
     if one.unit == "characters":
         return False
     return one.difference.low > 0 if one.figure in LESS_IS_BETTER else one.difference.high < 0

@@ -90,7 +90,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Timing:
-    """What of a deployment belongs to its schedule, in Prefect's words."""
+    """The parts of a deployment that belong to its schedule, in Prefect's terms."""
 
     schedules: Sequence[Any] = ()
     limit: ConcurrencyLimitConfig | None = None
@@ -108,7 +108,7 @@ def timing_of(schedule: Schedule) -> Timing:
 
 
 def timing_by_now(deployment: str) -> Timing:
-    """What a deployment has by now; Prefect would drop it when the deployment is made again without."""
+    """The current timing of a deployment; Prefect would drop it if the deployment were made again without it."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_deployment_by_name(deployment)
@@ -138,7 +138,7 @@ def schedule_rows(pipeline: str) -> list[dict[str, Any]]:
 
 
 def switch(pipeline: str, *, active: bool) -> list[dict[str, Any]]:
-    """Pauses or resumes a pipeline's schedules; runs that have begun go on. Returns its schedules as they are now.
+    """Pauses or resumes a pipeline's schedules; runs that have begun go on. Returns its schedules after the change.
 
     Raises ConfigError if the pipeline is not deployed or has no schedule.
     """

@@ -1,4 +1,4 @@
-"""What of a store nothing needs any more: artifacts that no needed or pinned one descends from, abandoned work."""
+"""Garbage of a store: artifacts that no needed or pinned artifact descends from, abandoned work."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Pins:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Of several that change the pins one does at a time; on an object store the ETag sees to it."""
+        """Let only one process change the pins at a time; on an object store the ETag ensures it."""
         state = self._path.parent / ".state"
         state.mkdir(parents=True, exist_ok=True)
         with open(state / "pins.lock", "w") as lock:
@@ -96,7 +96,7 @@ class Pins:
 
 STALE_S = 24 * 3600.0
 ASK_AGAIN_S = 1.0
-"""What runs need is read of all their journals: not for each of a thousand folders."""
+"""Seconds before the needs of runs are read again from all their journals: not for each of a thousand folders."""
 REGISTER = "register"
 
 Place = tuple[Path, Manifest]
@@ -115,7 +115,8 @@ class Garbage:
 
 @dataclass
 class Survey:
-    """What is needed, and why; what is not; and what keeps us from knowing, in which case nothing may be removed."""
+    """The needed folders, and why; the garbage; and problems that keep us from knowing, in which case nothing may be
+    removed."""
 
     needed: dict[str, str] = field(default_factory=dict)
     artifacts: list[Garbage] = field(default_factory=list)
@@ -182,10 +183,10 @@ def _freed(store: Store, places: list[Place]) -> dict[Path, int]:
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
-    """Removes folders; returns those that went. One that somebody builds right now is left alone, and so is one that a
-    run came to need since it was surveyed: many take a while to remove.
+    """Removes folders and returns the removed ones.
 
-    A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
+    A folder that is being built is left alone. So is one that a run came to need since the survey: removing many takes
+    a while. A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
     """
     removed = []
     needed, asked_at = _needed_by_now(store), time.monotonic()
@@ -206,10 +207,10 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
 
 @contextmanager
 def _left_alone(store: Store, key: str) -> Iterator[bool]:
-    """Whether nobody builds it, and nobody does within the block.
+    """Yields True if no builder works on it, and none starts within the block.
 
-    A lease is a row that has to be written. Where the disk is full nobody else can take one either, and what is removed
-    makes room for the next.
+    A lease is a row that has to be written. Where the disk is full no other builder can take one either, and what is
+    removed makes room for the next.
     """
     try:
         lease = store.leases.acquire(key, stop_if=lambda: True)
@@ -313,8 +314,8 @@ def _is_whole(begun: dict) -> bool:
 
 
 def _in_use(store: Store) -> Iterator[Place]:
-    """What runs that have not ended came to so far, what they read of earlier ones, what is being built again, and what
-    builds in progress read."""
+    """Artifacts that runs which have not ended made so far or read of earlier runs, artifacts that are being built
+    again, and artifacts that builds in progress read."""
     for journal, _ in _journals(store):
         if journal.result() is None and _goes_on(journal):
             lines = journal.read()
@@ -357,7 +358,7 @@ def _inputs_of_build(work: Path) -> list[Path]:
 
 
 def _place(store: Store, row: dict) -> Place | None:
-    """A step's artifact lies in a folder that may be called otherwise than the step."""
+    """The artifact of a step. Its folder may have another name than the step."""
     stage = Path(row["path"]).parent.name if row.get("path") else row["stage"]
     name = row["fingerprint"]
     return locate(store, Input(stage, name, row["digest"], f"{stage}/{name}"))
@@ -383,7 +384,7 @@ def _unreadable(store: Store) -> Iterator[Problem]:
 
 
 def _stale_work(store: Store) -> Iterator[Garbage]:
-    """Unfinished work that no living lease holds and nobody touched for a day."""
+    """Unfinished work that no living lease holds and that was not touched for a day."""
     living = set(store.being_built())
     for folder in sorted((store.root / ".work").glob("*/*")):
         touched, size = _last_touch(folder)

@@ -1,4 +1,4 @@
-"""What a pipeline run has done so far, in a folder of the store, for whoever follows it: <root>/runs/<run id>/.
+"""Progress of a pipeline run, in a folder of the store, for its followers: <root>/runs/<run id>/.
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
 result.json     how it ended; the document that `stemma run --json` prints
@@ -62,7 +62,7 @@ RESERVED_BYTES = 1_000_000
 
 
 class ReservedSpace:
-    """A file of RESERVED_BYTES that is removed when the disk is full, so that it can still be said what went wrong."""
+    """A file of RESERVED_BYTES that is removed when the disk is full, so that the failure can still be recorded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class RunJournal:
         (self.folder / "trial.json").write_text(json.dumps(facts), encoding="utf8")
 
     def trial(self) -> dict[str, str] | None:
-        """What `make_trial` said; None for a run that is no trial."""
+        """The facts that `make_trial` wrote; None for a run that is no trial."""
         path = self.folder / "trial.json"
         found: dict[str, str] | None = read_own_json(path) if path.exists() else None
         return found
@@ -117,7 +117,8 @@ class RunJournal:
         self._write({"kind": "stage", **asdict(row)})
 
     def reads(self, artifacts: Iterable[Manifest]) -> None:
-        """What a run of a part of its pipeline reads of earlier runs: `stemma gc` spares it while the run goes on."""
+        """Record the artifacts of earlier runs that a run of a part of its pipeline reads: `stemma gc` spares them
+        while the run goes on."""
         wanted = [asdict(one.as_input()) for one in artifacts]
         if wanted:
             self._write({"kind": READS, "artifacts": wanted})
@@ -127,11 +128,11 @@ class RunJournal:
         self._write({**message, "stage": stage})
 
     def traceback(self, stage: str, text: str) -> None:
-        """Where an exception that nobody foresaw came from, for `--debug` and for whoever mends it."""
+        """The traceback of an unexpected exception, for `--debug` and for debugging."""
         self._write({"kind": "traceback", "stage": stage, "text": text})
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """How it ended: written whole, last; where it cannot be written this process alone remembers it."""
+        """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
         self._reserved.release()
         hidden = self.folder / ".result.json"
         try:
@@ -143,7 +144,7 @@ class RunJournal:
         self._write({"kind": "end", "status": document["status"]})
 
     def begun(self) -> dict[str, Any]:
-        """What the run is about: its first line, empty if there is none."""
+        """The facts of the run's beginning: its first line, empty if there is none."""
         try:
             with open(self.path, encoding="utf8") as file:
                 line = parse_own_json(file.readline())
@@ -152,8 +153,8 @@ class RunJournal:
         return line if isinstance(line, dict) else {}
 
     def lost_beginning(self) -> Problem | None:
-        """Where a run came to something and nobody can read whose it was, as after a power cut. One that was killed
-        while it wrote its first line came to nothing."""
+        """The problem of a run that produced something but whose owner cannot be read, as after a power cut. A run that
+        was killed while it wrote its first line produced nothing."""
         if "pipeline" in self.begun():
             return None
         try:
@@ -167,7 +168,7 @@ class RunJournal:
         return Problem("damaged_state", str(self.path), message, _LOST)
 
     def works(self) -> bool:
-        """True while the process that runs it lives, on this machine: of another's nothing can be said."""
+        """True while the process that runs it lives on this machine; processes of other machines are unknown."""
         return self.process() is not None
 
     def has_died(self) -> bool:
@@ -181,12 +182,12 @@ class RunJournal:
         return last["pid"] if started is not None and last.get("start_ticks", started) == started else None
 
     def _begun_here(self) -> dict[str, Any] | None:
-        """How it began the last time, if that was on this machine."""
+        """The record of its last beginning, if that was on this machine."""
         last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
         return last if last and last.get("machine", this_machine()) == this_machine() else None
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended, None while it goes on. Raises StageError `damaged_state`."""
+        """The run's final document, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
         result = read_state(path, _LOST, self._unwritten)
         if result is not None and not _is_result(result):
@@ -205,7 +206,7 @@ class RunJournal:
                 if not is_full(error):
                     raise
                 self._reserved.release()
-                # What still finds no room is known to this process, and told at the end.
+                # Lines that still find no room are kept by this process, and reported at the end.
                 with suppress(OSError):
                     self._append(text)
 

@@ -1,4 +1,4 @@
-"""What a store holds, as rows: pipeline runs, models and artifacts, each with what came out."""
+"""Contents of a store as rows: pipeline runs, models and artifacts, each with its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asked a run to stop, and how long its stages then have to save: a person waits less long than a scheduler."""
+"""Sources of a stop request, and the time that stages then have to save: a person waits less long than a scheduler."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from infra.servers.http import post
 
 
 class Stop:
-    """Whether SIGINT or SIGTERM asked for an orderly end: stages are stopped, then the flow says Cancelled.
+    """A request by SIGINT or SIGTERM for an orderly end: stages are stopped, then the flow returns Cancelled.
 
-    grace_s: what stages have to save and end when SIGTERM comes from a scheduler that takes the machine back.
-    elsewhere: says whether somebody else asked for it; a run in a thread hears no signals.
+    grace_s: seconds that stages have to save and end when SIGTERM comes from a scheduler that takes the machine back.
+    elsewhere: returns True if a stop was requested elsewhere; a run in a thread receives no signals.
     """
 
     def __init__(self, flow_run_id: str, grace_s: float, elsewhere: Callable[[], bool] = lambda: False) -> None:

@@ -81,7 +81,7 @@ class Trials:
             yield
 
     def about(self) -> dict[str, Any]:
-        """What `describe` wrote; empty for a sweep that never began. Raises StageError `damaged_state`."""
+        """The record that `describe` wrote; empty for a sweep that never began. Raises StageError `damaged_state`."""
         found: dict[str, Any] = read_state(self.folder / "sweep.json", _LOST, {})
         return found
 

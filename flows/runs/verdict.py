@@ -1,4 +1,4 @@
-"""What a run came to, from what became of each of its stages: done only if every one of them has its artifact."""
+"""Verdict on a run, from the outcome of each of its stages: done only if every one of them has its artifact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flows.runs.journal import HAS_ARTIFACT, StageRow
 from infra.errors import Cancelled, Problem, StemmaError
 
 URGENCY = ("failed", "invalid", "refused", "cancelled")
-"""Of several words for how stages ended, the run's is the first of these."""
+"""Words for how stages ended; the run's is the first of these that occurs."""
 
 
 def verdict(
@@ -17,10 +17,10 @@ def verdict(
     upstream: Mapping[str, Sequence[str]],
     stopped: bool,
 ) -> tuple[str, tuple[Problem, ...]]:
-    """(the word for `status`, its problems). Whatever is neither built nor reused makes the run fail, by a name.
+    """(the word for `status`, its problems). A stage that is neither built nor reused makes the run fail, by its name.
 
-    errors: by stage. upstream: the stages that each stage waits for; one that is skipped needs one of them to have no
-    artifact, or nobody knows why. stopped: whether somebody asked the run to stop.
+    errors: by stage. upstream: the stages that each stage waits for. A stage that is skipped needs one of them to have
+        no artifact, or its skipping is unexplained. stopped: True if the run was asked to stop.
     """
     if stopped:
         return Cancelled.status, Cancelled().problems

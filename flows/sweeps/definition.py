@@ -1,4 +1,4 @@
-"""What a sweep is: its arms, seeds and measured figure, checked as a whole before anything is spent."""
+"""Definition of a sweep: its arms, seeds and measured figure, checked as a whole before anything is spent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ _MORE_IS_BETTER = (
     ),
 )
 _LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "failure_rate", "stereotype_score", "honest_score", "apart")
-"""Of these less is better whatever else is in the name, such as that of a task: accounting_bits_per_byte."""
+"""Less is better for figures with one of these in the name, whatever else is in it, such as a task:
+accounting_bits_per_byte."""
 BASE = "base"
 """The arm of an ablation that changes nothing."""
 
@@ -64,10 +65,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line asks for. given: `--set` values. measure: empty for the default of the stage.
+    """The command line's request. given: `--set` values. measure: empty for the default of the stage.
 
-    ablations: settings by name. trials: how many settings are drawn; None in a grid. root: says the store of sweeps
-    that the config takes values over from.
+    ablations: settings by name. trials: number of settings to draw; None in a grid. root: returns the store of sweeps
+        that the config takes values over from.
     """
 
     config: Path
@@ -130,7 +131,7 @@ class Sweep:
 
 
 def more_is_better(figure: str) -> bool:
-    """What a figure's name says of it; --maximise and --minimise say it of any other."""
+    """Return True if a figure's name implies that more is better; --maximise and --minimise decide it for any other."""
     return any(part in figure for part in _MORE_IS_BETTER) and not any(part in figure for part in _LESS_IS_BETTER)
 
 
@@ -191,7 +192,7 @@ def _has_ranges(space: Space) -> bool:
 
 
 def _check(wishes: Wishes) -> None:
-    """What the options say against each other."""
+    """Check the options against each other."""
     found = []
     drawn = wishes.sampler in ("random", "tpe") or (wishes.sampler is None and _has_ranges(wishes.space))
     if not wishes.space and not wishes.ablations:
@@ -274,7 +275,7 @@ def _idle(wishes: Wishes, whole: Graph, arms: Sequence[Arm], graphs: Sequence[Gr
 
 
 def _matters_beside(key: str, arms: Sequence[Arm], graphs: Sequence[Graph], needed: set[str]) -> bool:
-    """Whether two arms that differ in this key alone come to different stages."""
+    """Return True if two arms that differ in this key alone lead to different stages."""
     groups: dict[str, list[Graph]] = {}
     for arm, nodes in zip(arms, graphs, strict=True):
         others = {name: value for name, value in arm.settings.items() if name != key}

@@ -33,7 +33,7 @@ from infra.store.store import Store
 from training.config import TrainerConfig
 
 SWEEP = "sweep"
-"""Of the deployment `<pipeline>/sweep`."""
+"""Name in the deployment `<pipeline>/sweep`."""
 
 
 class SweptKey(BaseModel):
@@ -116,7 +116,7 @@ def sweep_run(
 
 
 def first_keys(config: PipelineConfig) -> list[dict[str, str]]:
-    """What the form begins with: the first training's learning rate, a third of it and three times it."""
+    """First content of the form: the first training's learning rate, a third of it and three times it."""
     for node in graph(config).values():
         if node.stage.name in MEASURED and not node.adopted and isinstance(node.config, TrainerConfig):
             rate = node.config.optimizer.learning_rate

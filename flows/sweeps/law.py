@@ -26,9 +26,9 @@ def check(sweep: Sweep) -> None:
 
 
 def law_of(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> dict[str, Any]:
-    """What `law_fit.fit_and_predict` finds from the trials that ended, with their `points` and what `isoflop.isoflop`
-    finds in them; also written as law.json, for `stemma plan --law`. Raises ConfigError where too few ended, or all are
-    of one size or length."""
+    """The result of `law_fit.fit_and_predict` for the trials that ended, with their `points` and the result of
+    `isoflop.isoflop` for them; also written as law.json, for `stemma plan --law`. Raises ConfigError where too few
+    ended, or all are of one size or length."""
     from training.planner.laws.isoflop import isoflop
     from training.planner.laws.law_fit import RunPoint, fit_and_predict, write
 

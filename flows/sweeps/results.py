@@ -1,4 +1,4 @@
-"""What a sweep came to: settings by mean over seeds, the best, differences to the base, importance of keys."""
+"""Results of a sweep: settings by mean over seeds, the best, differences to the base, importance of keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flows.sweeps.space import Choices, Range, described
 
 LEAST_FOR_IMPORTANCE = 4
 _BESIDE = ("parameters", "tokens_per_s")
-"""Figures of a training that an ablation shows beside the measured one: what it costs."""
+"""Figures of a training that an ablation shows next to the measured one: its cost."""
 
 
 def summary(sweep: Sweep, trials: Sequence[Trial], cancelled: bool) -> dict[str, Any]:

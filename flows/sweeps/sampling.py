@@ -1,4 +1,4 @@
-"""Which trial comes next: every arm with every seed, or what Optuna draws from the trials so far."""
+"""Choice of the next trial: every arm with every seed, or what Optuna draws from the trials so far."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flows.sweeps.space import Choices, Range
 
 
 class Chooser(Protocol):
-    """What a sweep asks for its trials."""
+    """Source of a sweep's trials."""
 
     def next(self) -> Trial | None:
         """A trial that has not begun, or did not come to its end; None while there is none."""
         ...
 
     def ended(self, trial: Trial) -> None:
-        """Is told how one ended."""
+        """Called when a trial ended."""
         ...
 
     def prunes(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
-        """Whether a trial that goes on is to be ended. curve: (step, value) of the validation so far."""
+        """Return True if a running trial should be ended. curve: (step, value) of the validation so far."""
         ...
 
 
@@ -35,7 +35,7 @@ def chooser(sweep: Sweep, trials: Trials) -> Chooser:
 
 
 class Listed:
-    """Every arm with every seed, arms first, so that whoever stops early has seen each of them."""
+    """Every arm with every seed, arms first, so that a sweep that is stopped early has covered each of them."""
 
     def __init__(self, sweep: Sweep, trials: Trials) -> None:
         known = {trial.number: trial for trial in trials.all()}
@@ -58,10 +58,10 @@ class Listed:
 
 
 class Drawn:
-    """Settings from an Optuna sampler, each run with every seed; Optuna is told the mean.
+    """Settings from an Optuna sampler, each run with every seed; Optuna gets the mean.
 
-    Optuna's own storage says which settings were drawn, `Trials` what became of them. After a kill the two are brought
-    together: settings that were drawn and not run are run, and results that Optuna was not told are told.
+    Optuna's own storage records which settings were drawn, and `Trials` records their outcome. After a kill the two are
+    reconciled: settings that were drawn and not run are run, and results that Optuna did not get are passed to it.
     """
 
     def __init__(self, sweep: Sweep, trials: Trials) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep varies: the values of a config key, or the range that they are drawn from."""
+"""The space of a sweep: the values of a config key, or the range that they are drawn from."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _numbers(value: Any) -> Any:
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """Every combination of the values, the last key's fastest. Ranges stand at their ends, for checks."""
+    """Every combination of the values, the last key's fastest. Ranges are represented by their ends, for checks."""
     values = [one.values if isinstance(one, Choices) else (one.low, one.high) for one in space.values()]
     for combination in itertools.product(*values):
         yield dict(zip(space, combination, strict=True))
@@ -103,7 +103,7 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """`learning_rate=0.0003 warmup=0`: keys by their last part, where that tells them apart."""
+    """`learning_rate=0.0003 warmup=0`: keys by their last part, if those parts are distinct."""
     last = [key.rpartition(".")[2] for key in settings]
     names = last if len(set(last)) == len(last) else list(settings)
     shown = [value if isinstance(value, str) else json.dumps(value) for value in settings.values()]

@@ -1,4 +1,4 @@
-"""Runs a sweep: trials as pipeline runs side by side in this process, until all have ended or somebody says stop."""
+"""Runs a sweep: trials as concurrent pipeline runs in this process, until all have ended or a stop is requested."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tasks.processes.warm_start import WarmStart
 
 LOOK_S = 0.3
 WATCHED = "validation/sample_loss"
-"""What pruning goes by: the in-training validation, of which less is better."""
+"""Metric for pruning: the in-training validation, of which less is better."""
 
 
 def run_sweep(sweep: Sweep, store: Store, at_once: int, tell: Callable[[str], None]) -> tuple[list[Trial], bool]:
@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, store: Store, at_once: int, tell: Callable[[str], No
 
 
 def _described(sweep: Sweep) -> dict[str, Any]:
-    """What sweep.json says; `build_id` stands for the sweep in lineage."""
+    """Content of sweep.json; `build_id` identifies the sweep in lineage."""
     return {
         "pipeline": sweep.base.name,
         "config": str(sweep.config.absolute()),
@@ -156,8 +156,8 @@ class _Running:
         return f"{settings}, seed {trial.seed}" if len(self.sweep.seeds) > 1 else settings
 
     def _one(self, trial: Trial) -> Trial:
-        """Runs one trial to its end, or takes what its run came to while nobody looked. Whatever breaks it is its own
-        failure: the others go on."""
+        """Runs one trial to its end, or takes the outcome of its run from an earlier call. An error that breaks a trial
+        fails only that trial: the others go on."""
         try:
             return self._run(trial)
         except Exception as error:
@@ -201,7 +201,7 @@ class _Running:
             SHARED.reset(before)
 
     def _of_earlier(self, journal: RunJournal) -> dict[str, Any] | None:
-        """What the run of an earlier call came to; it may still go on, where a worker has it. None if it is to be run
+        """Outcome of an earlier call's run, which may still be going on if a worker has it. None if it should be run
         again."""
         while journal.result() is None and journal.works() and not self._stops():
             time.sleep(LOOK_S)

@@ -27,10 +27,10 @@ from infra.store.store import Store
 def whole_sweep(
     sweep: Sweep, store: Store, at_once: int, law: bool, page: Path | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The document of `stemma sweep --json`, once all trials have ended or somebody said stop.
+    """The document of `stemma sweep --json`, once all trials have ended or a stop was requested.
 
     law: fit a scaling law to what ended. page: where the page goes; None for the sweep's folder. tell: one line for a
-    person. Raises ConfigError as `run_sweep` and `law_of` do.
+        person. Raises ConfigError as `run_sweep` and `law_of` do.
     """
     trials = Trials(store.root, sweep.id)
     tell(f"sweep {sweep.id}: {sweep.trials * len(sweep.seeds)} trials, {at_once} at once, by {sweep.measure}")

@@ -1,4 +1,4 @@
-"""Artifacts that were made elsewhere: copied in with their provenance, and taken as they are from then on."""
+"""Artifacts that were made elsewhere: copied in with their provenance, and used unchanged from then on."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _copy(source: Path, target: Path) -> dict[str, Path]:
 
 
 def _compare_with_own_manifest(source: Path, copy: Path, files: tuple[File, ...]) -> None:
-    """An artifact of another store must be what its own manifest says."""
+    """Check that an artifact of another store matches its own manifest."""
     if not (copy / FOREIGN_MANIFEST).exists():
         return
     try:

@@ -42,7 +42,7 @@ from tasks.stage import STATE, Node
 
 @dataclass(frozen=True)
 class Done:
-    """A stage whose artifact is there. `because` says why it was built, empty for one that was reused."""
+    """A stage whose artifact exists. `because` lists the reasons why it was built, and is empty for a reused one."""
 
     status: Literal["built", "reused"]
     manifest: Manifest
@@ -52,7 +52,7 @@ class Done:
 
 
 def build_request(node: Node, inputs: Mapping[str, Manifest], store: Store) -> BuildRequest:
-    """What this node asks for, given its input artifacts. Raises StageError `missing_source`."""
+    """The build request of this node, given its input artifacts. Raises StageError `missing_source`."""
     identity = identity_of(node, keeps_template=keeps_template(node, inputs, store))
     digests = {name: manifest.digest for name, manifest in inputs.items()}
     if STATE in inputs:
@@ -72,7 +72,7 @@ def ensure(
     *,
     force: bool = False,
 ) -> Done:
-    """The artifact of a node: reused if it is there and whole, else built, by us or by whoever holds its lease.
+    """The artifact of a node: reused if it exists and is whole, else built, by us or by the holder of its lease.
 
     Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
     """
@@ -133,7 +133,7 @@ def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: Build
         if lease is None:
             return
         try:
-            # One that is there of an equal model is as good: the address names the model's bytes.
+            # An existing measurement of an equal model is as good: the address names the model's bytes.
             if _reusable(node, request, context)[0] is None:
                 manifest, _ = Build(node, request, read, {}, context, lease, Clock()).take(model)
                 context.measured_here.add(manifest.build_id)

@@ -1,4 +1,4 @@
-"""One build of an artifact, under its lease: the stage in a process of its own, then the manifest and the commit."""
+"""One build of an artifact, under its lease: the stage in its own process, then the manifest and the commit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LOW_DISK_BYTES = 200_000_000
 
 
 MEASUREMENT = "measurement"
-"""The folder beside an unfinished model for what its training's process measures of it."""
+"""The folder next to an unfinished model for the measurement that its training's process takes of it."""
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """What the process of a training measured: the files, and what it wrote to its journal meanwhile."""
+    """The measurement that the process of a training took: its files, and the journal lines written meanwhile."""
 
     manifest: Manifest
     folder: Path
@@ -70,7 +70,7 @@ class Build:
     clock: Clock
     build_id: str = field(default_factory=messages.new_build_id)
     folders: dict[str, Path] = field(default_factory=dict)
-    """Of the inputs, once they are here."""
+    """Folders of the inputs, once they are on this machine."""
     keep_measurement: Callable[[MeasuredModel], None] | None = None
 
     @property
@@ -153,11 +153,11 @@ class Build:
             raise
 
     def _note_end(self, error: Exception) -> None:
-        """Leaves in the journal why this try ended: the one that goes on with its work tells of all of them."""
+        """Records in the journal why this attempt ended. The attempt that continues its work reports all of them."""
         if isinstance(error, StageError) and any(problem.code == "lease_lost" for problem in error.problems):
             return  # another builder writes there now
         name = "cancelled" if isinstance(error, Cancelled) else "failed"
-        with suppress(OSError):  # of a disk that is full by now the error itself tells
+        with suppress(OSError):  # if the disk is full by now, the error itself reports it
             note_event(self.scratch, name, str(error))
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
@@ -175,8 +175,8 @@ class Build:
             raise lease_lost(self.node.id)
 
     def _check_commit(self) -> None:
-        """What an artifact descends from is to be there as long as it is: `stemma gc` of another machine may have taken
-        this run for dead."""
+        """Check that everything that an artifact descends from still exists: `stemma gc` on another machine may have
+        taken this run for dead."""
         self._check_lease()
         self.context.before_commit()
         for wanted in (*self.inputs.values(), *self.requires.values()):
@@ -186,7 +186,8 @@ class Build:
                 raise stage_error("input_removed", place, message, "run again: it is built again, this stage is not")
 
     def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
-        """What is in force at the address afterwards: of an object store that may be what another machine put there."""
+        """The artifact in force at the address after the commit. In an object store, another machine may have put it
+        there."""
         if self.store.remote is not None:
             size = sum(file.size for file in manifest.files)
             place = self.store.location(manifest)
@@ -217,12 +218,12 @@ class Build:
                 self.folders[name] = self.store.fetch(manifest, say=say, stopped=stopped, state=state)
         for manifest in self._previous().values():
             self.store.fetch(manifest, say=say, stopped=stopped)
-        if registered := self.inputs.get(self.node.stage.registers):  # its card tells where it comes from
+        if registered := self.inputs.get(self.node.stage.registers):  # its card reports where it comes from
             glance_at_ancestry(self.store, (self.store.path(registered), registered))
         if promoted := self.node.promoted:
             record = self.store.read(promoted.paths[0].parent)
             for name, wanted in record.inputs.items() if record else ():
-                # Of the model itself its manifest tells the figures; it is known here once it was looked for.
+                # The model's own manifest has its figures; it is local once it was looked for.
                 if (found := locate(self.store, wanted)) and name != self.node.stage.registers:
                     self.store.fetch(found[1], found[0], say, stopped)
 
@@ -247,7 +248,7 @@ class Build:
             )
 
     def _others(self) -> dict[str, str]:
-        """Artifacts that the stage reads beside those that the graph gives it."""
+        """Artifacts that the stage reads in addition to those that the graph gives it."""
         promoted = self.node.promoted
         previous = {name: str(self.store.path(one)) for name, one in self._previous().items()}
         return {**previous, **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
@@ -283,12 +284,12 @@ class Build:
         )
 
     def _checkpoint_place(self) -> str:
-        """Where a training's checkpoints are uploaded to; empty for none."""
+        """The place to which a training's checkpoints are uploaded; empty for none."""
         build = f"{self.node.folder}/{self.request.fingerprint}"
         return self.context.launch.checkpoint_place(build) if self.node.stage.makes_weights else ""
 
     def _remove_uploads(self) -> None:
-        """What was uploaded of an unfinished training is of no use once its artifact is there."""
+        """Remove the uploads of an unfinished training, which are of no use once its artifact exists."""
         place = self._checkpoint_place()
         if not place or not (self.scratch / CHECKPOINTS).exists():
             return
@@ -305,7 +306,7 @@ class Build:
             self.context.say(self.node.id, message)
 
     def _keep_records(self, journal: Path) -> None:
-        """The journal goes into aux/; events and metrics also apart, for whoever reads them."""
+        """Move the journal into aux/, and write its events and metrics to separate files for their readers."""
         aux = self.unfinished / AUX
         aux.mkdir(exist_ok=True)
         lines = read_journal(journal)

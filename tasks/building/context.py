@@ -1,4 +1,4 @@
-"""What all builds of one pipeline run share, and the seconds that each spends on bookkeeping."""
+"""State shared by all builds of one pipeline run, and the seconds that each spends on bookkeeping."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tasks.processes.warm_start import WarmStart
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What all builds of one pipeline run share.
+    """State shared by all builds of one pipeline run.
 
-    say: told of each event and progress line, as (node id, message), see `infra.run`.
+    say: called with each event and progress line, as (node id, message), see `infra.run`.
     """
 
     store: Store
@@ -31,7 +31,7 @@ class BuildContext:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     read_all: bool = False
     strict_versions: bool = False
-    """Whether what other versions of packages made is built again."""
+    """True to rebuild artifacts that were made by other versions of packages."""
     say: Callable[[str, Mapping[str, Any]], None] = lambda node, message: None
     is_cancelled: Callable[[], bool] = lambda: False
     patience_s: Callable[[], float] = lambda: GRACE_S
@@ -43,7 +43,7 @@ class BuildContext:
     measured_here: set[str] = field(default_factory=set)
     """Build ids of measurements that trainings of this run took of their models: built, though found in the store."""
     warm_start: WarmStart | None = None
-    """What forks the processes of stages; None starts a new one for each."""
+    """Forks the processes of stages; None starts a new process for each."""
 
     @property
     def outbox(self) -> Outbox:
@@ -53,7 +53,7 @@ class BuildContext:
         self.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
 
     def tell(self, message: messages.Message) -> None:
-        """Sends the end of something, if the disk has room for it; the relay ends what nobody did."""
+        """Sends an end message if the disk has room for it; otherwise the relay ends what has no end."""
         try:
             self.outbox.send(message)
         except OSError as error:

@@ -28,7 +28,7 @@ PACKAGES = {
     "training": ("torch", "transformers", "tokenizers", "mosaicml", "mosaicml-streaming", "numpy"),
     "evaluation": ("torch", "transformers", "tokenizers", "lm-eval", "numpy"),
 }
-"""Whose versions bear on what the stages of a package make."""
+"""Packages whose versions affect the artifacts that the stages of a package make."""
 RECORDED_PACKAGES = tuple(dict.fromkeys(name for names in PACKAGES.values() for name in names))
 
 
@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a build is asked for: all that enters its fingerprint."""
+    """The request for one build: everything that enters its fingerprint."""
 
     stage: str
     version: int
@@ -77,15 +77,16 @@ class BuildRequest:
     config: Mapping[str, Any]
     """All keys, those at their defaults too."""
     key: str = ""
-    """Where the pipeline's config has it, as a dotted key; `stage` where it is empty."""
+    """Dotted key of this config in the pipeline's config; `stage` where it is empty."""
 
 
 def identity_of(node: Node, *, keeps_template: bool = False) -> dict[str, Any]:
-    """All of a node's config that bears on its result, and of `launch` the precisions that make another model: one that
-    computes in bf16 or fp32 is the same, as machine and moment have it.
+    """All of a node's config that affects its result, and the values of `launch.precision` that make another model.
 
-    keeps_template: as `keeps_template` finds it. Versions before gave such a model this project's chat template and
-    tuned it by that, under the same config.
+    A model computed in bf16 or fp32 has the same identity, as machine and moment have it.
+
+    keeps_template: the result of `keeps_template`. Earlier versions gave such a model this project's chat template and
+        tuned it by that, under the same config.
     """
     identity: dict[str, Any] = canonical(node.config, node.key, measuring=node.measures)
     if keeps_template:
@@ -96,7 +97,7 @@ def identity_of(node: Node, *, keeps_template: bool = False) -> dict[str, Any]:
 
 
 def keeps_template(node: Node, inputs: Mapping[str, Manifest], store: Store) -> bool:
-    """Whether a node imports a model with a chat template that is none of ours, or trains on conversations by one."""
+    """Return True if a node imports a model with a chat template other than ours, or trains on conversations by one."""
     if isinstance(node.config, BaseModelConfig):
         return node.config.chat_template == "model" and has_other_template(Path(node.config.path))
     if not isinstance(node.config, ChatTrainerConfig) or "model" not in inputs:
@@ -105,7 +106,7 @@ def keeps_template(node: Node, inputs: Mapping[str, Manifest], store: Store) -> 
 
 
 def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
-    """What differs from the artifact of the same stage that is nearest: fewest differences, then the newest."""
+    """Differences from the nearest artifact of the same stage: the one with the fewest differences, then the newest."""
     ranked = sorted(((_differences(request, other), other) for other in others), key=lambda pair: pair[1].age_key)
     if not ranked:
         return [Change("none", NEVER_BUILT)]
@@ -147,9 +148,11 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
 
 
 def made_by_others(node: Node, manifest: Manifest) -> list[Change]:
-    """What an artifact was made by that is not what its stage would be made by now: versions of packages that its code
-    calls, and of a training the precision, where one is asked for. Its address is the same: `--strict-versions` builds
-    it again."""
+    """Differences between the versions that made an artifact and those that its stage would be made by now.
+
+    These are versions of packages that its code calls, and for a training the precision, where one is asked for. The
+    artifact's address is the same: `--strict-versions` builds it again.
+    """
     installed = installed_versions(PACKAGES[node.stage.package])
     recorded = manifest.reproduced_with or manifest.versions
     found = [
@@ -173,8 +176,10 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def unreadable(request: BuildRequest, store: Store) -> str:
-    """What is wrong with a folder at the address of an artifact whose manifest cannot be read; "" for none there. On an
-    object store there is nothing without a manifest."""
+    """Describe the damage of a folder at the address of an artifact whose manifest cannot be read; "" if there is none.
+
+    An object store holds nothing without a manifest.
+    """
     place = store.layout.artifact(request.stage, request.fingerprint)
     if store.remote is not None or not place.is_dir() or store.read(place) is not None:
         return ""
@@ -194,7 +199,7 @@ def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
         identity = identity_of(recorded, keeps_template=request.identity.get("chat_template") == "model")
     except (ValidationError, TypeError):
         return False  # keys that there are no more, or values that are not right any more
-    # Besides what is asked for, its identity may hold only what its config says and is the default today.
+    # Apart from what is requested, its identity may hold only values that its config has and that are today's defaults.
     return (
         same(identity, request.identity) and within(identity, other.identity) and within(other.identity, other.config)
     )

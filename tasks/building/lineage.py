@@ -1,4 +1,4 @@
-"""What lineage hears of a node whose artifact is there, and the card that a registered model gets."""
+"""Lineage messages of a node whose artifact exists, and the card that a registered model gets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REASON_LENGTH = 4000
 def end_of(
     node: Node, inputs: Mapping[str, Manifest], manifest: Manifest, path: Path, context: BuildContext
 ) -> Iterator[messages.Message]:
-    """What lineage hears of a build once its artifact is there; its end comes last, and so stands for all of it."""
+    """Lineage messages of a build once its artifact exists. The build's end comes last, and so confirms all of them."""
     if node.stage.registers:
         model = inputs[node.stage.registers]
         tags = {"stage": model.stage, "pipeline": context.pipeline}

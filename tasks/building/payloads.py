@@ -1,4 +1,4 @@
-"""What the payload of a stage looks like, for folders that were made elsewhere."""
+"""The expected form of a stage's payload, for folders that were made elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a registration is held against: the model that is promoted by then, as a source that bears on its identity."""
+"""The reference that a registration is held against: the currently promoted model, as a source that affects its
+identity."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Prefect's page shows of a stage: progress, events, its sheet."""
+"""Prefect's page of a stage: progress, events, its sheet."""

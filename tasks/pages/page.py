@@ -1,4 +1,4 @@
-"""What the Prefect page shows of one stage: its progress, its events, its sheet, its links."""
+"""The Prefect page of one stage: its progress, its events, its sheet, its links."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ WINDOW_S = 10.0
 
 
 class Throttle:
-    """At most LINES lines each WINDOW_S; the next window says how many were held back, and where they are.
+    """Pass at most LINES lines per WINDOW_S; the next window reports how many were held back, and where they are.
 
-    Of a progress bar, which rewrites its line after a carriage return, only the last state is a line.
+    A progress bar rewrites its line after a carriage return; only its last state counts as a line.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,11 +67,11 @@ class Throttle:
 
 PROGRESS_EVERY_S = 2.0
 LINE_EVERY_S = 30.0
-"""How often a stage that works says so in its log."""
+"""Seconds between two lines in the log of a stage that is working."""
 
 
 class PageOwner(Protocol):
-    """What a stage's page asks of, and tells, the pipeline run that it belongs to."""
+    """Interface of the pipeline run for the page of one of its stages."""
 
     context: BuildContext
 
@@ -81,7 +81,7 @@ class PageOwner(Protocol):
 
 
 class StagePage:
-    """The page's side of one stage of one run. Without a page to link to, only logs and progress are told."""
+    """The page's side of one stage of one run. Without a page to link to, it reports only logs and progress."""
 
     def __init__(self, node: Node, run: PageOwner) -> None:
         self._node, self._folder = node.id, node.folder
@@ -126,23 +126,23 @@ class StagePage:
             self._log.info("%s", f"{seconds(time.monotonic() - begun)}: {self._at or 'at work'}")
 
     def done(self, done: Done) -> State:
-        """The state of a stage whose artifact is there; a stage that was built leaves its sheet."""
+        """The state of a stage whose artifact exists; a stage that was built leaves its sheet."""
         headline = str(done.manifest.result.get("headline", ""))
         if self._shows_progress:
             self._run.later(self._remove_progress, self._progress_key)
         if done.status == "built":
             self._leave(headline, lambda: self._built(done))
-            # Prefect logs the state with its message: no line of ours says it again.
+            # Prefect logs the state with its message: none of our lines repeats it.
             return self._ended(Completed(message=f"{headline}, built in {seconds(done.seconds)}".removeprefix(", ")))
         return self._ended(Completed(name="Cached", message=f"reused {done.manifest.fingerprint}: {headline}"))
 
     def failed(self, error: StemmaError) -> State:
-        """The state of a stage that failed, with a sheet that says what, where and what to do."""
+        """The state of a stage that failed, with a sheet that shows what failed, where, and what to do."""
         self._leave(str(error), lambda: self._failed(error))
         return self._ended(Failed(message=str(error)))
 
     def cancelled(self) -> State:
-        """The state of a stage that somebody cancelled."""
+        """The state of a stage that was cancelled."""
         return self._ended(Cancelled(message="cancelled"))
 
     def _ended(self, state: State) -> State:
@@ -151,15 +151,15 @@ class StagePage:
         return state
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
-        """Tells of a fault of a machine and that the stage will be tried again."""
+        """Reports a machine fault and that the stage will be tried again."""
         self._over.set()
         message = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
         self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": message})
 
     def _failed(self, error: StemmaError) -> str:
-        """Of files that an earlier attempt left nothing is shown."""
+        """The sheet of a failed stage. It shows nothing of the files that an earlier attempt left."""
         works = self._run.context.store.layout.unfinished(self._folder)
-        # Each attempt makes its folder for the artifact anew.
+        # Each attempt creates a new folder for the artifact.
         work = next((work for work in works if self._is_new(work / "artifact")), None)
         log = work / "scratch" / LOG if work else None
         links = self._links(work / "artifact") if work else {}
@@ -213,8 +213,10 @@ class StagePage:
         self._run.later(lambda: self._put_progress(percent, description), self._progress_key)
 
     def _put_progress(self, percent: float, description: str) -> None:
-        """Called by the queue's thread alone: makes the bar where there is none yet, and else moves it. A bar that is
-        full goes: what came out says more."""
+        """Makes the bar if there is none yet, else moves it. Called by the queue's thread alone.
+
+        A full bar is removed: the result is more informative.
+        """
         if self._progress is None:
             self._progress = create_progress_artifact(percent, key=self._progress_key, description=description)  # type: ignore[assignment]
         else:

@@ -29,8 +29,8 @@ OF_PAIRS = ("reward_model", "preference_tuning")
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture: its metrics with their labels, the first of them as noisy training figures with their moving mean;
-    `levels` are figures of the result that stand for baselines. y_label: by stage, "" for all others."""
+    """One picture: its metrics with their labels. The first metric is drawn as noisy training figures with their moving
+    mean; `levels` are figures of the result that serve as baselines. y_label: by stage, "" for all others."""
 
     title: str
     metrics: Mapping[str, str]
@@ -132,7 +132,7 @@ BOUNDS = ("_low", "_high")
 
 
 def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links: Mapping[str, str]) -> str:
-    """What a finished stage leaves in the page: headline, pictures, its verdict or results, figures, where it lies.
+    """The sheet of a finished stage in the page: headline, pictures, its verdict or results, figures, its location.
 
     links: file → its page in MLflow.
     """
@@ -150,7 +150,7 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
 
 
 def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mapping[str, str]) -> str:
-    """What a person needs at two in the morning: what, where, what to do, and the last lines of the log.
+    """The sheet of a failed stage: what failed, where, what to do, and the last lines of the log.
 
     links: file → its page in MLflow.
     """

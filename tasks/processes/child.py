@@ -1,12 +1,12 @@
-"""The process of one stage: builds it once, in a session of its own, and says how it ended in a file.
+"""The process of one stage: builds it once, in its own session, and writes its outcome to a file.
 
     python -m tasks.processes.child JOB.json
 
 or forked from a server that has imported what it needs, see `tasks.processes.warm_start`.
 
-Its own process, because a stage owns torch's threads and random state, may be killed as a whole, and gives back its
-memory. It ends with its whole process group as soon as whoever started it is gone. Where the stage trains in several
-ranks, this process starts them, each running this program too, and says how the first of them failed.
+A stage has its own process because it owns torch's threads and random state, may be killed as a whole, and gives back
+its memory. The process ends with its whole process group as soon as its parent is gone. If the stage trains in several
+ranks, this process starts them. Each rank runs this program too, and this process reports how the first of them failed.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from tasks.stages import STAGES
 JOURNAL = "journal.jsonl"
 OUTCOME = "outcome.json"
 CHECKPOINTS = "checkpoints"
-"""Where a training leaves them in its work folder (training/checkpoint/folder.py)."""
+"""The folder of a training's checkpoints in its work folder (training/checkpoint/folder.py)."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the child is to do. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
+    """The work of the child. All paths are absolute; `inputs` are finished artifacts, `out` is empty.
 
-    keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
-    measurement: the folder for what is measured of the model that is trained, empty too; "" where nothing is.
+    keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
+    measurement: the folder for the measurement of the model that is trained, empty too; "" if there is no measurement.
     claim: the lease that it works under, as `infra.leases.lease.Claim`; empty for work that has none.
     checkpoint_place: see `infra.run.Run`.
     """
@@ -82,9 +82,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the process of a training measured of its model, once that was written.
+    """The measurement that the process of a training took of its model, once the model was written.
 
-    place: of the journal's first byte that is about the measurement. started: since 1970.
+    place: position in the journal of the first byte about the measurement. started: seconds since 1970.
     """
 
     figures: dict[str, float]
@@ -96,10 +96,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """How the child ended; `status` is built or one of the words of `infra.errors`.
+    """The end of the child; `status` is built or one of the words of `infra.errors`.
 
-    A training says so once its model is whole, and again when it is measured: `measuring` in between, and where
-    measuring failed.
+    A training writes its outcome once its model is whole, and again when it is measured. `measuring` is true in
+    between, and where measuring failed.
     """
 
     status: str
@@ -122,7 +122,8 @@ class ChildOutcome:
 
     @classmethod
     def read(cls, path: Path) -> ChildOutcome | None:
-        """None where there is none, or half of one: a process that was killed while it wrote, or had no room to."""
+        """The outcome in a file; None if the file is missing or incomplete: its process was killed while it wrote, or
+        had no room."""
         try:
             found = read_own_json(path)
         except (FileNotFoundError, ValueError):
@@ -169,7 +170,7 @@ def main(argument: str) -> int:
 
 
 def starts_ranks(launch: LaunchConfig) -> bool:
-    """Whether a stage that trains does so in processes of their own."""
+    """Return True if a stage that trains does so in separate processes."""
     return launch.ranks > 1 or launch.cluster != "local"
 
 
@@ -178,8 +179,11 @@ def _launch_of(job: Job) -> LaunchConfig:
 
 
 def _launch_here(job: Job) -> LaunchConfig:
-    """`launch:` for the process of a stage. What does not train runs on this machine, also where training is for nodes
-    of a cluster: `device: gpu` speaks of those then, and here a GPU is taken if there is one."""
+    """`launch:` for the process of a stage.
+
+    A stage that does not train runs on this machine, even if training runs on nodes of a cluster. In that case `device:
+    gpu` refers to those nodes, and a GPU of this machine is used if there is one.
+    """
     launch = _launch_of(job)
     if STAGES[job.stage].trains or launch.cluster == "local" or launch.device != "gpu":
         return launch
@@ -204,19 +208,19 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
 
 
 def _mapper(job: Job) -> Mapper | None:
-    """What brings partitions to a Ray cluster, where the config names one."""
+    """The mapper that runs partitions on a Ray cluster, if the config names one."""
     launch = _launch_of(job)
     if launch.ray is None:
         return None
     from tasks.processes.ray_mapper import map_on_ray
 
-    # Of what is mapped, models alone are asked on GPUs.
+    # Only mapped stages that query models use GPUs.
     gpus = launch.device != "cpu" and STAGES[job.stage].makes == "scores"
     return map_on_ray(launch.ray, launch.workers, job.node, gpus=gpus)
 
 
 def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callable[[], None]) -> ChildOutcome:
-    """One of several ranks; only the first speaks, and only what it writes is kept."""
+    """One of several ranks; only the first reports, and only its output is kept."""
     scratch = Path(job.scratch)
     if rank == 0:
         outcome = _alone(job, is_cancelled, listen, _rank_outcome(scratch, rank))
@@ -284,7 +288,8 @@ def note_event(scratch: Path, name: str, message: str) -> None:
 def _first_failure(
     job: Job, ended: list[Ended], outcomes: dict[int, ChildOutcome], out_of_memory: bool
 ) -> ChildOutcome:
-    """Of several failed ranks the one that began: one that died without a word, else the first to say why.
+    """The failure that came first among several failed ranks: a rank that died without an outcome, else the first to
+    write its reason.
 
     The others fail only because they lost it.
     """
@@ -324,14 +329,14 @@ def _build(job: Job, run: Run, word: Path) -> ChildOutcome:
     except StemmaError as error:
         return _failed(error)
     except Exception as error:
-        # The traceback goes to the stage's log, what it comes to goes to the user.
+        # The traceback goes to the stage's log, its summary goes to the user.
         traceback.print_exc()
         return _failed(failure_of(error, job.node, Path(job.out), f"stemma logs {job.node}"))
 
 
 def import_torch(folder: Path) -> None:
-    """Import torch, which writes a module of its own among the temporary files as it is imported. A process that is
-    killed leaves it: in the stage's work it goes with that."""
+    """Import torch, which writes a module among the temporary files during its import. A killed process leaves that
+    module behind; in the stage's work folder it is removed with the folder."""
     usual, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
         importlib.import_module("torch.distributed.nn.jit.instantiator")
@@ -342,8 +347,8 @@ def import_torch(folder: Path) -> None:
 def _measured(
     job: Job, run: Run, built: ChildOutcome, measure: Callable[[Path, Run], Result], word: Path
 ) -> ChildOutcome:
-    """The outcome with what is measured of the model. Where that fails the model is built all the same: the stage that
-    measures it alone tells why."""
+    """The outcome with the measurement of the model. If measuring fails, the model is built all the same: the separate
+    stage that measures it reports the reason."""
     measuring = replace(built, measuring=True)
     try:
         if "RANK" in os.environ:
@@ -368,7 +373,7 @@ def _plain(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _device(trains: bool, launch: LaunchConfig) -> str:
-    """What the stage computed on, as far as it used torch at all, and of a training in which precision."""
+    """The device that the stage computed on, as far as it used torch at all, and for a training also the precision."""
     torch = sys.modules.get("torch")
     has_gpu = torch is not None and torch.cuda.is_available()
     name = str(torch.cuda.get_device_name()) if torch is not None and has_gpu else f"cpu ({platform.machine()})"

@@ -17,9 +17,9 @@ KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshol
 
 
 def stage_environment(launch: LaunchConfig, keeps_memory: bool) -> dict[str, str]:
-    """All of it but the pipe to whoever starts the process.
+    """The whole environment, except the pipe to the parent that starts the process.
 
-    keeps_memory: whether the process keeps what it has freed, for a stage that allocates the same at every step.
+    keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
     """
     threads = launch.threads or os.cpu_count() or 1
     return {
@@ -29,7 +29,7 @@ def stage_environment(launch: LaunchConfig, keeps_memory: bool) -> dict[str, str
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
-        # Several ranks share the cores among themselves, and stages of the corpus watch nobody.
+        # Several ranks share the cores among themselves, and stages of the corpus do not watch other processes.
         **wait_policy(threads, watches=keeps_memory and launch.ranks == 1 and launch.cluster == "local"),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", KEEP_MEMORY if keeps_memory else ""),
     }

@@ -1,4 +1,4 @@
-"""Why a stage's process ended without a result, as far as the system tells."""
+"""Reasons why a stage's process ended without a result, as far as the system reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ how it ended: its files had no room."""
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """Number of processes the kernel has killed for want of memory since it started; 0 if it does not report it."""
     try:
         lines = VMSTAT.read_text().splitlines()
     except OSError:
@@ -25,9 +25,9 @@ def out_of_memory_kills() -> int:
 
 
 def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
-    """What to tell of a stage's process that ended with `code` (negative: by that signal) and left no outcome.
+    """The problem to report for a stage's process that ended with `code` (negative: by that signal) without an outcome.
 
-    out_of_memory: whether the kernel killed processes for want of memory while it ran.
+    out_of_memory: True if the kernel killed processes for want of memory while it ran.
     """
     log = f"stemma logs {node}"
     if code == -signal.SIGKILL and out_of_memory:

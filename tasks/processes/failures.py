@@ -17,7 +17,7 @@ from infra.store.store import disk_error
 
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
-# torch's own classes by name, so that who has not imported torch need not.
+# torch's own classes by name, so that a process that has not imported torch need not.
 _DEVICE_MEMORY = {"OutOfMemoryError"}
 _COLLECTIVE = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 
@@ -46,10 +46,10 @@ _HOST_MEMORY_TEXT = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cann
 def failure_of(
     error: BaseException, where: str, root: Path, traceback: str = "--debug shows the traceback"
 ) -> StemmaError:
-    """The error to tell of: itself if a message was written for it, else one that names it.
+    """The error to report: the error itself if a message was written for it, else one that names it.
 
-    where: the stage, or what else failed, for errors that name no place of their own. root: the store's folder, or a
-    part of it. traceback: where the user finds it.
+    where: the stage, or what else failed, for errors that name no place. root: the store's folder, or a part of it.
+        traceback: where the user finds it.
     """
     if isinstance(error, StemmaError):
         return error
@@ -70,7 +70,7 @@ def failure_of(
 
 
 def _machine_fault(error: BaseException, where: str) -> Problem | None:
-    """What a machine did to a stage, as far as the exception that a library made of it says; None for anything else."""
+    """The fault of a machine, as far as the exception that a library raised reports it; None for anything else."""
     for one in _chain(error):
         names = {kind.__name__ for kind in type(one).__mro__}
         line = f"{type(one).__name__}: {one}".splitlines()[0]
@@ -106,5 +106,5 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Where an exception came from, without the secrets that it may quote."""
+    """The traceback of an exception, without the secrets that it may quote."""
     return hide("".join(format_exception(error)))

@@ -1,12 +1,12 @@
-"""How a stage's threads wait for each other: awake for a moment while nobody else wants the cores, else asleep.
+"""Wait policy of a stage's threads: awake for a moment while no other process wants the cores, else asleep.
 
 The products of a small model take no longer than it takes to wake a thread, so that threads which stay awake train a
-fifth faster. But where two processes share the cores, a thread that waits awake keeps from its core the one that it
-waits for, and both processes take several times as long.
+fifth faster. But where two processes share the cores, a waiting thread that stays awake blocks the core of the thread
+that it waits for, and both processes take several times as long.
 
-GNU's OpenMP, which torch computes with, reads once how long threads stay awake (GOMP_SPINCOUNT). Told to be passive
-too, it lets them sleep at once while a process has more threads than there are cores. So while others are busy, a
-second group of threads is there that does nothing.
+GNU's OpenMP, which torch computes with, reads once how long threads stay awake (GOMP_SPINCOUNT). If it is also set to
+passive, it lets them sleep at once while a process has more threads than there are cores. So while other processes are
+busy, this module keeps a second, idle group of threads.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from pathlib import Path
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 AWAKE = "GOMP_SPINCOUNT"
 ROUNDS = 20_000
-"""Of waiting, some tenths of a millisecond: more were no faster."""
+"""Rounds of waiting, some tenths of a millisecond: more were no faster."""
 LOOK_S = 0.5
-"""Seconds between two looks at who is busy."""
+"""Seconds between two checks for busy processes."""
 BUSY, BUSY_A_CORE = 0.5, 0.01
 """Cores that others keep busy, from which on they count: more than servers do, and so much for each core, since the
 kernel counts time by ticks."""
 _ENTRIES_A_THREAD = 1 << 16
-"""Of a tensor that is filled by all threads."""
+"""Entries per thread of a tensor that is filled by all threads."""
 _MACHINE, _OWN = Path("/proc/stat"), Path("/proc/self/stat")
 
 
 def wait_policy(threads: int, watches: bool) -> dict[str, str]:
-    """The environment of a process with so many threads. watches: whether it calls `watch_others`."""
+    """The environment of a process with this number of threads. watches: True if it calls `watch_others`."""
     # With fewer threads than cores a second group as large would not be too many.
     stays_awake = watches and 1 < threads == cores() and _MACHINE.exists()
     return PASSIVE | ({AWAKE: str(ROUNDS)} if stays_awake else {})
 
 
 def watch_others() -> None:
-    """Where threads of this process stay awake, watches whether they may, until it ends."""
-    if os.environ.pop(AWAKE, None) and "torch" in sys.modules:  # not for what it starts, which watches nobody
+    """If threads of this process stay awake, watch until it ends whether they may."""
+    if os.environ.pop(AWAKE, None) and "torch" in sys.modules:  # not for its child processes, which do not watch others
         threading.Thread(target=_watch, name="watch others", daemon=True).start()
 
 

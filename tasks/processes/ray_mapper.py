@@ -100,7 +100,7 @@ def _join(address: str, workers: int | None) -> Any:
     """A task runner on a cluster that this process has joined or started, and leaves as it ends: what a stage maps
     later finds workers that have imported everything."""
     if address != LOCAL:
-        use_token()  # Ray looks for it as it is imported
+        use_token()  # Ray looks for it during its import
     try:
         import ray
         from prefect_ray import RayTaskRunner

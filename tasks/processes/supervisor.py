@@ -1,4 +1,4 @@
-"""Starts the process of a stage, follows what it says, and ends all of it when it is cancelled."""
+"""Starts the process of a stage, follows its output, and ends all of it when it is cancelled."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tasks.processes.warm_start import PROGRAM, WarmStart
 
 LOG = "stage.log"
 FORKED = "forked from a server that had its imports done"
-"""How the log begins, as a rule. It is told to nobody who did not open that log."""
+"""Usual first line of the log. It is not passed on as a message."""
 POLL_S = 0.1
 TOO_LITTLE_BYTES = 2_000_000
-"""With less room than this, a process that could not say how it ended had no room to."""
+"""With less room than this, a process that left no outcome had no room to write one."""
 _ERRORS: dict[str, type[StemmaError]] = {
     kind.status: kind for kind in (StageError, ConfigError, GateRefused, Cancelled)
 }
@@ -43,12 +43,12 @@ def run_child(
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
 ) -> ChildOutcome:
-    """Builds a stage in a process of its own, in a session of its own, and returns how that ended.
+    """Builds a stage in its own process and its own session, and returns how that ended.
 
-    on_message: called with each line that the stage writes to its journal (see `infra.run`), and with
-        {"kind": "log", "message": line} for each that it prints.
-    patience_s: asked once it is cancelled: seconds that the stage has to save and end, before it is killed.
-    warm_start: forks the process, unless it should be a new one, as without.
+    on_message: called with each line that the stage writes to its journal (see `infra.run`), and with {"kind": "log",
+        "message": line} for each that it prints.
+    patience_s: called once it is cancelled: seconds that the stage has to save and end, before it is killed.
+    warm_start: forks the process, unless a new one is needed; None always starts a new one.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
     once every process of the stage is gone. A training whose model was whole by then is built.
@@ -94,9 +94,9 @@ def _start(
     warm_start: WarmStart | None,
     stop: Callable[[], bool],
 ) -> Process:
-    """Starts the process of a stage, forked or new; its log begins with which, and why.
+    """Starts the process of a stage, forked or new; its log begins with which of the two, and why.
 
-    stop: asked while a server still imports; what is then started is ended as soon as it is looked at.
+    stop: polled while a server still imports. A process that starts after a stop ends at the next poll.
     """
     if warm_start is not None:
         try:

@@ -1,10 +1,10 @@
-"""Begins the processes of stages with their imports done: forked from a server, where a fork is safe.
+"""Starts the processes of stages with their imports done: forked from a server, where a fork is safe.
 
 A stage imports for one to thirteen seconds before its first line. So one server for each package of stages (corpus,
 training, evaluation) imports what the run's stages need, in the order of the pipeline and while the first of them work,
-and every stage is forked from its package's. Servers share nothing, since each package has an environment of its own
-(what `keeps_memory` says to glibc). A new process is started instead wherever a fork might not do the same:
-the log of each stage says how it was started, and why.
+and every stage is forked from its package's server. Servers share nothing, since each package has its own environment
+(`keeps_memory` decides its glibc settings). A new process is started instead wherever a fork might not do the same:
+the log of each stage records how it was started, and why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
     "mitigations": ("evaluation.harness.tasks", "evaluation.safety.toxicity", "profanity_check"),
     "register": ("evaluation.release.card", "evaluation.release.gates"),
 }
-"""What a stage's function imports when it is called, and that takes long; what its module imports comes by itself."""
+"""Slow imports that a stage's function does when it is called; those of its module need no entry."""
 
 
 _WITH_CUDA = ("training", "evaluation")
@@ -51,7 +51,8 @@ _WITH_CUDA = ("training", "evaluation")
 class WarmStart:
     """The fork servers of one pipeline run. They start when the first stage is built, and end with `close`.
 
-    upcoming: told the id of a node that is to be built, the nodes that the run will probably build with and after it.
+    upcoming: takes the id of a node that is about to be built, and returns the nodes that the run will probably build
+        with and after it.
     """
 
     def __init__(self, upcoming: Callable[[str], Iterable[Node]] = lambda node: ()) -> None:
@@ -61,7 +62,7 @@ class WarmStart:
         self._expected: set[str] = set()
 
     def start(self, job: Job, argument: str, output: int, parent: int, stop: Callable[[], bool]) -> Process:
-        """Forks the process that builds a job. Raises NotForkedError where it is to be a new one.
+        """Forks the process that builds a job. Raises NotForkedError if it must be a new one.
 
         argument: of the program. output, parent, stop: see `infra.process.forked.ForkServer.start`.
         """
@@ -106,7 +107,7 @@ class WarmStart:
 
 
 def modules_of(stage: str, launch: LaunchConfig) -> list[str]:
-    """What a server imports for the processes that build this stage."""
+    """Modules that a server imports for the processes that build this stage."""
     # streaming brings torch: a corpus stage that finds it imported would take the GPU for what it computed on.
     later = [name for name in IMPORTED_LATER.get(stage, ()) if name != "streaming" or not has_gpu()]
     if STAGES[stage].makes_weights and STAGES[stage].trains:
@@ -130,7 +131,7 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
 
 
 def uses_gpu(stage: str) -> bool:
-    """Whether this stage trains or asks models, on a machine that has a GPU."""
+    """Return True if this stage trains or queries models, on a machine that has a GPU."""
     return _package(stage) in _WITH_CUDA and has_gpu()
 
 
