@@ -29,9 +29,9 @@ RECORD_BYTES = 16_000_000
 FILE_BYTES = 1_000_000_000
 """The largest file that is read as a whole."""
 EXPANSION = 25
-"""How many times its size on disk a file may hold that is read as a whole; text has 3 to 10."""
+"""Largest ratio of content to size on disk of a file that is read as a whole; text has 3 to 10."""
 SMALL_BYTES, SMALL_VALUES = 16_000_000, 1_000_000
-"""What any file may hold, however small it is on disk."""
+"""Bytes and values that any file may hold, however small it is on disk."""
 XZ_BYTES = 256_000_000
 """Memory for the dictionary of an xz file; `xz -9` needs 65 MB."""
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
@@ -81,7 +81,7 @@ def opened(place: Place) -> Iterator[io.BufferedReader]:
 
 
 def compression(file: BinaryIO) -> str:
-    """How a file is compressed, by its first bytes; "" if it is not. Leaves the position at the start."""
+    """Return the compression of a file, by its first bytes; "" if there is none. Leaves the position at the start."""
     start = file.read(8)
     file.seek(0)
     return next((kind for mark, kind in COMPRESSED.items() if start.startswith(mark)), "")
@@ -142,7 +142,7 @@ def file_lines(path: Path, max_bytes: int = RECORD_BYTES) -> Iterator[tuple[int,
 
 
 def read_bounded(path: Path, max_bytes: int = FILE_BYTES) -> bytes:
-    """Return the bytes of a file as they are. Raises StageError `missing_source`, and `too_big` for more than
+    """Return the bytes of a file unchanged. Raises StageError `missing_source`, and `too_big` for more than
     `max_bytes`."""
     _refuse_device(path)
     with open_place(path) as file:
@@ -160,7 +160,7 @@ def read_text(path: Path, max_bytes: int = FILE_BYTES, encoding: str = "utf-8-si
 
 
 class Expansion:
-    """What a compressed file holds, counted while it is read as a whole, against its size on disk."""
+    """Content of a compressed file, counted while it is read as a whole, against its size on disk."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._size = place, size_of(place)

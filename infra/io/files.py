@@ -18,8 +18,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def give_usual_rights(folder: Path, paths: Iterable[Path]) -> None:
-    """Lets whoever may read a new file in this folder read these too: some libraries, safetensors among them, leave
-    what they write to its owner alone, whatever the umask says."""
+    """Give these files the permissions of a new file in this folder: some libraries, including safetensors, make the
+    files that they write readable by the owner only, whatever the umask says."""
     probe = folder / f".rights.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

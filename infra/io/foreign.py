@@ -20,7 +20,7 @@ CONVERT = (
     "transformers ships (llama, qwen3, …), without its Python files"
 )
 UNOPENED = ("name_or_path", "_name_or_path", "special_tokens_map_file")
-"""Where a model was once, as save_pretrained notes it: nobody opens these."""
+"""Former locations of a model, as recorded by save_pretrained: they are never opened."""
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz", ".npy")
 """Formats that run code when they are read, or may."""
 

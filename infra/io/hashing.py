@@ -67,8 +67,8 @@ class HashBook:
             book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
 
     def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """What `work` finds in the book or writes into it; `otherwise` where the book is damaged, which sets it aside,
-        and where there is no room to write into it: all that it knows can be found again."""
+        """Return the result of `work`, which reads or writes the book. Return `otherwise` if the book is damaged, which
+        sets it aside, or if there is no room to write into it: all of its content can be computed again."""
         try:
             with closing(self._connect()) as book, book:
                 return work(book)
@@ -205,7 +205,7 @@ class HashBook:
 
 
 def _inode(stat: os.stat_result) -> str:
-    """What the names of one file have in common."""
+    """Return an id that all names of one file share."""
     return f"{stat.st_dev}:{stat.st_ino}"
 
 

@@ -28,7 +28,7 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 class BadJson(StageError, ValueError):
     """Text that is not the JSON that was expected. Its problem names the file and, where known, the line; `str` is the
-    reason alone, for callers with an error code of their own."""
+    reason alone, for callers with their own error code."""
 
     def __str__(self) -> str:
         return self.problems[0].message

@@ -35,7 +35,7 @@ TRIES = 6
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 20.0
 FETCHES = 3
-"""How often an object is fetched as a whole until its hash is right."""
+"""Number of times that an object is fetched as a whole until its hash is right."""
 _PASSING = {
     "SlowDown",
     "RequestTimeout",
@@ -229,7 +229,8 @@ class _ObjectReader(io.RawIOBase):
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether a key is what a glob means among files: * ends at a slash, ** not, neither takes hidden ones."""
+    """Return True if a key matches a glob as files do: * stops at a slash, ** does not, neither matches hidden
+    names."""
     if not patterns:
         return not names
     if patterns[0] == "**":
@@ -255,7 +256,8 @@ def _list(bucket: str, prefix: str) -> list[S3Object]:
 
 
 def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], None] = lambda: None) -> T:
-    """What `call` returns, tried again with growing pauses (exponential, with full jitter) while the fault may pass.
+    """Return the result of `call`, retried with growing pauses (exponential, with full jitter) while the fault may
+    pass.
 
     Raises StageError, naming the place, as `list_objects` does.
     """
@@ -316,7 +318,7 @@ def _pauses(tries: int) -> Iterator[float | None]:
 
 
 def _refusal(place: str, error: Any) -> StageError | None:
-    """What an answer means that will be the same next time; None for one that may pass."""
+    """Return the error of an answer that will be the same next time; None for one that may pass."""
     code = str(error.response["Error"].get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in ("PreconditionFailed", "412"):
@@ -331,8 +333,8 @@ def _refusal(place: str, error: Any) -> StageError | None:
 
 
 def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stopped = lambda: False) -> list[T]:
-    """What each call returned, AT_ONCE of them at a time. The first error ends those that have not begun; where
-    `stopped` says so that is Cancelled."""
+    """Return the result of each call, running AT_ONCE calls at a time. The first error cancels the calls that have not
+    begun; if `stopped` returns True, that error is Cancelled."""
 
     def go_on(item: Item) -> T:
         if stopped():

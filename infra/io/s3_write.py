@@ -1,6 +1,6 @@
-"""Files put on S3 (any server that speaks its protocol) and taken away again, tried anew when the server fails.
+"""Upload and removal of files on S3 (any server with its protocol), retried when the server fails.
 
-Each request carries the MD5 of what it brings, so that a server keeps nothing that was cut or changed on the way.
+Each request carries the MD5 of its content, so that a server keeps nothing that was truncated or changed in transit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from infra.errors import StageError
 from infra.io.s3 import SCHEME, S3Object, client, list_objects, persistently, read_object
 
 PART_BYTES = 64 << 20
-"""What one request brings, and has to bring again where it breaks. S3 takes 5 GB at most."""
+"""Bytes of one request, all of which are sent again if it breaks. S3 takes 5 GB at most."""
 _MOST_PARTS = 10_000
 _PROBE = "write-probe"
 _CHANGED = {"PreconditionFailed", "412", "NoSuchKey"}
 
 
 class UploadStopped(Exception):
-    """Somebody asked an upload to end before it was done."""
+    """An upload was stopped before it was done."""
 
 
 def put(content: bytes, url: str) -> None:

@@ -52,7 +52,7 @@ def _absolute_if_there(value: str, info: ValidationInfo) -> str:
 
 
 Place = Path | S3Object
-"""Where the bytes of a source lie; both kinds have a `name`."""
+"""Location of the bytes of a source; both kinds have a `name`."""
 
 SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(absolute)]
 SourceLocation = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_or_url)]
@@ -66,9 +66,9 @@ class Source:
     """One thing that a stage reads from outside the store.
 
     key: the dotted config key that names it, for error messages, e.g. `ingest.sources.0`.
-    paths: its files; a path that does not exist is kept, so that whoever reads it can say so.
+    paths: its files; a path that does not exist is kept, so that its reader can report it.
     objects: its objects on S3.
-    derive: finds the content digest of a source that has no files of its own (the docstrings of installed packages).
+    derive: finds the content digest of a source that has no own files (the docstrings of installed packages).
     recipe: what `derive` does, in words that change when its answer may.
     watched: files that stay the same, in size and times, as long as the answer of `derive` does.
     fix: what to do where a file is not there.
@@ -141,7 +141,7 @@ def files_below(folder: Path, follow_links: bool = False, fix: str = COPY_IN) ->
         for name in sorted(folders):
             path = os.path.join(place, name)
             real = os.path.realpath(path)
-            # What lies within the folder is read there, and what the folder lies in is no part of it.
+            # Content of the folder is read there, and folders that contain it are not part of it.
             is_own = os.path.islink(path) and (real.startswith(inside) or inside.startswith(os.path.join(real, "")))
             if real not in known and not is_own:
                 check([path])

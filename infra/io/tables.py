@@ -1,4 +1,4 @@
-"""The small files of a store beside its artifacts: what is wrong with one is said in words, and what to do."""
+"""The small files of a store next to its artifacts: errors state what is wrong with a file, and what to do."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def damaged(path: Path | str, reason: str, lost: str) -> StageError:
 
 
 def read_state(path: Path, lost: str, otherwise: Any) -> Any:
-    """What stands in a JSON file, `otherwise` if there is none. Raises StageError `damaged_state`."""
+    """Return the content of a JSON file, `otherwise` if there is none. Raises StageError `damaged_state`."""
     try:
         return read_own_json(path)
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def set_aside(path: Path) -> None:
 
 
 def unwritable(error: OSError, path: Path) -> StageError:
-    """What a user should read where a file of the store cannot be written."""
+    """Return the error that a user should read if a file of the store cannot be written."""
     if error.errno in _FULL:
         return stage_error(
             "disk_full", str(path), "the disk is full: this file could not be written", "free some space and run again"

@@ -75,7 +75,7 @@ def _chat(arguments: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
-    """What was rendered, and the fault that ended the rendering if there was one."""
+    """Return the rendered texts, and the fault that ended the rendering if there was one."""
     found: list[list[str] | None] = []
     left = TEXT_CHARACTERS
     answer: dict[str, Any] = {"texts": found}

@@ -28,7 +28,7 @@ class BadYaml(ValueError):
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What PyYAML raises for text that its scanner or a constructor does not expect."""
+"""Exceptions that PyYAML raises for text that its scanner or a constructor does not expect."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -96,7 +96,7 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
 _KEPT = ("null", "bool", "str", "seq")
 _Loader.yaml_constructors = {f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"] for kind in _KEPT}
 _Loader.yaml_constructors |= {
-    None: yaml.SafeLoader.yaml_constructors[None],  # says that a tag is not known
+    None: yaml.SafeLoader.yaml_constructors[None],  # reports an unknown tag
     f"{_TAG}map": _mapping,
     f"{_TAG}int": _number,
     f"{_TAG}float": _number,
@@ -137,7 +137,7 @@ _TaggedLoader.yaml_constructors = {
 
 
 def read_plain(text: str, *, tags: bool = False) -> Any:
-    """Return the value of YAML text, whoever wrote it.
+    """Return the value of YAML text, trusted or not.
 
     Args:
         text: one YAML document.
@@ -172,7 +172,8 @@ def read_plain(text: str, *, tags: bool = False) -> Any:
 
 
 def _written_out(value: Any) -> Any:
-    """Without aliases: each is an object of its own, so that a key that is set (`--set`) changes no other."""
+    """Return the value without aliases: each becomes a separate object, so that setting a key (`--set`) changes no
+    other."""
     if isinstance(value, dict):
         return {key: _written_out(item) for key, item in value.items()}
     return [_written_out(item) for item in value] if isinstance(value, list) else value

@@ -64,7 +64,7 @@ class Agent:
             self._say(state="gone")
 
     def _is_over(self) -> bool:
-        """Whether to leave, by the order, the scheduler, or the stage's silence."""
+        """Return True if the node has to leave, by the order, the scheduler, or the stage's silence."""
         found = node_files.read(self._folder / node_files.ORDER, Order)
         self._order = found or self._order
         silent_s = self._watch.silent_s({"stage": self._order.sign})["stage"]

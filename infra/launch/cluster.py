@@ -100,7 +100,7 @@ def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) ->
 
 @dataclass
 class _Seen:
-    """What is known of a node, by our own clock."""
+    """Known state of a node, by our own clock."""
 
     state: NodeState
     since: float
@@ -221,7 +221,7 @@ class _Nodes:
                 return None
 
     def _wrong_with(self, seen: _Seen) -> str:
-        """What the checks of a node found, or that it went silent; empty for a sound one."""
+        """Return the problems that a node's checks found, or that it went silent; empty for a sound node."""
         if seen.silent_s > self.launch.lost_s + _SURELY_S and seen.signs:
             return f"it gave no sign for {seen.silent_s:.0f} s"
         if seen.signs > 1 and abs(seen.clock_s) > CLOCK_S:
@@ -327,7 +327,7 @@ class _Nodes:
         return node.state.state in ("checking", "ready", "gone")
 
     def _look(self) -> dict[str, _Seen]:
-        """The nodes as they are now; passes on what they printed."""
+        """Return the current state of the nodes, and forward their output."""
         self._machines_log()
         now = time.monotonic()
         for name, state in node_files.nodes(self.folder).items():

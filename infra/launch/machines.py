@@ -1,4 +1,4 @@
-"""Where the nodes of a training come from: what hosts, Slurm, Ray and Kubernetes have in common."""
+"""Sources of the nodes of a training: the common interface of hosts, Slurm, Ray and Kubernetes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Machines(Protocol):
         """Sees to it that there are, or will be, `launch.nodes` agents, none of them on an excluded machine."""
 
     def is_ours(self, name: str) -> bool:
-        """Whether an agent belongs to what was asked for last."""
+        """Return True if an agent belongs to the last request."""
 
     def order_of(self, name: str) -> int:
         """The place of an agent among the others; the first of them gathers the ranks."""
@@ -41,7 +41,7 @@ class Machines(Protocol):
         """Machines that were asked for and did not come, or left, with the reason."""
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
-        """Whether no agents are to be expected any more."""
+        """Return the reason if no more agents are to be expected; None otherwise."""
 
     def cancel(self) -> None:
         """Begins to give the machines back."""
@@ -57,7 +57,7 @@ class Machines(Protocol):
 
 
 class OneJob(ABC):
-    """Machines of a scheduler: a job of `launch.nodes` agents at a time, submitted anew once one of them is excluded.
+    """Machines of a scheduler: a job of `launch.nodes` agents at a time, resubmitted once one of them is excluded.
 
     Agents have ids that begin with what tells the job, and end with a dot and their place in it.
     """

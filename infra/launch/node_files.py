@@ -1,4 +1,4 @@
-"""What a stage and its nodes tell each other: small files in the work folder, which all of them share.
+"""Messages between a stage and its nodes: small files in the work folder, which all of them share.
 
 FOLDER/order          the stage's: what all nodes are to do now, and a count that goes up while the stage lives
 FOLDER/node-ID        one node's: what it does, how its ranks are, and such a count
@@ -24,12 +24,12 @@ ORDER = "order"
 MACHINE = "STEMMA_MACHINE"
 """Tells ranks the name of their machine for people and schedulers."""
 SIGN_S = 1.0
-"""How often each of them gives a sign."""
+"""Seconds between two signs of each of them."""
 
 
 @dataclass
 class Order:
-    """What all nodes are to do.
+    """Order of the stage to all nodes.
 
     attempt: counts the starts of ranks. do: wait; run the attempt's ranks; stop them (they may save); leave for good.
     numbers: the nodes of the attempt by their ids, counted from 0. address, port: where rank 0 gathers the others.
@@ -51,7 +51,7 @@ class Order:
 
 @dataclass
 class NodeState:
-    """How a node is.
+    """State of a node.
 
     state: checking itself; ready for ranks; running them; leaving, since the scheduler takes its machine back; gone.
     machine: its name for people and schedulers. address, port: where its ranks could gather the others.
@@ -90,7 +90,7 @@ def write(path: Path, fields: Order | NodeState) -> None:
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """What a file says; None for one that is not there, or is being written."""
+    """Return the content of a file; None if it does not exist or is being written."""
     try:
         data = path.read_bytes()
     except OSError:

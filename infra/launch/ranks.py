@@ -51,7 +51,7 @@ class ClusterNode:
         return cls(int(number), address, int(environment.get("MASTER_PORT", _PORT)))
 
     def rank_environment(self, launch: LaunchConfig, local_rank: int) -> dict[str, str]:
-        """What torch.distributed, Composer and mosaicml-streaming read in the process of one rank."""
+        """Return the variables that torch.distributed, Composer and mosaicml-streaming read in one rank's process."""
         variables = {
             "RANK": str(self.number * launch.processes + local_rank),
             "WORLD_SIZE": str(launch.ranks),
@@ -82,7 +82,7 @@ def interface_to(address: str) -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens on; an empty address is any of this machine."""
+    """Return a port on which no process listens; an empty address is any of this machine."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -95,7 +95,7 @@ GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: its exit code, negative for a signal as in `subprocess`."""
+    """End of a rank: its exit code, negative for a signal as in `subprocess`."""
 
     rank: int
     code: int

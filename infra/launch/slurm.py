@@ -23,7 +23,7 @@ _ASK_S = 2.0
 """How often Slurm is asked about a job; its controllers do not like to be asked more."""
 _COMMAND_S = 60.0
 _ENDING_S = 120.0
-"""How long a cancelled job may take to end; Slurm's KillWait is 30 s by default."""
+"""Seconds that a cancelled job may take to end; Slurm's KillWait is 30 s by default."""
 _RECORD = "slurm-job"
 _ALIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"),

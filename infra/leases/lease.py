@@ -1,14 +1,14 @@
-"""Leases: of several builders that want the same artifact, one builds it; a dead one's lease is taken over.
+"""Leases: if several builders want the same artifact, one builds it; the lease of a dead builder is taken over.
 
-A lease is a row of a table (`infra.leases.table`), in SQLite or in PostgreSQL, that changes in one piece or not
-at all, so two builders cannot both get it. On the holder's own machine it keeps it until it and the processes it
-started are gone, whatever the clock says: so does a stopped builder, or a laptop that slept. From another machine all
-that can be seen is that a holder renews: it does so every HEARTBEAT_S, as does the process that works for it, and one
-that was silent for LEASE_S may be taken over. Whoever wakes up after that finds its lease gone, ends the work, and
-commits nothing.
+A lease is a row of a table (`infra.leases.table`), in SQLite or PostgreSQL. The row changes atomically, so two builders
+cannot both get the lease. On its own machine, a holder keeps the lease until the holder and the processes it started
+are gone, whatever the clock says; this includes a stopped builder and a laptop that slept. Another machine can only see
+that a holder renews: the holder, and the process that works for it, renew every HEARTBEAT_S, and the lease of a holder
+that was silent for LEASE_S may be taken over. A holder that wakes up after that finds its lease gone, ends the work,
+and commits nothing.
 
-While the table does not answer, nobody can take anything over: builders go on, and who waits goes on waiting. What it
-answers after that is looked at anew, since nobody could renew either.
+While the table does not answer, no lease can be taken over: builders continue, and waiting builders keep waiting.
+Silence is measured again from the table's next answer, since no holder could renew either.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from infra.leases.table import TABLE_ERRORS, Holder, LeaseTable, TableAway, Tabl
 from infra.process.lifetime import end_orphans, signal_group, start_ticks, this_machine
 
 PATIENCE_S = 300.0
-"""How long a builder that has to know whether it still holds its lease waits for the table's answer."""
+"""Seconds that a builder waits for the table's answer when it has to know that it still holds its lease."""
 
 
 class Lease:
@@ -46,7 +46,7 @@ class Lease:
         self._thread.start()
 
     def works_in(self, group: int) -> None:
-        """Says which process group does the work, so that nobody takes over while a part of it still runs."""
+        """Record the process group that does the work, so that no builder takes over while a part of it still runs."""
         self._group = group
         with _or_later():  # with the next renewal
             self._table.renew(self.key, self._token, group)
@@ -80,8 +80,8 @@ class Lease:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process that works for a holder needs to renew its lease: the holder may be stopped while the work goes
-    on. It is for processes of the holder's machine.
+    """Data with which a process that works for a holder renews its lease: the holder may be stopped while the work
+    continues. It is for processes on the holder's machine.
 
     table: its `reference`, which holds no secret.
     """
@@ -91,7 +91,7 @@ class Claim:
     token: str
 
     def hold(self) -> None:
-        """Renews it in the background, and ends this whole process group once somebody else has it."""
+        """Renew the lease in the background, and kill this whole process group once another holder has it."""
         table = opened(self.table)
 
         def hold() -> None:
@@ -111,8 +111,9 @@ def _renew(table: LeaseTable, key: str, token: str, released: threading.Event, g
 
 
 def _give_up(table: LeaseTable, key: str, token: str) -> None:
-    """Deletes a row of ours. What was built is not to fail by this, so a table that cannot be written is tried again in
-    the background: this process may want the same lease again. A row that stays is nobody's once it is gone."""
+    """Delete a row of ours. A finished build must not fail because of this, so if the table cannot be written, the
+    deletion is retried in the background: this process may want the same lease again. A remaining row counts as free
+    once this process is gone."""
 
     def later() -> None:
         while True:
@@ -149,8 +150,8 @@ class Leases:
         on_away: Callable[[TableAway], None] = lambda error: None,
         stop_if: Callable[[], bool] = lambda: False,
     ) -> Lease | None:
-        """Waits until the lease is ours; None if `stop_if` said to stop waiting. `on_wait` is told once a holder,
-        `on_away` once that the table does not answer."""
+        """Wait until the lease is ours; return None if `stop_if` returned True. `on_wait` is called once per holder,
+        `on_away` once if the table does not answer."""
         pid, token, announced, away = os.getpid(), uuid.uuid4().hex, "", False
         watch = _Watch()
         while True:
@@ -226,5 +227,5 @@ class _Watch:
         return now - self._since
 
     def forget(self) -> None:
-        """Nobody could be seen, or give a sign: the time until now is no silence."""
+        """Discard the last sign: no holder could be seen or renew, so the time until now does not count as silence."""
         self._sign = None

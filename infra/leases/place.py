@@ -1,14 +1,14 @@
-"""Where the leases of a store are: in PostgreSQL where one is configured, else in a SQLite file. The store remembers.
+"""Location of a store's leases: PostgreSQL if one is configured, else a SQLite file. The store records it.
 
 <root>/.state/leases.json     {"database": "sqlite"}, or {"database": its URL without password, "store": our id in it}
 <root>/.state/leases.sqlite   leases in SQLite
 
-Of a root on an object store that file is <url>/leases.json, and only PostgreSQL will do: SQLite serves one machine.
+For a root on an object store the file is <url>/leases.json, and PostgreSQL is required: SQLite serves one machine.
 
-All who use a store must see the same leases, or two would build one artifact. So the file decides, not the environment
-of who comes: the first who opens a store writes it, and whoever cannot reach the database that it names is refused.
-Leases go from SQLite to PostgreSQL when somebody comes who has one configured and nothing is being built, and never
-back by themselves.
+All processes that use a store must see the same leases, or two would build one artifact. So the file decides, not the
+environment of a process: the first process that opens a store writes it, and a process that cannot reach the database
+named there is refused. Leases move from SQLite to PostgreSQL when a process with a configured PostgreSQL opens the
+store and nothing is being built. They never move back by themselves.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def table(layout: Layout) -> LeaseTable:
 
 
 def existing(layout: Layout) -> LeaseTable | None:
-    """The leases of a store for whoever only reads it: nothing is made, None where there are none yet."""
+    """Return the leases of a store for a reader: nothing is created, and the result is None if there are none yet."""
     place = _recorded(layout)
     if place is not None and place.database != SQLITE:
         return _in_postgres(place)
@@ -94,7 +94,7 @@ def configured(layout: Layout) -> Postgres | None:
 
 
 def needs_server(layout: Layout) -> bool:
-    """Whether a server has to answer before a lease of this store can be taken.
+    """Return True if a server has to answer before a lease of this store can be taken.
 
     Raises ConfigError `leases_need_postgres` for a root on an object store for which no PostgreSQL is named.
     """
@@ -136,8 +136,8 @@ def _in_sqlite(layout: Layout) -> SqliteTable:
 
 
 def _in_postgres(place: LeaseDatabase) -> PostgresTable:
-    """Where the environment names another URL, it may be another name of the same database: only that one knows the
-    store's id."""
+    """Open the leases in PostgreSQL. If the environment names another URL, it may be another name of the same database:
+    only that database knows the store's id."""
     url = requested_database()
     if url == SQLITE:
         message = f"the leases of this store are in {place.database}, and {DATABASE} says sqlite"
@@ -156,8 +156,8 @@ def _known(place: LeaseDatabase) -> Postgres:
 
 
 def _moved(layout: Layout, found: SqliteTable, wanted: Postgres) -> LeaseTable:
-    """The leases in PostgreSQL from now on; as they are while somebody builds. Holders that seem dead go along: by
-    their clocks alone nobody elsewhere is taken for dead."""
+    """Move the leases to PostgreSQL and return the new table; return the old one unchanged while a build is in
+    progress. Holders that seem dead are moved too: a holder elsewhere is not taken for dead by its clock alone."""
 
     def move(rows: list[tuple[str, Holder]]) -> bool:
         if any(not holder.is_dead() for _, holder in rows):
@@ -211,7 +211,7 @@ def _of_object(url: str) -> Any:
 
 
 def _record_first(layout: Layout, place: LeaseDatabase) -> LeaseDatabase:
-    """Writes down where the leases are, unless somebody was first: then what that one wrote."""
+    """Record where the leases are and return it; if another process was first, return what that process recorded."""
     path = _place_file(layout)
     with in_words(path, _LOST_PLACE):
         hidden = _hidden(layout, place)

@@ -142,8 +142,8 @@ class PostgresTable:
 
     @property
     def _url_file(self) -> str:
-        """A file with the whole URL that lies in memory, only for processes of this user: they read it by this name
-        while this process lives. The environment of stages does not hold the URL, since all that they start has it too.
+        """In-memory file with the whole URL, only for processes of this user: they read it by this name while this
+        process lives. The environment of stages does not hold the URL, since every process that they start inherits it.
         """
         return f"/proc/{os.getpid()}/fd/{self._url_memory.fileno()}"
 

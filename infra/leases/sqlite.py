@@ -66,10 +66,10 @@ class SqliteTable:
         return {"sqlite": str(self.path)}
 
     def leave(self, move: Callable[[list[tuple[str, Holder]]], bool]) -> None:
-        """Gives the leases up for another table, unless that was done before.
+        """Give the leases up for another table, unless that was done before.
 
-        move: told all leases, which nobody changes meanwhile, brings them there and says whether it did. From then on
-        none is here, and none can be taken here. If it did not, or raised, all stays as it is.
+        move: called with all leases, which cannot change meanwhile; copies them there and returns True if it did. From
+        then on this table holds no leases, and none can be taken here. If it returns False or raises, nothing changes.
         """
         with self._changing() as table:
             table.execute("BEGIN IMMEDIATE")
@@ -87,8 +87,9 @@ class SqliteTable:
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are all made at the block's end, or none of them. Raises TableAway where somebody
-        holds the file: whoever was stopped in the middle of a write does until it goes on, or is gone."""
+        """Connection whose changes are all committed at the end of the block, or none of them. Raises TableAway if
+        another process holds the file: a process stopped in the middle of a write does so until it continues or is
+        gone."""
         table = sqlite3.connect(self.path, timeout=_BUSY_S)
         try:
             with table:

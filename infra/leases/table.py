@@ -19,11 +19,11 @@ WATCHED_S = 3 * HEARTBEAT_S
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease.
+    """The holder of a lease.
 
     host: `infra.process.lifetime.this_machine` of the holder. pid_started: in ticks since that machine started, which
-    tells a process from a later one with the same number. group: the process group that does the work, 0 before it
-    starts. renewed: Unix time, by the holder's clock.
+    distinguishes a process from a later one with the same number. group: the process group that does the work, 0
+    before it starts. renewed: Unix time, by the holder's clock.
     """
 
     token: str
@@ -51,7 +51,7 @@ class Holder:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the holder itself is gone, on this machine; what it started may still run."""
+        """True if the holder was on this machine and is gone; processes that it started may still run."""
         return self.is_here and start_ticks(self.pid) != self.pid_started
 
 
@@ -64,19 +64,19 @@ class TableMoved(StageError):
 
 
 TABLE_ERRORS = (StageError, sqlite3.OperationalError)
-"""What a table raises that cannot be read or written, for good or not."""
+"""Exceptions of a table that cannot be read or written, permanently or not."""
 
 
 class LeaseTable(Protocol):
-    """At most one row a key. Each method is one transaction or none, and raises TableAway."""
+    """Table with at most one row per key. Each method is one transaction or none, and raises TableAway."""
 
     poll_s: float
-    """How long whoever waits for a lease waits until it looks again."""
+    """Seconds between two looks while waiting for a lease."""
 
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
-        """Makes `mine` the holder where there is none, or one of which `is_free` holds.
+        """Make `mine` the holder if there is none, or if `is_free` returns True for the current holder.
 
-        Returns (True, whose place it took, if any) or (False, the holder; None where that changed while we looked).
+        Returns (True, the replaced holder, if any) or (False, the holder; None if it changed while we looked).
         Raises TableMoved.
         """
 
@@ -86,7 +86,8 @@ class LeaseTable(Protocol):
         """All leases by key."""
 
     def renew(self, key: str, token: str, group: int | None = None) -> bool:
-        """Says that the holder with this token lives, and in which group it works; False if it holds it no more."""
+        """Record that the holder with this token lives, and its process group. Return False if it no longer holds the
+        lease."""
 
     def delete(self, key: str, token: str) -> None: ...
 
@@ -94,5 +95,5 @@ class LeaseTable(Protocol):
         """Raises StageError where no lease could be taken now."""
 
     def reference(self) -> Mapping[str, str]:
-        """What a process of this machine needs to open the same table (`infra.leases.place.opened`); holds no
-        secret."""
+        """Return what a process of this machine needs to open the same table (`infra.leases.place.opened`); it holds
+        no secret."""

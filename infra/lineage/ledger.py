@@ -1,4 +1,4 @@
-"""What has been delivered: <root>/lineage/delivered.sqlite. Losing it costs look-ups in MLflow, nothing else."""
+"""Ledger of delivered messages: <root>/lineage/delivered.sqlite. Losing it costs look-ups in MLflow, nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a pipeline says about itself, for the relay to tell MLflow: plain facts, one JSON object a message.
+"""Messages of a pipeline that the relay delivers to MLflow: plain facts, one JSON object per message.
 
-Times are seconds since the epoch. A `build_id` names one pipeline run or one build of one stage; whoever starts it
-makes it up (`new_build_id`), and it never comes again.
+Times are seconds since the epoch. A `build_id` names one pipeline run or one build of one stage. The process that
+starts it generates the id (`new_build_id`), and it is never reused.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class StageStarted(Message):
 
 @dataclass(frozen=True)
 class MetricsFile(Message):
-    """Where the build writes its metric lines (the format of infra/run.py); followed until the build ends."""
+    """File to which the build writes its metric lines (the format of infra/run.py); followed until the build ends."""
 
     kind = "metrics_file"
     path: str

@@ -96,9 +96,9 @@ class Point(NamedTuple):
 
 
 def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
-    """Deletes the points of a run that are there, and sets the newest value of each metric anew; all of it or nothing.
+    """Delete those points of a run that exist, and update the latest value of each metric; all of it or nothing.
 
-    uri: the database, whether or not a server works on it. False where that does not know the run.
+    uri: the database, whether or not a server works on it. Returns False if the database does not contain the run.
 
     Raises sqlalchemy.exc.OperationalError for a database that is locked or away.
     """
@@ -138,7 +138,7 @@ def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
 
 
 class MetricsDelivery:
-    """Sends the metric lines of builds to a tracking store, from where the ledger says that they were read last."""
+    """Send the metric lines of builds to a tracking store, from the position that the ledger recorded last."""
 
     def __init__(self, root: Path, client: MlflowClient, ledger: Ledger) -> None:
         self._root = root

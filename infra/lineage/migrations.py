@@ -64,12 +64,12 @@ def prepare(root: Path | str) -> None:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether waiting helps: a locked database, a full disk, an I/O error, a server that is away or too slow."""
+    """Return True if waiting helps: a locked database, a full disk, an I/O error, a server that is away or too slow."""
     return any(_passes(cause) for cause in _causes(error))
 
 
 def is_of_the_database(error: BaseException) -> bool:
-    """Whether the database as a whole is at fault: no message can be delivered until somebody does something."""
+    """Return True if the whole database is at fault: no message can be delivered until the user repairs it."""
     return any(
         isinstance(cause, sqlite3.OperationalError)
         or (isinstance(cause, StageError) and cause.problems[0].code in ("broken_database", "newer_database"))
@@ -147,7 +147,7 @@ def _tables(path: Path, but: str = "alembic_") -> set[str]:
 
 
 def _upgrade(path: Path, revision: str | None, aside: Path) -> None:
-    """Upgrades a copy while nobody writes, and puts it in the old one's place."""
+    """Upgrade a copy of the database while writers are locked out, and replace the original with it."""
     with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as guard:
         guard.execute("BEGIN IMMEDIATE")
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(aside)) as copy:
@@ -229,8 +229,8 @@ def _holds_runs(path: Path) -> bool:
 
 
 def _put(aside: Path, path: Path) -> None:
-    # What an earlier database of this name left. One that is there was read just now: a journal that is still beside it
-    # was cut before it counted, and would stay beside the new one.
+    # Remove files of an earlier database of this name. An existing database was read just now: a journal still next to
+    # it was cut before it counted, and would stay next to the new one.
     for companion in ("-journal",) if path.exists() else _COMPANIONS:
         path.with_name(path.name + companion).unlink(missing_ok=True)
     sync(aside)

@@ -34,7 +34,7 @@ class Envelope:
 
 
 class Outbox:
-    """Where any process drops what MLflow should know, and goes on at once.
+    """Folder in which any process leaves messages for MLflow without waiting.
 
     A message is written under a hidden name and then renamed, so a reader sees it whole or not at all, on a network
     file system too; it stays until it is delivered. Names sort in the order of sending.
@@ -55,11 +55,11 @@ class Outbox:
         hidden.rename(self.folder / name)
 
     def pending(self) -> int:
-        """How many messages wait."""
+        """Return the number of waiting messages."""
         return len(self.paths())
 
     def counts(self) -> dict[str, int]:
-        """How many messages wait, and how many were set aside as undeliverable."""
+        """Return the number of waiting messages, and the number set aside as undeliverable."""
         return {"waiting": self.pending(), "failed": len(list((self.folder.parent / "failed").glob("*.json")))}
 
     def paths(self) -> list[Path]:

@@ -77,7 +77,7 @@ def measured(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What a pipeline run is compared by, as `step.figure`: what was measured in each of its steps."""
+    """Return the figures by which pipeline runs are compared, as `step.figure`: those measured in each step."""
     own = figures_by_step(steps)
     return {f"{step}.{name}": value for step, figures in own.items() for name, value in measured(figures).items()}
 
@@ -113,7 +113,7 @@ def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: Stage
 
 
 def description(headline: str, card: str) -> str:
-    """What the registry says of a version: the headline, and the card as Markdown without its front matter."""
+    """Return the registry's description of a version: the headline, and the card as Markdown without front matter."""
     text = card.split("---\n", 2)[-1] if card.startswith("---\n") else card
     whole = "\n\n".join(filter(None, [f"**{headline}**" if headline and card else headline, text.strip()]))
     if len(whole) <= MAX_DESCRIPTION:

@@ -1,4 +1,4 @@
-"""Writes the tracking store of a root anew from the manifests of its artifacts, which are the truth."""
+"""Rebuild the tracking store of a root from the manifests of its artifacts, which are the source of truth."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SHOWN = ("report.html", "aux/validation.html", "MODEL_CARD.md", "results.json", 
 
 
 def rebuild(root: Path | str) -> int:
-    """Sets the old tracking store aside, if there is one, and writes another; returns how many builds went in.
+    """Set the old tracking store aside, if there is one, and write another; return the number of builds in it.
 
-    Run ids are new; everything else is as it was told the first time, but for runs that failed, which left no manifest,
-    and the registry, whose entries are the register stage's business.
+    Run ids are new; everything else is as first reported, except for failed runs, which left no manifest, and the
+    registry, whose entries are written by the register stage.
 
     Raises StageError `store_in_use` while the MLflow server or a relay works on the store, `unreadable_manifest` for a
-    damaged one; the old store stays as it is then.
+    damaged one; the old store is left unchanged then.
     """
     root = Path(root).absolute()
     lock = RelayLock(root)
@@ -152,7 +152,7 @@ def _deliver_build(delivery: Delivery, parent_id: str, pipeline: str, folder: Pa
 
 
 def _sources(manifest: Manifest) -> tuple[SourceFile, ...]:
-    """Files with their hashes; a source without files of its own by its config key."""
+    """Return files with their hashes; a source without own files is listed by its config key."""
     return tuple(
         SourceFile(path, digest)
         for source in manifest.sources

@@ -109,9 +109,9 @@ class Registry:
         said = page.description(message.description, card)
         if known:
             version = known[0]
-            if card and version.description != said:  # measured anew since
+            if card and version.description != said:  # measured again since
                 self._client.update_model_version(message.name, str(version.version), said)
-            for key in ("status", "reason", "gates"):  # judged anew since, by other gates
+            for key in ("status", "reason", "gates"):  # judged again since, by other gates
                 if (value := message.tags.get(key)) is not None and version.tags.get(key) != value:
                     self._client.set_model_version_tag(message.name, str(version.version), key, value)
         else:
@@ -126,7 +126,7 @@ class Registry:
             )
         if message.tags.get("status") != "rejected":
             self._client.set_registered_model_alias(message.name, NEWEST, str(version.version))
-        # MLflow's server writes this link by itself; without a server nobody does.
+        # MLflow's server writes this link by itself; without a server it is missing.
         linked = parse_own_json(self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG, "[]"))
         if not any(str(link["version"]) == str(version.version) and link["name"] == message.name for link in linked):
             linked.append({"name": message.name, "version": version.version})

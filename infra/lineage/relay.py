@@ -53,7 +53,7 @@ class Unreachable(Exception):
 
 
 class Unusable(Exception):
-    """MLflow's database cannot be used until somebody does something; waiting does not help, no message is at fault.
+    """MLflow's database cannot be used until the user repairs it; waiting does not help, no message is at fault.
 
     problem: what, where and what to do.
     """
@@ -98,7 +98,7 @@ class Relay:
         return self.outbox.pending() > 0 or any(ours)
 
     def _deliver(self, path: Path) -> None:
-        """Delivers one message; sets it aside if it fails again and again for reasons of its own."""
+        """Deliver one message; set it aside if it fails repeatedly and the fault is in the message itself."""
         try:
             envelope = self.outbox.read(path)
             message = from_json(envelope.content)
@@ -226,7 +226,7 @@ def follow(root: Path, *, until_empty: bool) -> None:
             sys.exit(1)
         if until_empty and not relay.has_work and not anyone_registered(root):
             lock.release()
-            # Somebody may have seen us alive after we looked, and relied on it.
+            # Another process may have seen us alive after we looked, and relied on it.
             if not (relay.has_work or anyone_registered(root)) or not lock.acquire():
                 return
         stopped.wait(LOOK_EVERY_S)

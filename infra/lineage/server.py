@@ -33,8 +33,8 @@ FIRST_VISIT = {
     "mlflow.detectIssues.guidanceShown_v1": True,
     "_mlflow_model_registry_promo_modal_dismissed_v1": True,
 }
-"""What MLflow's page remembers in the browser of whoever has been there: training shown instead of chatbots, the
-assistant closed, no usage data sent, its notices read. It has no setting of the server for any of them (3.17.2)."""
+"""Choices that MLflow's page stores in the browser after a visit: training shown instead of chatbots, the assistant
+closed, no usage data sent, notices read. The server has no setting for any of them (3.17.2)."""
 
 _REMEMBER = """for (const [key, value] of Object.entries(%s))
   if (localStorage.getItem(key) === null) localStorage.setItem(key, value);"""
@@ -51,7 +51,7 @@ if (innerWidth < 700) {
 """The menu takes half of a phone, and the page does not remember that it was folded."""
 
 _NO_ASSISTANT = "<style>[data-assistant-ui] {display: none !important}</style>"
-"""Its button floats over the page, and it asks a model of somebody else's about the user's runs."""
+"""Its button floats over the page, and it sends questions about the user's runs to a third party's model."""
 
 MOST_BODY_BYTES = 64_000_000
 """Largest request that stores no file; MLflow's own limit of a batch of metrics is 1 MB."""
@@ -95,8 +95,8 @@ def takes_files(path: str) -> bool:
 
 
 class FirstVisit:
-    """Puts FIRST_VISIT into browsers that come for the first time; what somebody has set there stays. Takes the
-    assistant away, and folds the menu on a phone."""
+    """Store FIRST_VISIT in browsers on their first visit; values already set there stay. Remove the assistant, and fold
+    the menu on a phone."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -129,7 +129,7 @@ class FirstVisit:
 
 
 def _metrics_folder(root: Path) -> Path:
-    """Where the exporter keeps a process's counts; those of earlier processes are of no use."""
+    """Create the folder in which the exporter keeps a process's counts; counts of earlier processes are removed."""
     folder = root / "mlflow" / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -148,7 +148,7 @@ def _app(*, guarded: bool) -> Any:
 
 
 def _set_up_authentication(root: Path, known: Credentials) -> None:
-    """MLflow's users, made anew at each start: the one of STEMMA_AUTH, so that a changed password holds at once."""
+    """Recreate MLflow's users at each start: the user of STEMMA_AUTH, so that a changed password holds at once."""
     folder = make_servers_folder(root)
     users = folder / "mlflow-users.db"
     users.unlink(missing_ok=True)
@@ -165,7 +165,7 @@ def _set_up_authentication(root: Path, known: Credentials) -> None:
         "MLFLOW_AUTH_ADMIN_USERNAME": known.user,
         "MLFLOW_AUTH_ADMIN_PASSWORD": known.password,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
-        # A route that nobody thought of a permission for is closed.
+        # A route without a defined permission is closed.
         "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
     }

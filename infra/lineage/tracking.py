@@ -1,4 +1,4 @@
-"""Where the tracking store of a root lies, and how to reach it: through its server, or straight on its database."""
+"""Location of a root's tracking store, and access to it: through its server, or directly on its database."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""A process that has imported what others need, and forks them: they begin in hundredths of a second.
+"""A process that imports modules in advance and forks the processes that need them, which start in hundredths of a
+second.
 
     python -m infra.process.fork_server REQUESTS PARENT [TEMPORARY]
 
-REQUESTS is the number of a socket on which `infra.process.forked.ForkServer` asks, PARENT that of a pipe which breaks
-when whoever started this is gone. TEMPORARY is a folder for what libraries write while they are imported; whoever
-started this removes it. Nothing here may start a thread: a fork keeps the thread that calls it and whatever locks
-the others held. What still makes a fork unsafe is looked for before each, and the answer then is a reason, no process.
+REQUESTS is the descriptor of a socket on which `infra.process.forked.ForkServer` sends requests. PARENT is the
+descriptor of a pipe that breaks when the starting process is gone. TEMPORARY is a folder for files that libraries write
+while they are imported; the starting process removes it. Nothing here may start a thread: a fork keeps only the calling
+thread, along with any locks that the other threads held. Before each fork the server checks for anything else that
+makes a fork unsafe; if it finds something, it answers with a reason and forks no process.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ _SIGINT = signal.getsignal(signal.SIGINT)
 
 @dataclass(frozen=True)
 class Start:
-    """What a new process is to do. modules: to import before the fork; argv: as `sys.argv`, the first a module that
-    has a `main(argument…) -> exit code`; set: what its environment has besides; own_session: whether it is the head of
-    a session, or one of the server's group."""
+    """Instructions for a new process. modules: to import before the fork; argv: as `sys.argv`, the first a module that
+    has a `main(argument…) -> exit code`; set: additional environment variables; own_session: True if it leads its own
+    session, False if it is in the server's group."""
 
     modules: list[str]
     argv: list[str]
@@ -84,7 +86,7 @@ class Server:
         self._over = False
 
     def serve(self) -> Start | None:
-        """Returns what to do in each process that it forks; None in the server, once nobody can ask any more."""
+        """Return the instructions in each forked process; None in the server, once no more requests can arrive."""
         while not self._over:
             for key, _ in self._selector.select(0 if self._waiting else None):
                 key.data()
@@ -174,8 +176,8 @@ class Server:
 
 
 class _Sources:
-    """The files of modules on PYTHONPATH, the project's own among them, as they were when they were imported: a new
-    process would run newer ones. Installed packages are left to whoever installs."""
+    """The files of modules on PYTHONPATH, including the project's own, as they were when they were imported: a new
+    process would run newer ones. Installed packages are not watched; they are the installer's responsibility."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, tuple[int, int] | None]] = {}
@@ -189,7 +191,7 @@ class _Sources:
                 self._seen[name] = file, _state(file)
 
     def changed(self) -> str:
-        """Why a fork would not run the code as it is on the disk now; empty where it would."""
+        """Return why a fork would not run the code currently on the disk; empty if it would."""
         changed = [name for name, (file, state) in self._seen.items() if _state(file) != state]
         return f"the code of {changed[0]} has changed since the server imported it" if changed else ""
 
@@ -246,7 +248,7 @@ def _thread_name(number: str) -> str:
 
 
 def _every_process_hook() -> bool:
-    """Whether a file of the user's runs at the start of each Python process; one that says FORK_SAFE does not mind."""
+    """Return True if a file of the user runs at the start of each Python process, unless the file sets FORK_SAFE."""
     return any(
         os.path.dirname(os.path.abspath(module.__file__ or "")) in _on_python_path()
         and not getattr(module, "FORK_SAFE", False)
@@ -274,7 +276,7 @@ def _become(start: Start, output: int, parent: int) -> None:
     os.chdir(start.cwd)
     sys.path[0] = start.cwd  # as of python -m
     sys.argv, sys.orig_argv = start.argv, [sys.executable, "-m", *start.argv]
-    # `random` seeds itself anew after a fork. A fresh process has entropy of its own in these two.
+    # `random` reseeds itself after a fork. A fresh process has its own entropy in these two.
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
     if (torch := sys.modules.get("torch")) is not None:
@@ -286,7 +288,7 @@ def _become(start: Start, output: int, parent: int) -> None:
 
 
 def _tell(channel: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
-    """Nobody need be there to hear it any more."""
+    """Send a message; the receiver may be gone already."""
     with contextlib.suppress(OSError):
         socket.send_fds(channel, [json.dumps(message).encode()], list(descriptors))
 

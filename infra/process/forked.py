@@ -1,4 +1,4 @@
-"""Processes that a server forks with their imports done (see `infra.process.fork_server`), for whoever starts them."""
+"""Client of the fork server (`infra.process.fork_server`), which forks processes with their imports done."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Process(Protocol):
 class ForkServer:
     """A running fork server. It ends with `close`, and by itself when this process is gone.
 
-    environment: of the server and so of all that it forks; libraries read most of it when they are imported.
-    inherited: descriptors that all of these have open too.
-    own_sessions: whether it and each process that it forks lead sessions of their own; else all are of the group of
-        this process.
+    environment: of the server and so of all processes that it forks; libraries read most of it when they are imported.
+    inherited: descriptors that all of these processes have open too.
+    own_sessions: if True, the server and each process that it forks lead their own sessions; else all are in the group
+        of this process.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ForkServer:
         return self._requests.fileno()
 
     def expect(self, modules: Iterable[str]) -> None:
-        """Has it import these while nobody asks for a process."""
+        """Ask the server to import these modules while no process is requested."""
         names = list(modules)
         if names:
             self._send({"expect": names})

@@ -29,7 +29,7 @@ def held_folder(name: str) -> Iterator[Path]:
     descriptor = os.open(folder / f".{LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Only now, since a lock that nobody holds yet would be taken for one that was left.
+        # Only now, since a lock that is not held yet would be taken for an abandoned one.
         os.rename(folder / f".{LOCK}", folder / LOCK)
         yield folder
     finally:
@@ -38,7 +38,8 @@ def held_folder(name: str) -> Iterator[Path]:
 
 
 def _remove_left(parent: Path, start: str) -> None:
-    """Removes the folders whose lock nobody holds; those without a lock, of others, and links stay."""
+    """Remove the folders whose lock no process holds. Keep folders without a lock, folders of other users, and
+    links."""
     for left in parent.glob(f"{start}*"):
         try:
             found = left.lstat()
@@ -50,7 +51,7 @@ def _remove_left(parent: Path, start: str) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
-        except OSError:  # somebody's
+        except OSError:  # a process holds it
             continue
         finally:
             os.close(descriptor)

@@ -42,7 +42,7 @@ def _raise(*_: Any) -> None:
 
 
 def _say_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Where nothing can be raised, as in a weak reference's callback, Python prints what was and goes on. Of an
-    interrupt `interrupt_received` tells, and it is no fault."""
+    """Hook for exceptions that cannot be raised, as in a weak reference's callback: Python prints them and continues.
+    An interrupt is not printed: it is not an error, and `interrupt_received` reports it."""
     if not issubclass(unraisable.exc_type, Interrupted):
         sys.__unraisablehook__(unraisable)

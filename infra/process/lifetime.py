@@ -33,7 +33,7 @@ def leave(code: int) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # whoever read it has gone; the interpreter has its own code for that
+    except OSError:  # the reader has gone; the interpreter has its own code for that
         sys.exit(code)
     os._exit(code)
 
@@ -60,8 +60,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def this_machine() -> str:
-    """What tells whether a process number means the same process here: the host's name, its boot, its process
-    numbers' namespace (containers on one machine have their own)."""
+    """Return a key of the machine on which a process number is valid: the host's name, its boot, and its process
+    number namespace (each container on a machine has its own)."""
     return f"{socket.gethostname()} {this_boot()}"
 
 

@@ -1,4 +1,4 @@
-"""How far long work is, how fast it goes and how long it will take, told once a second."""
+"""Progress, speed and remaining time of long work, reported once per second."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from infra.run import Run
 EVERY_S = 1.0
 
 Amount = tuple[float, float]
-"""How much is done, in the unit of the progress and in bytes of text."""
+"""Amount done, in the unit of the progress and in bytes of text."""
 
 
 class Pace:
-    """Tells the progress of some work from a thread of its own: how much of it, MB/s, time left.
+    """Report the progress of some work from its own thread: amount done, MB/s, time left.
 
         with Pace(run, "documents", total) as pace:
             for document in documents:
@@ -108,7 +108,7 @@ def report(out: Path, amount: float, text_bytes: float = 0) -> None:
 
 
 def report_file(out: Path) -> Path:
-    """Where `report` writes: beside the partition's folder, which all workers and the parent see."""
+    """Return the file that `report` writes: next to the partition's folder, visible to all workers and the parent."""
     return out.with_suffix(".progress")
 
 

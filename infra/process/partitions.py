@@ -1,7 +1,7 @@
 """Work that is done partition by partition: on several processes, continued where it was interrupted.
 
-A partition is one item of work, e.g. a Parquet part of 16 MB of text. Its results lie in a folder of their own,
-`work_dir/step/NNNNN`, that gets its name when they are whole, so a crash loses no more than the partitions under way.
+A partition is one item of work, e.g. a Parquet part of 16 MB of text. Its results are in their own folder,
+`work_dir/step/NNNNN`, which gets its name when they are complete, so a crash loses only the partitions in progress.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def map_partitions(
     unit: str = "partitions",
     sizes: Sequence[float] | None = None,
 ) -> list[Summary]:
-    """What `function(item, out)` returns for each item, in item order whatever the number of workers.
+    """Return the results of `function(item, out)` for each item, in item order whatever the number of workers.
 
     function: writes its results into the empty folder `out`, `partition_folder(run, step, index)` afterwards, and
         returns a JSON-able mapping. It is picklable: a function of a module, or a `functools.partial` of one. It may
@@ -77,8 +77,8 @@ def map_partitions(
         counts partitions.
 
     Partitions that an earlier, interrupted build finished are not done again. The work runs on `run.launch.workers`
-    processes, or wherever `run.mapper` brings it. The error of the first item that fails is raised as it is, once
-    those under way have ended. Raises StageError `killed` if a process died, Cancelled if the run was.
+    processes, or wherever `run.mapper` brings it. The error of the first item that fails is raised unchanged, once
+    the items in progress have ended. Raises StageError `killed` if a process died, Cancelled if the run was.
     """
     partitions = [
         Partition(item, partition_folder(run, step, index), key)
@@ -108,7 +108,7 @@ def map_partitions(
 
 
 def partition_folder(run: Run, step: str, index: int) -> Path:
-    """Where the results of an item lie once it is done."""
+    """Return the folder of an item's results once it is done."""
     return run.work_dir / step / f"{index:05}"
 
 

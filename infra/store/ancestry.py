@@ -25,17 +25,17 @@ class Member:
     manifest: Manifest | None = None
     source: SourceRecord | None = None
     input: Input | None = None
-    """What is known of an artifact that is gone."""
+    """For an artifact that is gone: the input record that names it."""
     stand_in: Manifest | None = None
-    """Of an artifact that is gone: another of the same address, which was made from the same inputs."""
+    """For an artifact that is gone: another artifact at the same address, made from the same inputs."""
 
 
 @dataclass(frozen=True)
 class Link:
     """`child` was made from `parent`.
 
-    name: what the child calls it. requires: it had to exist first, but its bytes do not bear on the child. same_bytes:
-    the child was built from another artifact, whose bytes are those of the parent.
+    name: what the child calls it. requires: it had to exist first, but its bytes do not affect the child. same_bytes:
+    the child was built from another artifact, whose bytes are identical to the parent's.
     """
 
     parent: str
@@ -57,7 +57,7 @@ class LineageGraph:
         return [member for member in self.members.values() if member.kind == "artifact"]
 
     def add(self, member: Member) -> bool:
-        """False if it is known already."""
+        """Add a member. Return False if it is known already."""
         if member.id in self.members:
             return False
         self.members[member.id] = member
@@ -111,7 +111,7 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGr
 
 
 def glance_at_ancestry(store: Store, start: tuple[Path, Manifest]) -> None:
-    """Brings what each ancestor came to, but not its data, to this machine, where that is on an object store."""
+    """Fetch each ancestor's results, but not its data, to this machine, if the store is on an object store."""
     if store.remote is not None:
         for member in ancestry(store, [start]).artifacts:
             if member.manifest is not None:
@@ -128,7 +128,7 @@ def missing(store: Store, graph: LineageGraph) -> list[tuple[Member, Difference]
 
 
 def descent(store: Store, start: Member) -> LineageGraph:
-    """All that descends from the bytes of an artifact or of an outside source, wherever those bytes lie."""
+    """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are."""
     graph = LineageGraph()
     graph.add(start)
     readers: dict[tuple[str, str], list[tuple[Member, str, Input, bool]]] = {}

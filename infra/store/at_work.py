@@ -1,10 +1,10 @@
-"""Which runs go on on a root on an object store, so that `stemma gc` takes nothing away that one is about to read.
+"""Runs in progress on a root on an object store, so that `stemma gc` removes nothing that a run is about to read.
 
-A run holds the lease `runs/<run id>` while it goes on, and <url>/runs/going/<run id>.json says what it is and which
-artifacts it came to. `stemma gc` holds the lease `runs/gc` while it looks for runs and removes; whoever begins a run,
-or is about to commit, looks for that lease after it has renewed its own, and waits. So one of the two sees the other,
-whatever the order. A run that is suspended in between, and taken for dead, sees at its next commit whether what it
-read is still there.
+A run holds the lease `runs/<run id>` while it is in progress, and <url>/runs/going/<run id>.json records the run and
+the artifacts that it built or reused. `stemma gc` holds the lease `runs/gc` while it looks for runs and removes
+artifacts. A run that begins, or is about to commit, renews its own lease, then looks for `runs/gc`, and waits. So one
+of the two sees the other, whatever the order. A run that is suspended in between, and taken for dead, checks at its
+next commit that what it read still exists.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _GC = f"{RUNS}/gc"
 
 
 class GoingRun:
-    """A run on an object store that goes on, from `begin` to `end`.
+    """A run in progress on an object store, from `begin` to `end`.
 
-    about: what others are told of it. say: told what it waits for. stopped: whether to wait no longer.
+    about: facts about the run for other machines. say: called with what the run waits for. stopped: returns True to
+    stop waiting.
     """
 
     def __init__(
@@ -48,30 +49,30 @@ class GoingRun:
         self._lease: Lease | None = None
 
     def begin(self) -> None:
-        """Raises StageError where the leases are out of reach, Cancelled where it was stopped while it waited."""
+        """Register the run. Raises StageError if the leases are out of reach, Cancelled if stopped while waiting."""
         self._store.leases.check()
         self._hold()
         self._put()
         self._wait_for_gc()
 
     def came_to(self, made: Manifest) -> None:
-        """Tells of an artifact that the run built or reused: should it die now, `stemma gc` spares it for a day.
-        Raises StageError."""
+        """Record an artifact that the run built or reused: should the run die now, `stemma gc` spares the artifact for
+        a day. Raises StageError."""
         with self._lock:
             one = {"stage": made.stage, "fingerprint": made.fingerprint, "digest": made.digest}
             self._artifacts.append(one)
             self._put()
 
     def before_commit(self) -> None:
-        """To be called before what was read is looked for once more: whatever `stemma gc` removes is gone by then.
-        Raises StageError and Cancelled as `begin` does."""
+        """Wait for `stemma gc`. Call it before checking once more that the inputs exist: whatever `stemma gc` removes
+        is gone by then. Raises StageError and Cancelled as `begin` does."""
         with self._lock:
             if self._lease is not None and not self._lease.still_held():
                 self._hold()
             self._wait_for_gc()
 
     def end(self) -> None:
-        """Once others can read how it ended. Raises StageError."""
+        """Unregister the run. Call it once others can read how the run ended. Raises StageError."""
         self._runs.end(self._run_id)
         if self._lease is not None:
             self._lease.release()
@@ -104,10 +105,10 @@ class GoingRun:
 
 @contextmanager
 def nobody_at_work(store: Store, longest_s: float) -> Iterator[None]:
-    """Within it no run of any machine begins or commits.
+    """Block runs on all machines from beginning or committing within this context.
 
-    longest_s: for so long a run counts that holds no lease, as those of earlier versions do. Raises StageError `in_use`
-    where one goes on: what it is about to read nobody else knows.
+    longest_s: seconds for which a run without a lease, as in earlier versions, counts as in progress. Raises StageError
+    `in_use` if a run is in progress: only that run knows what it is about to read.
     """
     if store.remote is None:
         yield
@@ -137,7 +138,7 @@ def _refuse_at_work(store: Store, runs: RemoteRuns, longest_s: float) -> None:
 
 
 def _forget(store: Store, runs: RemoteRuns, longest_s: float) -> None:
-    """Takes away what runs left behind that died long ago."""
+    """Remove the records of runs that died long ago."""
     holders = dict(store.leases.table.rows())
     for one in runs.going():
         if time.time() - one["modified"] >= longest_s:

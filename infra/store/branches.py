@@ -1,4 +1,4 @@
-"""A training that goes on from a kept state of another: which state that was, and what was changed from there on."""
+"""A training that continues from a kept state of another: the state, and what was changed from there on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.store.states import CLOCK, KeptState, kept_states
 
 @dataclass(frozen=True)
 class Changed:
-    """A setting or an input that bears on the result, before the branch and after it; None where it was not set."""
+    """A setting or an input that affects the result, before and after the branch; None if it was not set."""
 
     key: str
     before: Any
@@ -29,11 +29,11 @@ class Changed:
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a training branches off another.
+    """The point at which a training branches off another.
 
-    stage, fingerprint, step: of the training that it goes on with; step is what the pipeline called that one.
-    batch, tokens: done by then; None where that is not known any more.
-    changed: None where that training's manifest is gone.
+    stage, fingerprint, step: of the training that is continued; step is its name in the pipeline.
+    batch, tokens: done by then; None if no longer known.
+    changed: None if that training's manifest is gone.
     """
 
     stage: str
@@ -49,7 +49,7 @@ class Branch:
         return f"{batch}{tokens} of {self.step}"
 
     def lines(self) -> list[str]:
-        """What it goes on from, and each change, in words."""
+        """Describe the state that the branch continues from, and each change, one per line."""
         return [f"goes on from {self}", *(f"changed {one}" for one in self.changed or ())]
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Branch:
 
 
 def branch_of(manifest: Manifest, root: Path) -> Branch | None:
-    """How an artifact of the store at `root` goes on from another; None for one that began by itself."""
+    """Return the branch from which an artifact of the store at `root` continues; None if it began from scratch."""
     wanted = next((one for one in manifest.inputs.values() if one.state), None)
     if wanted is None:
         return None

@@ -1,4 +1,4 @@
-"""Where things lie under a store's root.
+"""Layout of the folders and files under a store's root.
 
 <root>/format                           the version of this layout
 <root>/<stage>/<fingerprint>/           a finished artifact: payload, aux/, manifest.json
@@ -38,7 +38,7 @@ AUX = "aux"
 MIRROR = ".remote"
 _OURS = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
 _OURS |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
-"""What may stand in a root before its format does: `up` starts servers there before anything is built."""
+"""Names that may exist in a root before its format file: `up` starts servers there before anything is built."""
 _OF_THE_DISK = {"lost+found"}
 
 
@@ -56,7 +56,7 @@ class Layout:
 
     @cached_property
     def url(self) -> str:
-        """Where the artifacts are, if that is an object store; empty where they are in the root."""
+        """URL of the artifacts if they are on an object store; empty if they are in the root."""
         return url_of(self.root)
 
     def create(self) -> None:

@@ -18,7 +18,7 @@ import psutil
 RECORD = "shared_memory"
 """Records are called `shared_memory.<first rank of the node>.<host>`, and hold the first of their numbers."""
 NUMBERS = 64
-"""Of the datasets of one run; the first is so many times the process id of the node's first rank."""
+"""Numbers reserved for the datasets of one run; the first is NUMBERS times the process id of the node's first rank."""
 MEMORY = Path("/dev/shm")
 
 

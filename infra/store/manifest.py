@@ -175,12 +175,12 @@ def known_manifest(root: Path, wanted: Input) -> Manifest | None:
 
 
 def glance_folder(root: Path, manifest: Manifest) -> Path:
-    """Where `Store.peek` puts the few files of an artifact that were asked for, on a root on an object store."""
+    """Folder into which `Store.peek` puts the few requested files of an artifact, on a root on an object store."""
     return root / MIRROR / manifest.stage / f"{manifest.fingerprint}-{manifest.build_id}"
 
 
 def folder_of(root: Path, wanted: Input, manifest: Manifest) -> Path:
-    """Where what this machine has of an input is: its folder, or that of a glance at it."""
+    """Folder that holds this machine's copy of an input: the artifact's folder, or that of a glance at it."""
     folder = root / wanted.path
     return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)
 

@@ -23,12 +23,12 @@ Address = tuple[str, str, str]
 
 
 def address(manifest: Manifest | Input) -> Address:
-    """What names an artifact and its bytes."""
+    """Return the address that names an artifact and its bytes."""
     return manifest.stage, manifest.fingerprint, manifest.digest
 
 
 def measurements(manifests: Iterable[Manifest]) -> dict[Address, Manifest]:
-    """The newest measurement of each model that was measured, by the model's address."""
+    """Return the newest measurement of each measured model, by the model's address."""
     ordered = sorted((one for one in manifests if TRAINED in one.inputs), key=lambda one: one.age_key)
     return {address(one.inputs[TRAINED]): one for one in ordered}
 
@@ -51,7 +51,7 @@ def measurement_of(name: str) -> str:
 
 
 def is_measurement(name: str, names: Iterable[str]) -> bool:
-    """Whether a name among `names` is that of the measurement of another of them."""
+    """Return True if a name among `names` is that of the measurement of another of them."""
     return name.startswith(MEASURE) and name.removeprefix(MEASURE) in names
 
 

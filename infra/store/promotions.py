@@ -1,9 +1,9 @@
-"""Which model of each registered name is promoted: one file of the store, `promotions.json`, replaced as a whole.
+"""Promoted model of each registered name: one file of the store, `promotions.json`, replaced as a whole.
 
     {"demo": [{"registration": "register/0af1…", "model": "rlhf/77ab…", "digest": "…", "time": 1763700000.0}]}
 
-The last of a name's list is promoted; those before it are what a rollback goes back to. Of a root on an object store it
-is an object there, replaced only as the one that was read.
+The last entry of a name's list is promoted; a rollback returns to the entries before it. For a root on an object store,
+the file is an object there, which is replaced only if it is still the one that was read.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def opened(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, 
 
 
 def require_whole(store: Store, folder: Path, manifest: Manifest) -> None:
-    """Raises StageError `damaged` where a file that an artifact's digest names is missing or changed. What lies in aux/
-    tells how it was made, and is no part of it."""
+    """Raise StageError `damaged` if a file that an artifact's digest names is missing or changed. Files in aux/ record
+    how the artifact was made, and are not part of it."""
     payload, beside = (
         tuple(f"/{file.path}" for file in manifest.files if file.is_payload is one) for one in (True, False)
     )

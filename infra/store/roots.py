@@ -1,10 +1,10 @@
-"""Which folder of this machine a root is: the folder itself, or the cache of one on an object store.
+"""Local folder of a root: the root itself, or the cache of a root on an object store.
 
     --root s3://bucket/prefix   →   <cache>/<bucket>-<prefix>-<hash>/
 
-The cache of a root is an ordinary root, whose `remote.json` names the URL: work in progress, journals and what was
-downloaded lie there, and the artifacts are where the URL says (`infra.store.bucket.artifacts`). So a path to it is
-enough for whoever opens the store. <cache> is $STEMMA_CACHE, by default `stemma` in the user's cache folder
+The cache of a root is an ordinary root, whose `remote.json` names the URL. It contains work in progress, journals and
+downloads; the artifacts are at the URL (`infra.store.bucket.artifacts`). So a path to the cache is enough to open the
+store. <cache> is $STEMMA_CACHE, by default `stemma` in the user's cache folder
 ($XDG_CACHE_HOME, else ~/.cache); it is for one user of one machine, and may be deleted when nothing runs on it.
 """
 

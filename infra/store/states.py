@@ -1,10 +1,10 @@
-"""The whole states of a training that lie with its artifact, from which another training can go on.
+"""Whole training states kept with the training's artifact, from which another training can continue.
 
-aux/states.json          {batch: digest of the state after so many batches}
+aux/states.json          {batch: digest of the state after that number of batches}
 aux/state/ba000008000/   that state, a checkpoint as `training.checkpoint.folder` writes it
 
-They are no part of the model's digest. `stemma gc --states` removes states; their digests stay, so that what went on
-from one is still found.
+They are not part of the model's digest. `stemma gc --states` removes states; their digests stay, so that trainings that
+continued from a state can still be found.
 """
 
 from __future__ import annotations

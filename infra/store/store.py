@@ -88,7 +88,7 @@ class Store:
         lease_place.check(self.layout)
 
     def being_built(self) -> list[str]:
-        """`stage/fingerprint` of all that somebody builds right now."""
+        """Return `stage/fingerprint` of each artifact that is currently being built."""
         table = lease_place.existing(self.layout)
         living = Leases(table).living() if table is not None else []
         return [key for key in living if key.partition("/")[0] not in RESERVED]  # others are of `infra.store.at_work`
@@ -139,7 +139,7 @@ class Store:
         return self.layout.runs
 
     def location(self, manifest: Manifest) -> str:
-        """Where an artifact is, for people and records: its URL on an object store, else its folder."""
+        """Location of an artifact, for people and records: its URL on an object store, else its folder."""
         return self.remote.place(manifest) if self.remote else str(self.path(manifest))
 
     def fetch(
@@ -173,7 +173,7 @@ class Store:
         return place
 
     def _peek_state(self, wanted: Input) -> None:
-        """What `infra.store.branches` reads of the training that an artifact goes on from."""
+        """Fetch the files that `infra.store.branches` reads of the training from which an artifact continues."""
         if (manifest := self.find(wanted.stage, wanted.fingerprint)) is None or manifest.digest != wanted.digest:
             return
         for state in kept_states(self.peek(manifest, STATES)):
@@ -181,7 +181,7 @@ class Store:
                 self.peek(manifest, f"{STATE_FOLDER}/{state.folder.name}/{CLOCK}")
 
     def is_here(self, folder: Path, manifest: Manifest) -> bool:
-        """Whether the files of an artifact can be read without a download."""
+        """Return True if the files of an artifact can be read without a download."""
         return self.remote is None or not self._is_address(folder) or self._is_here(folder, manifest)
 
     def peek(self, manifest: Manifest, *paths: str, folder: Path | None = None) -> Path:
@@ -206,12 +206,13 @@ class Store:
         return self.peek(manifest, *(file.path for file in manifest.files if _says_something(file)), folder=folder)
 
     def _is_address(self, folder: Path) -> bool:
-        """Whether an artifact of this store may be at a folder."""
+        """Return True if an artifact of this store may be at a folder."""
         place = folder.absolute()
         return place.parent.parent == self.root and not place.parent.name.startswith(".")
 
     def _is_here(self, folder: Path, manifest: Manifest) -> bool:
-        """Of what was put beside it later, such as a card, a copy need not know."""
+        """Return True if the copy in a folder is complete. Files that were added to the artifact later, such as a card,
+        may be missing from it."""
         copy = _in_folder(folder)
         if copy is None or (copy.digest, copy.build_id) != (manifest.digest, manifest.build_id):
             return False
@@ -227,8 +228,8 @@ class Store:
     def _download(
         self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None], stopped: Stopped
     ) -> None:
-        """What an earlier download left behind is gone on from."""
-        self.layout.create()  # whoever only reads makes no store, but a cache of one has to know that it is one
+        """Download an artifact, resuming from the files of an earlier, interrupted download."""
+        self.layout.create()  # a reader creates no store, but the cache of a store has to be marked as one
         work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
         work.mkdir(parents=True, exist_ok=True)
         copy = replace(manifest, files=without_states(manifest))
@@ -328,8 +329,8 @@ class Store:
         return []
 
     def describe_files(self, folder: Path) -> tuple[File, ...]:
-        """Hashes every file under the folder of a build but its manifest, each once; whoever reads the store is to read
-        them all, so that each gets the rights of a new file first."""
+        """Hash every file under the folder of a build except its manifest, each once. Every reader of the store has to
+        be able to read them all, so each file is first given the permissions of a new file."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
         give_usual_rights(folder, paths)
         hashes = self.hashes.sha256(paths)
@@ -409,8 +410,8 @@ class Store:
         return manifest if self._has(unfinished, list(manifest.files)) else None
 
     def put_beside(self, manifest: Manifest, source: Path, name: str) -> None:
-        """Copies a small file to aux/<name> of a finished artifact, where it is in the manifest and no part of the
-        digest. Does nothing where it is there already, or while the artifact is built anew."""
+        """Copy a small file to aux/<name> of a finished artifact, where it is in the manifest but not in the digest. Do
+        nothing if it is there already, or while the artifact is being rebuilt."""
         folder, path = self.path(manifest), f"{AUX}/{name}"
         data = source.read_bytes()
         added = File(path, len(data), hashlib.sha256(data).hexdigest())
@@ -526,7 +527,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def disk_error(error: OSError | sqlite3.OperationalError, stage: str, folder: Path) -> Exception:
-    """The error a user should read for a failed write: a full disk is named as such, anything else stays as it is."""
+    """Return the error a user should read for a failed write: a full disk is named as such, other errors unchanged."""
     if not is_full(error):
         return error
     return full_disk(stage, folder, str(getattr(error, "filename", None) or folder))

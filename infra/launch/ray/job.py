@@ -165,7 +165,7 @@ class _Job:
         return [{_NODE_ID: f"!in({','.join(ids)})"} for _ in self._request.names] if ids else None
 
     def _awaited(self) -> str:
-        """What the job waits for."""
+        """Describe what the job waits for."""
         import ray
 
         request = self._request

@@ -23,7 +23,7 @@ from infra.process.tail import Tail
 from infra.project import PROJECT
 
 _BEGIN_S = 180.0
-"""How long a machine may take until its agent gives a sign."""
+"""Seconds that a machine may take until its agent gives a sign."""
 _ENDING_S = 60.0
 _POLL_S = 0.1
 

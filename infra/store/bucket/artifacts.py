@@ -64,7 +64,7 @@ class Remote:
         self._scratch = scratch
 
     def find(self, stage: str, name: str) -> Manifest | None:
-        """The manifest of an artifact as it is now; None if there is none that this version can read."""
+        """Return the current manifest of an artifact; None if there is none that this version can read."""
         found = self._read(stage, name)
         return found[0] if found else None
 
@@ -144,12 +144,12 @@ class Remote:
         side_by_side(fetch, list(files), stopped)
 
     def commit(self, manifest: Manifest, folder: Path, check: Callable[[], None], stopped: Stopped) -> Manifest:
-        """Uploads the files of a build and makes them the artifact of their address: what is it now, which is another
-        where that one has the same payload and every state of its training that this build kept, or where somebody
-        else was first.
+        """Upload the files of a build, make them the artifact at their address, and return the manifest there now.
 
-        One that was there and is whole stays under `<fingerprint>.<digest8>`. check: called before the last step, after
-        an upload that may take hours. Raises what it raises, and StageError `upload_lost` where files are gone by then.
+        The returned manifest is another build's if that build has the same payload and every training state that this
+        build kept, or if another machine was first. A whole artifact that was there before stays under
+        `<fingerprint>.<digest8>`. check: called before the last step, after an upload that may take hours. Raises
+        whatever `check` raises, and StageError `upload_lost` if files are gone by then.
         """
         current = self._read(manifest.stage, manifest.fingerprint)
         is_whole = current and current[0].digest == manifest.digest and self._is_whole(current[0], folder)
@@ -210,8 +210,8 @@ class Remote:
         return found[1] if found else ""
 
     def _is_whole(self, manifest: Manifest, folder: Path) -> bool:
-        """Whether the payload of an artifact is that of a folder, to the byte: whoever builds it again by force may do
-        so since a byte of it is wrong. Where an ETag does not tell, the object is read."""
+        """Return True if the payload of an artifact equals that of a folder byte for byte: a forced rebuild may be due
+        to one wrong byte. If the ETag is inconclusive, the object is read."""
         if self.differences(manifest):
             return False
         there = self._listed_files(manifest)
@@ -220,7 +220,8 @@ class Remote:
         return not self._damaged(manifest, [file for file in payload if file.path in doubtful])
 
     def _upload(self, manifest: Manifest, folder: Path, stopped: Stopped) -> None:
-        """What an upload that was broken off left is kept: an object is there whole or not at all."""
+        """Upload the missing files. Objects left by an interrupted upload are kept: an object exists whole or not at
+        all."""
         there = self._sizes(manifest)
         left = [file for file in manifest.files if there.get(file.path) != file.size]
 
@@ -240,12 +241,12 @@ class Remote:
         put_if(manifest.as_bytes(), self._manifest_url(manifest.stage, name), None)
 
     def _settled(self, manifest: Manifest) -> Manifest:
-        """Takes away the files below an address that no manifest there names."""
+        """Remove the files below an address that no manifest there names, and return `manifest`."""
         stage, fingerprint = manifest.stage, manifest.fingerprint
         named = [self.find(stage, name) for name in self._listed(stage) if name.partition(".")[0] == fingerprint]
         kept = {manifest.build_id, *(one.build_id for one in named if one)}
         below = f"{self.url}/{FILES}/{stage}/{fingerprint}"
-        for build in list_folders(below) if all(named) else ():  # of one that cannot be read nobody knows its files
+        for build in list_folders(below) if all(named) else ():  # the files of an unreadable manifest are not known
             if build not in kept:
                 remove_below(f"{below}/{build}")
         return manifest

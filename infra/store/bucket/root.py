@@ -1,4 +1,4 @@
-"""Whether a prefix of a bucket is a root, and how an empty one becomes one."""
+"""Roots on a bucket: check that a prefix is a root, and make an empty prefix one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _opened: set[tuple[str, str, bool]] = set()
 
 
 def open_root(url: str, *, make: bool) -> None:
-    """Looks once a process whether this is a root, and makes it one if it is empty and `make` says so.
+    """Check once per process that this is a root, and make it one if it is empty and `make` is True.
 
-    Raises ConfigError where the bucket is not there or does not let us in, for a place with anything else in it, for
-    another format, and for a server that cannot put on a condition; StageError as `infra.io.s3.persistently` does.
+    Raises ConfigError if the bucket does not exist or refuses access, if the place holds anything else, for another
+    format, and for a server without conditional puts; StageError as `infra.io.s3.persistently` does.
     """
     known = (url, os.environ.get("AWS_ENDPOINT_URL", ""), make)
     if known in _opened:

@@ -1,8 +1,8 @@
-"""What the machines of a root on an object store tell each other of pipeline runs.
+"""Records of pipeline runs that the machines of a root on an object store share.
 
 <url>/runs/<run id>.json         the journal and the result of a run that ended
-<url>/runs/going/<run id>.json   a run that has not ended: its host, and what it came to, see `infra.store.at_work`
-<url>/runs/trials/<run id>.json   of which sweep a run that has not ended is a trial
+<url>/runs/going/<run id>.json   a run that has not ended: its host and its artifacts, see `infra.store.at_work`
+<url>/runs/trials/<run id>.json   the sweep of which a run that has not ended is a trial
 <url>/runs/best/<sweep>/<who>.json   the best trial of a sweep on a machine
 """
 
@@ -37,17 +37,17 @@ class RemoteRuns:
         remove([object_at(self._going(run_id)), object_at(self._trial(run_id))])
 
     def put_trial(self, run_id: str, facts: dict[str, str]) -> None:
-        """Says of a run that is about to begin, on whichever machine, that it is a trial of a sweep."""
+        """Record that a run that is about to begin, on any machine, is a trial of a sweep."""
         put(json.dumps(facts).encode(), self._trial(run_id))
 
     def trial(self, run_id: str) -> dict[str, str] | None:
-        """What `put_trial` said; None for a run that is no trial."""
+        """Return the facts given to `put_trial`; None for a run that is not a trial."""
         found = read_object(self._trial(run_id))
         facts: dict[str, str] | None = parse_own_json(found[0]) if found else None
         return facts
 
     def going(self) -> list[dict[str, Any]]:
-        """What the runs that have not ended said last, with `run_id` and `modified`, the Unix time of that."""
+        """Return the last record of each run that has not ended, with `run_id` and `modified`, its Unix time."""
         found = []
         for item in list_objects(f"{self._url}/{GOING}/"):
             if content := read_object(str(item)):
@@ -56,7 +56,7 @@ class RemoteRuns:
         return found
 
     def best(self) -> list[tuple[str, str]]:
-        """(sweep, run id) of the best trial of each sweep, once a machine that ran it."""
+        """Return (sweep, run id) of the best trial of each sweep, one per machine that ran the sweep."""
         found = []
         for item in list_objects(f"{self._url}/{BEST}/"):
             if content := read_object(str(item)):
@@ -68,12 +68,12 @@ class RemoteRuns:
         put(json.dumps({"run_id": run_id}).encode(), f"{self._url}/{BEST}/{sweep}/{who}.json")
 
     def put(self, folder: Path) -> None:
-        """How a pipeline run ended and what it said, for machines that did not see it. folder: of its journal."""
+        """Publish the journal and the result of a pipeline run for other machines. folder: of its journal."""
         files = {name: (folder / name).read_text(encoding="utf8") for name in RUN_FILES}
         put(json.dumps(files).encode(), f"{self._url}/{folder.name}.json")
 
     def fetch(self, runs: Path) -> None:
-        """Brings the runs of other machines that ended to the folder of journals here."""
+        """Fetch the ended runs of other machines into the local folder of journals."""
 
         def fetch(url: str) -> None:
             if (found := read_object(url)) is None:
