@@ -41,7 +41,6 @@ class Room(NamedTuple):
     words: Hashes
     grams: Hashes
     marks: Hashes
-    code_marks: Hashes
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
@@ -50,8 +49,8 @@ class Room(NamedTuple):
 def _room_for(longest: int, ngram: int) -> Room:
     """longest: bytes of the longest text."""
     return Room(
-        np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64), np.empty(longest, np.uint64),
-        np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
+        np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64), np.empty(longest + 1, np.uint64),
+        np.empty(longest, np.int64), np.empty(longest, np.int64),
     )  # fmt: skip
 
 
@@ -61,7 +60,7 @@ def _hash_text(
 ) -> tuple[int, int]:
     """Write the n-grams of a text to the room; return the number of its words and of its n-grams."""
     if with_marks:
-        count = hash_marked_words(data, begin, end, tables, room.words, room.marks, room.code_marks)
+        count = hash_marked_words(data, begin, end, tables, room.words, room.marks, room.starts, room.ends)
         return count, hash_marked_ngrams(room.words, room.marks, count, ngram, room.grams)
     count = hash_words(data, begin, end, tables.words, room.words, room.starts, room.ends)
     return count, hash_ngrams(room.words, count, ngram, room.grams)

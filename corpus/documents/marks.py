@@ -49,7 +49,7 @@ _POINT = (1 << 24) - 1
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _CODE_MARKS = "!#$%&()*+-./:<=>?@[\\\\]^_{|}~"
-_CODE_SHOWN_BY = "#$&()*+;<=>@[\\\\]^_{|}~"
+_CODE_SHOWN_BY = "#$&()*+<=>@[\\\\]^_{|}~"
 """ASCII characters that tell code from prose by their number."""
 _PROSE_MARKS = "·°‰"
 CODE_SHARE = 4
@@ -66,16 +66,18 @@ class MarkTables(NamedTuple):
     words: (65536,) `corpus.documents.words.character_table`.
     codes: (65536,) the same with the bits above.
     accents: (65536,) the one or two combining characters of a letter, the second one in the upper half.
-    ascii: (128,) the bits _SHOWS_CODE to _LETTER of the characters of one byte.
+    folded: (256,) the folded letters and digits of ASCII, 0 for all other bytes.
+    ascii: (256,) the bits _SHOWS_CODE to _NOT_ASCII of a byte.
     """
 
     words: NDArray[np.int32]
     codes: NDArray[np.int32]
     accents: NDArray[np.uint32]
+    folded: NDArray[np.uint8]
     ascii: NDArray[np.uint8]
 
 
-_SHOWS_CODE, _IN_CODE, _IN_PROSE, _DIGIT, _LETTER = 1, 2, 4, 8, 16
+_SHOWS_CODE, _IN_CODE, _IN_PROSE, _DIGIT, _LETTER, _LINE_BREAK, _NOT_ASCII = 1, 2, 4, 8, 16, 32, 64
 
 
 @cache
@@ -97,21 +99,25 @@ def mark_tables() -> MarkTables:
         elif kind in ("Sm", "Sc") or character in _CODE_MARKS or character in _PROSE_MARKS or character in _DASHES:
             plain = "-" if character in _DASHES else unicodedata.normalize("NFKC", character)
             codes[code] = (ord(plain) if len(plain) == 1 else code) | MARK
-    ascii_classes = np.zeros(128, np.uint8)
+    ascii_classes = np.zeros(256, np.uint8)
+    ascii_classes[128:] = _NOT_ASCII
     for bit, members in (
         (_SHOWS_CODE, _CODE_SHOWN_BY),
         (_IN_CODE, _CODE_MARKS),
         (_IN_PROSE, "!#%*+-/<=>^~"),
         (_DIGIT, string.digits),
         (_LETTER, string.ascii_letters),
+        (_LINE_BREAK, "\n"),
     ):
         ascii_classes[[ord(member) for member in members]] |= bit
-    return MarkTables(character_table(), codes, accents, ascii_classes)
+    folded = np.zeros(256, np.uint8)
+    folded[:128] = np.where(ascii_classes[:128] & (_DIGIT | _LETTER), codes[:128], 0)
+    return MarkTables(character_table(), codes, accents, folded, ascii_classes)
 
 
 @kernel
 def _is_word(byte: int, ascii_classes: NDArray[np.uint8]) -> bool:
-    return byte >= 0x80 or ascii_classes[byte] & (_DIGIT | _LETTER) != 0
+    return ascii_classes[byte] & (_DIGIT | _LETTER | _NOT_ASCII) != 0
 
 
 @kernel
@@ -183,34 +189,70 @@ def hash_marked_words(
     tables: MarkTables,
     hashes: Hashes,
     marks: Hashes,
-    code_marks: Hashes,
+    mark_places: NDArray[np.int64],
+    mark_words: NDArray[np.int64],
 ) -> int:
     """Write the hash of each word of data[begin:end] with its marks, and that of its marks, 0 for none, to `marks`;
     return the number of words.
 
-    Marks are hashed as those of prose and of code, since the end of a passage shows which it is. A passage whose
-    letters show that it is tonal, unlike the one before it, is read once more. hashes, marks, code_marks: room for one
-    word per byte; code_marks is scratch.
+    The end of a passage shows whether it is code; the places of its marks are kept until then. A passage whose letters
+    show that it is tonal, unlike the one before it, is read once more. hashes: room for one word per byte; marks: for
+    one word more, which takes the marks that no word follows; mark_places, mark_words: one entry per byte, scratch.
     """
-    codes, accents, ascii_classes = tables.codes, tables.accents, tables.ascii
-    count = 0
+    codes, accents, folded, ascii_classes = tables.codes, tables.accents, tables.folded, tables.ascii
+    count = places = 0
     inside = False
-    value = pending = code_pending = np.uint64(0)
+    value = np.uint64(0)
     last_end = -1
     is_tonal = is_read_again = False
-    passage, passage_words, passage_pending = begin, 0, np.uint64(0)
+    passage, passage_words = begin, 0
+    marks[0] = 0
     shown = tones = accented = 0
     at = begin
     while True:
-        is_passage_end = at >= end
-        if not is_passage_end:
+        is_passage_end = False
+        # Most of most texts: ASCII words and what separates them.
+        while at < end:
+            letter = folded[data[at]]
+            if letter:
+                if not inside:
+                    inside = True
+                    value = np.uint64(0x9E3779B97F4A7C15)
+                while letter:
+                    value = (value ^ np.uint64(letter)) * np.uint64(0x100000001B3)
+                    at += 1
+                    if at >= end:
+                        break
+                    letter = folded[data[at]]
+                if at >= end:
+                    break
+            kind = ascii_classes[data[at]]
+            if kind & _NOT_ASCII:
+                break
+            if inside:
+                hashes[count] = mix64(value)
+                count += 1
+                inside = False
+            while not kind & (_LETTER | _DIGIT | _NOT_ASCII):
+                # Stored whether it is a mark or not, since a branch costs more.
+                mark_places[places], mark_words[places] = at, count
+                places += (kind & _IN_CODE) != 0
+                shown += kind & _SHOWS_CODE
+                at += 1
+                if kind & _LINE_BREAK:
+                    blank = at
+                    while blank < end and (data[blank] == 32 or data[blank] == 9 or data[blank] == 13):
+                        blank += 1
+                    is_passage_end = blank < end and data[blank] == 10
+                if is_passage_end or at >= end:
+                    break
+                kind = ascii_classes[data[at]]
+            if is_passage_end:
+                break
+        if at < end and not is_passage_end:
             here = at
             first = np.int32(data[at])
-            point = first
-            if first < 0x80:
-                code = codes[first]
-                at += 1
-            elif first < 0xE0 and at + 1 < end:
+            if first < 0xE0 and at + 1 < end:
                 point = (first & 0x1F) << 6 | (np.int32(data[at + 1]) & 0x3F)
                 code = codes[point]
                 at += 2
@@ -228,45 +270,9 @@ def hash_marked_words(
             else:
                 at = end
                 continue
-            if code > 0 and code < ALONE:
-                if not inside:
-                    inside = True
-                    value = np.uint64(0x9E3779B97F4A7C15)
-                    marks[count], code_marks[count] = pending, code_pending
-                    pending = code_pending = np.uint64(0)
-                value = (value ^ np.uint64(code)) * np.uint64(0x100000001B3)
-                if first >= 0xC3 and first < 0xF0:
-                    accent = accents[point]
-                    if accent:
-                        accented += 0x300 <= accent & 0xFFFF <= 0x303
-                        tones += 0x1EA0 <= point <= 0x1EF9 or 0x1A0 <= point <= 0x1B0 or 0x1CD <= point <= 0x1DC  # type: ignore[assignment]
-                        if is_tonal:
-                            value = (value ^ np.uint64(accent & 0xFFFF)) * np.uint64(0x100000001B3)
-                            if accent >> 16:
-                                value = (value ^ np.uint64(accent >> 16)) * np.uint64(0x100000001B3)
-                # The letters of one byte that follow need no more than this.
-                while at < end and data[at] < 0x80:
-                    code = codes[data[at]]
-                    if code <= 0 or code >= ALONE:
-                        break
-                    value = (value ^ np.uint64(code)) * np.uint64(0x100000001B3)
-                    at += 1
+            if code == IGNORED:
                 continue
-            if code == SEPARATOR:
-                if inside:
-                    hashes[count] = mix64(value)
-                    count += 1
-                    inside = False
-                if first == 10:
-                    blank = at
-                    while blank < end and (data[blank] == 32 or data[blank] == 9 or data[blank] == 13):
-                        blank += 1
-                    is_passage_end = blank < end and data[blank] == 10
-                if not is_passage_end:
-                    continue
-            elif code == IGNORED:
-                continue
-            elif code & (SIGN | TONE):
+            if code > 0 and code & (SIGN | TONE):
                 accented += 0x300 <= code & _POINT <= 0x303
                 tones += code & _POINT == 0x309 or code & _POINT == 0x323
                 if code & SIGN or is_tonal:
@@ -277,38 +283,38 @@ def hash_marked_words(
                         hashes[count - 1] = mix64(hashes[count - 1] ^ sign)
                         last_end = at
                 continue
-            elif code & (RAISED | ALONE) == RAISED:
+            if code > 0 and not code & (ALONE | MARK):
                 if not inside:
                     inside = True
                     value = np.uint64(0x9E3779B97F4A7C15)
-                    marks[count], code_marks[count] = pending, code_pending
-                    pending = code_pending = np.uint64(0)
                 value = (value ^ np.uint64(code & _POINT)) * np.uint64(0x100000001B3)
-                value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
+                if code & RAISED:
+                    value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
+                elif first < 0xF0:
+                    accent = accents[point]
+                    if accent:
+                        accented += 0x300 <= accent & 0xFFFF <= 0x303
+                        tones += 0x1EA0 <= point <= 0x1EF9 or 0x1A0 <= point <= 0x1B0 or 0x1CD <= point <= 0x1DC  # type: ignore[assignment]
+                        if is_tonal:
+                            value = (value ^ np.uint64(accent & 0xFFFF)) * np.uint64(0x100000001B3)
+                            if accent >> 16:
+                                value = (value ^ np.uint64(accent >> 16)) * np.uint64(0x100000001B3)
                 continue
-            else:
-                if inside:
-                    hashes[count] = mix64(value)
-                    count += 1
-                    inside = False
-                if code & MARK:
-                    mark = code & _POINT
-                    kind = ascii_classes[mark] if mark < 0x80 else _IN_CODE | _IN_PROSE
-                    shown += kind & _SHOWS_CODE
-                    # In code, a dot before a name is a mark, that of a sentence is not.
-                    if kind & _IN_CODE and (mark != 46 or (at < end and _is_word(data[at], ascii_classes))):
-                        code_pending = mix64((code_pending ^ np.uint64(mark)) * np.uint64(0x100000001B3) + np.uint64(1))
-                    if kind & _IN_PROSE and _counts_in_prose(data, begin, here, at, end, point, mark, ascii_classes):
-                        pending = mix64((pending ^ np.uint64(mark)) * np.uint64(0x100000001B3) + np.uint64(1))
-                else:
-                    value = np.uint64(code & (ALONE | _POINT))
-                    marks[count], code_marks[count] = pending, code_pending
-                    pending = code_pending = np.uint64(0)
-                    if code & RAISED:
-                        value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
-                    hashes[count], last_end = mix64(value), at
-                    count += 1
-                continue
+            if inside:
+                hashes[count] = mix64(value)
+                count += 1
+                inside = False
+            if code & MARK:
+                mark_places[places], mark_words[places] = here, count
+                places += 1
+                shown += code & _POINT < 0x80 and ascii_classes[code & _POINT] & _SHOWS_CODE != 0
+            elif code & ALONE:
+                value = np.uint64(code & (ALONE | _POINT))
+                if code & RAISED:
+                    value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
+                hashes[count], last_end = mix64(value), at
+                count += 1
+            continue
         if inside:
             hashes[count] = mix64(value)
             count += 1
@@ -317,26 +323,58 @@ def hash_marked_words(
         shows_tones = tones * TONAL_SHARE >= words if tones else words >= 4 and accented >= words
         if accented + tones > 0 and shows_tones != is_tonal and not is_read_again:
             at, count, is_tonal, is_read_again = passage, passage_words, shows_tones, True
-            pending = code_pending = passage_pending
         else:
-            is_code = shown >= 3 and shown * CODE_SHARE >= words
-            if is_code:
-                marks[passage_words:count] = code_marks[passage_words:count]
-                pending = code_pending
-            else:
-                code_pending = pending
-            for word in range(passage_words, count):
-                if marks[word]:
-                    hashes[word] = mix64(hashes[word] ^ marks[word])
+            marks[passage_words + 1 : count + 1] = 0
+            if places:
+                is_code = shown >= 3 and shown * CODE_SHARE >= words
+                _add_marks(data, begin, end, tables, is_code, mark_places[:places], mark_words, marks)
+            if places or marks[passage_words]:
+                for word in range(passage_words, count):
+                    if marks[word]:
+                        hashes[word] = mix64(hashes[word] ^ marks[word])
             if at >= end:
                 break
-            passage, passage_words, passage_pending, is_read_again = at, count, pending, False
+            passage, passage_words, is_read_again = at, count, False
         last_end = -1
-        shown = tones = accented = 0
-    if pending and count:
-        hashes[count - 1] = mix64(hashes[count - 1] ^ pending)
-        marks[count - 1] ^= pending
+        places = shown = tones = accented = 0
+    if marks[count] and count:
+        hashes[count - 1] = mix64(hashes[count - 1] ^ marks[count])
+        marks[count - 1] ^= marks[count]
     return count
+
+
+@kernel
+def _add_marks(
+    data: Bytes,
+    begin: int,
+    end: int,
+    tables: MarkTables,
+    is_code: bool,
+    places: NDArray[np.int64],
+    words: NDArray[np.int64],
+    marks: Hashes,
+) -> None:
+    """Hash the marks of a passage that carry meaning into `marks` of the words that follow them."""
+    for number in range(places.size):
+        here = places[number]
+        first = np.int32(data[here])
+        if first < 0x80:
+            point, after = first, here + 1
+        elif first < 0xE0:
+            point, after = (first & 0x1F) << 6 | (np.int32(data[here + 1]) & 0x3F), here + 2
+        else:
+            second, third = np.int32(data[here + 1]) & 0x3F, np.int32(data[here + 2]) & 0x3F
+            point, after = (first & 0x0F) << 12 | second << 6 | third, here + 3
+        mark = tables.codes[point] & _POINT
+        kind = tables.ascii[mark] if mark < 0x80 else _IN_CODE | _IN_PROSE
+        if is_code:
+            # A dot before a name is a mark, that of a sentence is not.
+            counts = kind & _IN_CODE and (mark != 46 or (after < end and _is_word(data[after], tables.ascii)))
+        else:
+            counts = kind & _IN_PROSE and _counts_in_prose(data, begin, here, after, end, point, mark, tables.ascii)
+        if counts:
+            word = words[number]
+            marks[word] = mix64((marks[word] ^ np.uint64(mark)) * np.uint64(0x100000001B3) + np.uint64(1))
 
 
 @kernel
