@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.planted import SHARED, real_texts
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import hashes_of, read_items
+from corpus.decontaminate.items import read_items, words_of
 from corpus.decontaminate.stage import decontaminate
 from corpus.documents.parts import DocumentWriter, make_document
 from evaluation.benchmark_text import benchmark_text
@@ -51,7 +51,7 @@ def planted(texts: list[str], items: list[str]) -> set[int]:
     """Puts 500 of the items into texts; returns which."""
     generator = random.Random(17)
     places = generator.sample(range(len(texts)), 500)
-    long = [item for item in items if len(hashes_of(item)) >= NGRAM]
+    long = [item for item in items if words_of(item).number >= NGRAM]
     for number, (place, item) in enumerate(zip(places, generator.sample(long, 500), strict=True)):
         changed = re.sub(r"[^\w\s]", "", item).upper() if number % 2 else item
         half = len(texts[place]) // 2

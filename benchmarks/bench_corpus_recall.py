@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from benchmarks.planted import SHARED, real_texts
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import hashes_of, make_index, read_items
+from corpus.decontaminate.items import make_index, read_items, words_of
 from corpus.decontaminate.kernels import Searcher
 from evaluation.benchmark_text import benchmark_text
 from evaluation.config import BenchmarkTask, BenchmarkTextConfig
@@ -77,6 +77,12 @@ def lettered(raw: Raw) -> str:
     return f"{raw.question}\n{listed}\nAnswer: {ABC[raw.choices.index(raw.right)]}" if raw.choices else template(raw)
 
 
+def between(raw: Raw) -> str:
+    """The choices in a list without letters, then the answer itself."""
+    listed = "".join(f"\n- {choice}" for choice in raw.choices)
+    return f"{raw.question}{listed}\n{raw.right}"
+
+
 def record(raw: Raw) -> str:
     return json.dumps(
         {
@@ -106,6 +112,7 @@ LAYOUTS: dict[str, Callable[[Raw], str]] = {
     "with answer": answered,
     "template": template,
     "lettered": lettered,
+    "choices between": between,
     "JSON": record,
     "CSV": table,
     "HTML quiz": quiz,
@@ -241,7 +248,7 @@ def main() -> None:
             rows = Counter()
             for number, item in enumerate(planted):
                 counted = item.question if layout == "question" else f"{item.question} {item.right}"
-                is_long = hashes_of(counted).size >= MIN_WORDS
+                is_long = words_of(counted).number >= MIN_WORDS
                 mine = any(
                     items[owner].task == task and int(items[owner].item) == number
                     for gram, _, _ in hits.get(number, ())

@@ -93,7 +93,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=4,
+            version=5,
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",
@@ -103,7 +103,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "benchmark_text",
             about="The text of every test item that the models will be asked; there where data are cleared of it.",
-            version=3,
+            version=4,
             config=BenchmarkTextConfig,
             section=True,
             function="evaluation.benchmark_text:benchmark_text",
@@ -112,7 +112,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that hold no test item of the benchmarks.",
-            version=3,
+            version=4,
             config=DecontaminateConfig,
             section=True,
             function="corpus.decontaminate.stage:decontaminate",
@@ -199,7 +199,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=4,
+            version=5,
             config=InstructionsConfig,
             section=True,
             function="corpus.instructions:instructions",
@@ -209,7 +209,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=7,
+            version=8,
             config=PreferencesConfig,
             section=True,
             function="corpus.preferences:preferences",

@@ -13,7 +13,9 @@ class MatchConfig(Config):
     """When a test item counts as found in a text (GPT-3, Brown et al., 2020, appendix C)."""
 
     ngram: int = Field(13, ge=2, le=50)
-    """Words of an item that must follow each other in a document; items with fewer words are matched whole (GPT-3)."""
+    """Words of an item that must follow each other in a document; items with fewer words are matched whole (GPT-3). In
+    scripts without spaces between words, characters stand for them: 1.5 for a word of Chinese, 2 of Japanese, 4 of
+    Thai, Lao, Khmer and Burmese."""
     min_words: int = Field(8, ge=1)
     """Items with fewer words count only where they stand alone, from one line or sentence end to the next: as a part of
     a sentence they are common phrases (GPT-3's smallest n is 8). A question with fewer words counts together with its

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.kernels import Index
-from corpus.documents.words import Hashes, character_table, hash_ngrams, hash_words
+from corpus.documents.words import Bytes, Hashes, character_table, hash_ngrams, hash_script_ngrams, hash_words, words_in
 from infra.io.json import read_own_json_lines
 
 SHARED_BY_ITEMS = 10
@@ -84,22 +84,25 @@ def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[Index, Owner
     whole, alone, questions = Grams(), Grams(), Answers()
     for number, item in enumerate(items):
         for text in dict.fromkeys(form for raw in item.texts for form in forms_of(raw)):
-            words = hashes_of(text)
-            (whole if words.size >= config.min_words else alone).add(words, min(words.size, config.ngram), number)
+            words = words_of(text)
+            if words.number >= config.min_words:
+                whole.add(words, config.ngram, number)
+            else:
+                alone.add_whole(words, number)
         for text in dict.fromkeys(form for raw in item.parts for form in forms_of(raw)):
-            words = hashes_of(text)
-            if words.size >= max(config.min_words, PART_WORDS):
-                whole.add(words, min(words.size, config.ngram), number)
+            words = words_of(text)
+            if words.number >= max(config.min_words, PART_WORDS):
+                whole.add(words, config.ngram, number)
         for answer in item.answers:
             for question, right in zip(forms_of(answer.question), forms_of(answer.answer), strict=True):
-                questions.add(hashes_of(question), hashes_of(right), answer.within, number, config.min_words)
+                questions.add(words_of(question), words_of(right), answer.within, number, config.min_words)
     tasks = {task: number for number, task in enumerate(dict.fromkeys(item.task for item in items))}
     task_of = np.array([tasks[item.task] for item in items], np.int64)
     passage_of = _passages(items)
     grams, owners = whole.grouped(task_of, passage_of)
     others, other_owners = alone.grouped(task_of, passage_of)
     asked, answer_owners = questions.grouped(task_of, passage_of)
-    index = Index(whole.lengths(), grams, others, int(alone.lengths().max(initial=0)), **asked)
+    index = Index(config.ngram, whole.lengths(), grams, others, int(alone.lengths().max(initial=0)), **asked)
     return index, owners.followed_by(other_owners).followed_by(answer_owners)
 
 
@@ -112,7 +115,7 @@ def _passages(items: Sequence[Item]) -> NDArray[np.int64]:
                 (
                     first_with.setdefault((item.task, part), number)
                     for part in item.parts
-                    if len(part.split()) >= PASSAGE_WORDS
+                    if words_of(part).number >= PASSAGE_WORDS
                 ),
                 default=number,
             )
@@ -137,14 +140,22 @@ class Grams:
         self._items = [np.zeros(0, np.int64)]
         self._lengths: set[int] = set()
 
-    def add(self, words: Hashes, size: int, item: int) -> None:
-        """The n-grams of `size` words of a text with these words."""
-        if not words.size:
-            return
-        grams = np.empty(words.size, np.uint64)
-        self._grams.append(grams[: hash_ngrams(words, words.size, size, grams)])
-        self._items.append(np.full(self._grams[-1].size, item))
-        self._lengths.add(size)
+    def add(self, words: Words, ngram: int, item: int) -> None:
+        """The n-grams of a text, whose size is that of its script; a text of fewer words gives one of all."""
+        count = words.hashes.size
+        grams, sizes = np.empty(count, np.uint64), np.empty(count, np.int64)
+        filled = hash_script_ngrams(words.data, words.starts, words.hashes, count, ngram, grams, sizes)
+        self._enter(grams[:filled], sizes[:filled], item)
+
+    def add_whole(self, words: Words, item: int) -> None:
+        """All words of a text as one n-gram."""
+        if size := words.hashes.size:
+            self._enter(np.array([_hash_of_all(words.hashes)], np.uint64), np.array([size]), item)
+
+    def _enter(self, grams: Hashes, sizes: NDArray[np.int64], item: int) -> None:
+        self._grams.append(grams)
+        self._items.append(np.full(grams.size, item))
+        self._lengths.update(sizes.tolist())
 
     def lengths(self) -> NDArray[np.int64]:
         return np.array(sorted(self._lengths), np.int64)
@@ -171,11 +182,12 @@ class Answers:
         self._rows: set[tuple[int, int, int, int, int]] = set()
         self._longest = 0
 
-    def add(self, question: Hashes, answer: Hashes, within: int, item: int, min_words: int) -> None:
+    def add(self, question: Words, answer: Words, within: int, item: int, min_words: int) -> None:
         """Adds them where the question alone has too few words, and both together have enough."""
-        if answer.size and 0 < question.size < min_words <= question.size + answer.size:
-            self._longest = max(self._longest, question.size)
-            self._rows.add((_hash_of_all(question), _hash_of_all(answer), answer.size, within, item))
+        if answer.number and 0 < question.number < min_words <= question.number + answer.number:
+            self._longest = max(self._longest, question.hashes.size)
+            sizes = answer.hashes.size, within, item
+            self._rows.add((_hash_of_all(question.hashes), _hash_of_all(answer.hashes), *sizes))
 
     def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[dict[str, Any], Owners]:
         """The fields of an Index that are about questions, and the item of each answer. task_of, passage_of: of each
@@ -209,12 +221,22 @@ def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.i
     return found
 
 
-def hashes_of(text: str) -> Hashes:
-    """The hashes of a text's words."""
+class Words(NamedTuple):
+    """The words of a text, characters in scripts without spaces. data: its UTF-8; hashes, starts: (W,), of each word;
+    number: how many words these are, those of scripts without spaces estimated."""
+
+    data: Bytes
+    hashes: Hashes
+    starts: NDArray[np.int64]
+    number: float
+
+
+def words_of(text: str) -> Words:
     data = np.frombuffer(text.encode(), np.uint8)
-    words = np.empty(data.size, np.uint64)
+    hashes = np.empty(data.size, np.uint64)
     starts, ends = np.empty(data.size, np.int64), np.empty(data.size, np.int64)
-    return words[: hash_words(data, 0, data.size, character_table(), words, starts, ends)]
+    count = hash_words(data, 0, data.size, character_table(), hashes, starts, ends)
+    return Words(data, hashes[:count], starts[:count], words_in(data, starts, count))
 
 
 def _hash_of_all(words: Hashes) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from corpus.documents.words import Bytes, Hashes, character_table, hash_ngrams, hash_words, text_buffers
+from corpus.documents.words import Bytes, Hashes, character_table, has_unspaced, hash_ngrams, hash_words, text_buffers
 from infra.native import kernel
 
 FILTER_BITS = 16
@@ -18,6 +18,7 @@ FILTER_BITS = 16
 class Index(NamedTuple):
     """The hashes that are looked for.
 
+    ngram: words of an n-gram; those of more words are of scripts without spaces between words.
     lengths: (L,) how many words the n-grams have, and the texts that are shorter and matched whole. grams: (G,) the
     hashes of all of these, ascending. alone: (A,) the hashes of whole texts that count only where they stand alone,
     ascending; longest_alone: the most words that one has.
@@ -26,6 +27,7 @@ class Index(NamedTuple):
     answer_words words and beginning at most `within` words after the question.
     """
 
+    ngram: int
     lengths: NDArray[np.int64]
     grams: Hashes
     alone: Hashes
@@ -59,11 +61,32 @@ def _find(hashes: Hashes, wanted: np.uint64) -> int:
     return low if low < hashes.size and hashes[low] == wanted else -1
 
 
+_SENTENCE_ENDS = (
+    0x0589,  # ։ of Armenian
+    0x061B, 0x061F, 0x06D4,  # ؛ ؟ ۔ of Arabic and Urdu
+    0x0964, 0x0965,  # । ॥ of Devanagari and other scripts of India
+    0x104B, 0x17D4, 0x17D5,  # ။ of Burmese, ។ ៕ of Khmer
+    0x1362, 0x1364, 0x1365, 0x1367,  # ። ፤ ፥ ፧ of Ethiopic
+    0x2026, 0x2028, 0x2029,  # … and separators of lines and paragraphs
+    0x3002, 0xFF01, 0xFF0E, 0xFF1A, 0xFF1B, 0xFF1F, 0xFF61,  # 。 ！ ． ： ； ？ ｡
+)  # fmt: skip
+"""Marks that end a sentence or clause as ASCII's do. Thai and Lao have none."""
+
+
 @kernel
 def _ends_sentence(data: Bytes, begin: int, end: int) -> bool:
     """Whether a line or sentence ends between two words."""
-    for byte in data[begin:end]:  # noqa: SIM110 - numba compiles no any()
-        if byte in (10, 13, 33, 46, 58, 59, 63):  # line breaks ! . : ; ?
+    for at in range(begin, end):
+        first = np.int32(data[at])
+        if first in (10, 13, 33, 46, 58, 59, 63):  # line breaks ! . : ; ?
+            return True
+        if 0xC0 <= first < 0xE0 and at + 1 < end:
+            point = (first & 0x1F) << 6 | (np.int32(data[at + 1]) & 0x3F)
+        elif 0xE0 <= first < 0xF0 and at + 2 < end:
+            point = (first & 0x0F) << 12 | (np.int32(data[at + 1]) & 0x3F) << 6 | (np.int32(data[at + 2]) & 0x3F)
+        else:
+            continue
+        if point in _SENTENCE_ENDS:
             return True
     return False
 
@@ -131,8 +154,13 @@ def find_items(
     for text in range(begins.size - 1):
         begin = begins[text]
         count = hash_words(data, begin, begins[text + 1], table, words, starts, ends)
+        unspaced = (
+            index.lengths.size > 0
+            and index.lengths[-1] > index.ngram
+            and has_unspaced(data, begin, begins[text + 1], starts, count)
+        )
         for length in index.lengths:
-            if length > count:
+            if length > count or (length > index.ngram and not unspaced):
                 continue
             for i in range(hash_ngrams(words, count, length, hashes)):
                 if gram_flags[hashes[i] >> gram_shift] == 0:

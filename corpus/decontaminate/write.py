@@ -46,7 +46,7 @@ class FindItems:
         texts = read_table(part, ["text"])["text"]
         with np.load(self.index) as arrays:
             fields = {name: arrays[name] for name in Index._fields}
-        counts = {name: int(fields[name]) for name in ("longest_alone", "longest_question")}
+        counts = {name: int(fields[name]) for name in ("ngram", "longest_alone", "longest_question")}
         hits = Searcher(Index(**{**fields, **counts}))(texts)
         np.save(out / "hits.npy", hits)
         return {"documents": len(texts), "bytes": texts.nbytes}

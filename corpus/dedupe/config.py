@@ -56,7 +56,8 @@ class NearDuplicates(Config):
     """Jaccard similarity of the two sets of word n-grams from which on a document is a near duplicate (0.8: Lee et al.,
     2022)."""
     ngram: int = Field(5, ge=1, le=32)
-    """Words in an n-gram (5: Lee et al., 2022, and datatrove)."""
+    """Words in an n-gram (5: Lee et al., 2022, and datatrove). In scripts without spaces between words, characters
+    stand for them: 7 for 5 words of Chinese, 9 of Japanese, 17 of Thai, Lao, Khmer and Burmese."""
     marks: bool = True
     """Count marks that carry meaning as part of the words: operators and brackets of code, signs of numbers, + and # of
     C++ and C#, vowel and tone signs. Code, formulas and texts that differ in these alone are no duplicates then. false

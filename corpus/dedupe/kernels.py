@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.documents.marks import MarkTables, hash_marked_ngrams, hash_marked_words
-from corpus.documents.words import Bytes, Hashes, hash_ngrams, hash_words, mix64
+from corpus.documents.marks import MarkTables, add_marks_at_the_ends, hash_marked_words
+from corpus.documents.words import Bytes, Hashes, has_unspaced, hash_ngrams, hash_script_ngrams, hash_words, mix64
 from infra.native import kernel
 
 SET_LIMIT = 16_384
@@ -36,13 +36,14 @@ def hash_texts(data: Bytes, begins: NDArray[np.int64], out: Hashes) -> None:
 
 
 class Room(NamedTuple):
-    """Room for the words and n-grams of one text."""
+    """Room for the words and n-grams of one text, and scratch."""
 
     words: Hashes
     grams: Hashes
     marks: Hashes
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
 
 
 @kernel
@@ -50,7 +51,7 @@ def _room_for(longest: int, ngram: int) -> Room:
     """longest: bytes of the longest text."""
     return Room(
         np.empty(longest, np.uint64), np.empty(longest + ngram * ngram, np.uint64), np.empty(longest + 1, np.uint64),
-        np.empty(longest, np.int64), np.empty(longest, np.int64),
+        np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64),
     )  # fmt: skip
 
 
@@ -59,11 +60,18 @@ def _hash_text(
     data: Bytes, begin: int, end: int, tables: MarkTables, with_marks: bool, ngram: int, room: Room
 ) -> tuple[int, int]:
     """Write the n-grams of a text to the room; return the number of its words and of its n-grams."""
+    words, starts = room.words, room.starts
     if with_marks:
-        count = hash_marked_words(data, begin, end, tables, room.words, room.marks, room.starts, room.ends)
-        return count, hash_marked_ngrams(room.words, room.marks, count, ngram, room.grams)
-    count = hash_words(data, begin, end, tables.words, room.words, room.starts, room.ends)
-    return count, hash_ngrams(room.words, count, ngram, room.grams)
+        count = hash_marked_words(data, begin, end, tables, words, starts, room.marks, room.ends, room.sizes)
+    else:
+        count = hash_words(data, begin, end, tables.words, words, starts, room.ends)
+    if has_unspaced(data, begin, end, starts, count):
+        size = hash_script_ngrams(data, starts, words, count, ngram, room.grams, room.sizes)
+    else:
+        size = hash_ngrams(words, count, ngram, room.grams)
+    if with_marks:
+        size = add_marks_at_the_ends(words, room.marks, count, ngram, size, room.grams)
+    return count, size
 
 
 @kernel

@@ -32,7 +32,6 @@ from corpus.documents.words import (
     Hashes,
     character_table,
     folded_code_points,
-    hash_ngrams,
     mix64,
 )
 from infra.native import kernel
@@ -188,16 +187,18 @@ def hash_marked_words(
     end: int,
     tables: MarkTables,
     hashes: Hashes,
+    starts: NDArray[np.int64],
     marks: Hashes,
     mark_places: NDArray[np.int64],
     mark_words: NDArray[np.int64],
 ) -> int:
-    """Write the hash of each word of data[begin:end] with its marks, and that of its marks, 0 for none, to `marks`;
-    return the number of words.
+    """Write the hash of each word of data[begin:end] with its marks, its place, and the hash of its marks, 0 for none,
+    to `marks`; return the number of words.
 
     The end of a passage shows whether it is code; the places of its marks are kept until then. A passage whose letters
-    show that it is tonal, unlike the one before it, is read once more. hashes: room for one word per byte; marks: for
-    one word more, which takes the marks that no word follows; mark_places, mark_words: one entry per byte, scratch.
+    show that it is tonal, unlike the one before it, is read once more. hashes, starts: room for one word per byte;
+    marks: for one word more, which takes the marks that no word follows; mark_places, mark_words: one entry per byte,
+    scratch.
     """
     codes, accents, folded, ascii_classes = tables.codes, tables.accents, tables.folded, tables.ascii
     count = places = 0
@@ -218,6 +219,7 @@ def hash_marked_words(
                 if not inside:
                     inside = True
                     value = np.uint64(0x9E3779B97F4A7C15)
+                    starts[count] = at
                 while letter:
                     value = (value ^ np.uint64(letter)) * np.uint64(0x100000001B3)
                     at += 1
@@ -287,6 +289,7 @@ def hash_marked_words(
                 if not inside:
                     inside = True
                     value = np.uint64(0x9E3779B97F4A7C15)
+                    starts[count] = here
                 value = (value ^ np.uint64(code & _POINT)) * np.uint64(0x100000001B3)
                 if code & RAISED:
                     value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
@@ -312,7 +315,7 @@ def hash_marked_words(
                 value = np.uint64(code & (ALONE | _POINT))
                 if code & RAISED:
                     value = (value ^ np.uint64(accents[point])) * np.uint64(0x100000001B3)
-                hashes[count], last_end = mix64(value), at
+                hashes[count], starts[count], last_end = mix64(value), here, at
                 count += 1
             continue
         if inside:
@@ -378,10 +381,9 @@ def _add_marks(
 
 
 @kernel
-def hash_marked_ngrams(words: Hashes, marks: Hashes, count: int, n: int, out: Hashes) -> int:
-    """As `corpus.documents.words.hash_ngrams`, with more hashes for the words with marks at either end, so that a mark
-    changes n of them wherever it is: C++ as the first word of a text too. out: room for count + n * n."""
-    filled = hash_ngrams(words, count, n, out)
+def add_marks_at_the_ends(words: Hashes, marks: Hashes, count: int, n: int, filled: int, out: Hashes) -> int:
+    """Add hashes to the n-grams of a text for the words with marks at either end, so that a mark changes n of them
+    wherever it is: C++ as the first word of a text too. Return the number of hashes. out: room for count + n * n."""
     if count < n:
         return filled
     for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams

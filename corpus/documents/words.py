@@ -1,8 +1,8 @@
 """Words of UTF-8 text as 64-bit hashes, compiled: what dedupe and decontaminate compare texts by.
 
 A word is a run of letters and digits, in lower case and without accents; all else separates. A character of a script
-that puts no space between words (Han, Kana, Thai, …) is a word by itself. `corpus.documents.marks` reads the same
-words together with the marks that carry meaning.
+that puts no space between words (Han, Kana, Thai, …) is hashed like a word, and n-grams that begin with one are longer:
+see `ngram_size`. `corpus.documents.marks` reads the same words together with the marks that carry meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Hashes = NDArray[np.uint64]
 
 SEPARATOR, IGNORED = 0, -1
 ALONE = 1 << 24
-"""Marks a character that is a word by itself."""
+"""Marks a character of a script without spaces between words."""
 BASIC = 1 << 16
 _UNSPACED = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -32,6 +32,10 @@ _UNSPACED = (
     (0x3400, 0x9FFF),  # Han
     (0xF900, 0xFAFF),  # Han, compatibility forms
 )
+CHARACTERS_PER_WORD = {"han": 1.5, "kana": 2.0, "southeast": 4.0}
+"""Mean word length of Chinese, of Japanese, and of Thai, Lao, Khmer and Burmese, whose words no space separates. The
+Universal Declaration of Human Rights has 1.4 to 1.5, 2.1 to 2.2, and 4.1 to 5.1 characters for a word of English."""
+_HAN, _KANA, _SOUTHEAST = CHARACTERS_PER_WORD.values()
 _UNCHANGED = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3))
 """Letters of Han and Hangul, which have no case and no accents: two thirds of all code points below U+10000."""
 _SEPARATORS = (0xD800, 0xF8FF)
@@ -149,6 +153,81 @@ def hash_words(
         hashes[count], ends[count] = mix64(value), end
         count += 1
     return count
+
+
+@kernel
+def characters_per_word(data: Bytes, at: int) -> float:
+    """How many characters like the one at data[at] a word has on average; 1 for words between spaces."""
+    first = np.int32(data[at])
+    if first < 0xE0:
+        return 1.0
+    second, third = np.int32(data[at + 1]) & 0x3F, np.int32(data[at + 2]) & 0x3F
+    point = (first & 0x0F) << 12 | second << 6 | third
+    if first >= 0xF0:
+        point = (first & 0x07) << 18 | second << 12 | third << 6
+        return _HAN if point >= 0x20000 else 1.0
+    if 0x0E00 <= point <= 0x0EFF or 0x1000 <= point <= 0x109F or 0x1780 <= point <= 0x17FF:
+        return _SOUTHEAST
+    if 0x3040 <= point <= 0x30FF:
+        return _KANA
+    return _HAN if 0x3400 <= point <= 0x9FFF or 0xF900 <= point <= 0xFAFF else 1.0
+
+
+@kernel
+def ngram_size(characters: float, n: int) -> int:
+    """The characters of an n-gram of a script whose words have so many on average, n for one with spaces.
+
+    A word that is replaced changes as many n-grams per word as in a script with spaces: n.
+    """
+    return int(characters * (n - 1) + 1.5)
+
+
+@kernel
+def words_in(data: Bytes, starts: NDArray[np.int64], count: int) -> float:
+    """How many words a text has, those of scripts without spaces estimated by their characters."""
+    total = 0.0
+    for word in range(count):
+        total += 1.0 / characters_per_word(data, starts[word])
+    return total
+
+
+@kernel
+def has_unspaced(data: Bytes, begin: int, end: int, starts: NDArray[np.int64], count: int) -> bool:
+    """Whether any word of data[begin:end] is a character of a script without spaces between words."""
+    largest = np.uint8(0)
+    for byte in data[begin:end]:
+        largest = max(largest, byte)
+    if largest >= 0xE0:  # the first byte of characters of three bytes and more
+        for word in range(count):
+            if characters_per_word(data, starts[word]) > 1:
+                return True
+    return False
+
+
+@kernel
+def hash_script_ngrams(
+    data: Bytes, starts: NDArray[np.int64], words: Hashes, count: int, n: int, out: Hashes, sizes: NDArray[np.int64]
+) -> int:
+    """As `hash_ngrams`, with the n of each script: each n-gram has the size of the script that it begins with.
+
+    Words at the end that are in none of them get one more. sizes: the number of words of each n-gram; room for `count`,
+    as in `out`.
+    """
+    filled = covered = 0
+    for word in range(count):
+        size = ngram_size(characters_per_word(data, starts[word]), n)
+        if word + size > count:
+            continue
+        hash_ngrams(words[word : word + size], size, size, out[filled:])
+        sizes[filled] = size
+        filled += 1
+        covered = word + size if word + size > covered else covered
+    if covered < count:
+        size = min(count, ngram_size(characters_per_word(data, starts[covered]), n))
+        hash_ngrams(words[count - size : count], size, size, out[filled:])
+        sizes[filled] = size
+        filled += 1
+    return filled
 
 
 @kernel

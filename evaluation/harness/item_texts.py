@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from corpus.decontaminate.items import Answer, Item
+from corpus.decontaminate.items import Answer, Item, words_of
 
 LONGEST_NGRAM = 50
 """The largest `decontaminate.ngram`: more words of a question before an answer add nothing."""
@@ -51,7 +51,7 @@ def question_item(
     parts += [f"{tail} {choice}" for choice in choices]
     if choices:
         parts += [" ".join((tail, *some)) for some in (choices, _labelled(choices, "ABC"), _labelled(choices, "123"))]
-    within = WORDS_BETWEEN + sum(len(choice.split()) + WORDS_OF_A_CHOICE for choice in choices)
+    within = WORDS_BETWEEN + sum(words_of(choice).hashes.size + WORDS_OF_A_CHOICE for choice in choices)
     asked = [line for line in lines[-1:] if len(line.split()) < LONGEST_NGRAM]
     answers = [Answer(line, answer, within) for line in asked for answer in right]
     return Item(task, str(number), _distinct(texts), _distinct(parts), answers)

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from benchmarks.planted import all_pairs, ngrams_of, planted, real_texts, words_of
 from corpus.dedupe.config import DedupeConfig, choose_bands
 from corpus.dedupe.stage import dedupe
-from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents
 from corpus.documents.marks import hash_marked_words, mark_tables
+from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents
 from corpus.documents.words import character_table, hash_words
 from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
@@ -295,7 +295,9 @@ def test_hashes_of_words_with_marks_stay_as_they_are():
     )
     data = np.frombuffer(text.encode(), np.uint8)
     words, marks = np.zeros(data.size, np.uint64), np.zeros(data.size + 1, np.uint64)
-    places, words_of_marks = np.zeros(data.size, np.int64), np.zeros(data.size, np.int64)
-    count = hash_marked_words(data, 0, data.size, mark_tables(), words, marks, places, words_of_marks)
+    starts, places, words_of_marks = (np.zeros(data.size, np.int64) for _ in range(3))
+    count = hash_marked_words(data, 0, data.size, mark_tables(), words, starts, marks, places, words_of_marks)
+    shown = [text.encode()[start:].decode()[0] for start in starts[:count]]
+    assert "".join(shown[:6]) == "Iw1CaC" and "中文のがは" in "".join(shown)
     digest = hashlib.sha256(words[:count].tobytes() + marks[:count].tobytes()).hexdigest()
     assert (count, digest[:16]) == (48, "c19f15193bc4b5a4")

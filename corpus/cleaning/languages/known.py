@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+from corpus.documents.words import CHARACTERS_PER_WORD
+
 STOP_LISTS = {
     "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
     "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish", "de": "German", "el": "Greek",
@@ -34,8 +36,6 @@ MIN_STOP_WORD_SHARE = 0.1
 """Smallest share of stop words in prose: good prose has 0.2 to 0.5."""
 MEASURED_CHARACTERS = 20_000
 """A language is found in the beginning of a text."""
-CHARACTERS_PER_WORD = {"han": 1.5, "kana": 2.0, "southeast": 4.0}
-"""Mean word length of Chinese, of Japanese, and of Thai, Lao, Khmer and Burmese, whose words no space separates."""
 MAX_SENTENCE_CHARACTERS = 200
 """Largest mean distance between marks or spaces in a script without spaces between words: decoded noise has none."""
 _BLOCKS = {
