@@ -3,6 +3,9 @@ markup nor their bytes become prose."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from infra.errors import StageError, stage_error
 from infra.io.sources import Place
 
@@ -35,6 +38,7 @@ UNREAD = {
     ".rar": ("RAR archive", _UNPACK),
 }
 """Formats that are refused by name: what they are called, and what to do."""
+_BINARY = ("binary", "take them off the paths, or convert them to text")
 MAGIC = {b"%PDF-": ".pdf", b"{\\rtf": ".rtf", b"%!PS": ".ps", b"PK\x03\x04": ".zip", b"AT&TFORM": ".djvu"}
 """What files of such formats open with, whatever they are called."""
 
@@ -51,17 +55,41 @@ def refuse_format(place: Place, suffix: str) -> StageError:
     return stage_error("unread_format", str(place), f"expected text, found {article} {what}, which is not read", fix)
 
 
+class UnreadFiles(NamedTuple):
+    """Files of one format that no reader reads. format: its name, "binary" for what has none in UNREAD."""
+
+    format: str
+    files: tuple[Place, ...]
+    fix: str
+
+    @property
+    def note(self) -> str:
+        """Their number and format, and one of them."""
+        kind = self.format if self.format.endswith("archive") else f"{self.format} file"
+        return f"{len(self.files):,} {kind}{'s' if len(self.files) > 1 else ''}, e.g. {self.files[0]}"
+
+
+def by_unread_format(files: Iterable[tuple[Place, str]]) -> list[UnreadFiles]:
+    """Files that no reader reads by their formats. files: each with its suffix in UNREAD, or with "" for a binary file
+    of another format."""
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for place, suffix in files:
+        groups.setdefault(UNREAD.get(suffix, _BINARY), []).append(place)
+    return [UnreadFiles(name, tuple(places), fix) for (name, fix), places in groups.items()]
+
+
 def refuse_by_magic(start: bytes, place: Place) -> None:
     """Raise StageError `unread_format` for a file that opens as one of a format in UNREAD."""
-    if suffix := _suffix_by_magic(start):
+    if suffix := suffix_by_magic(start):
         raise refuse_format(place, suffix)
 
 
 def named_by_magic(start: bytes | str) -> str:
     """The name of the format in UNREAD that a record's content opens as; "" for text."""
-    suffix = _suffix_by_magic(start.encode("utf-8", "replace") if isinstance(start, str) else start)
+    suffix = suffix_by_magic(start.encode("utf-8", "replace") if isinstance(start, str) else start)
     return UNREAD[suffix][0] if suffix else ""
 
 
-def _suffix_by_magic(start: bytes) -> str:
+def suffix_by_magic(start: bytes) -> str:
+    """The suffix in UNREAD of what a file opens as; "" for none of them."""
     return next((suffix for magic, suffix in MAGIC.items() if start.startswith(magic)), "")

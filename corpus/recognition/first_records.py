@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.documents.quarantine import Rejected
-from corpus.readers.config import DatasetSelection, FileSelection, InstructionOptions, PreferenceOptions
-from corpus.readers.plan import FilePart
+from corpus.readers.config import (
+    DatasetSelection,
+    FileSelection,
+    InstructionOptions,
+    PairOptions,
+    PreferenceOptions,
+    TextOptions,
+)
+from corpus.readers.plan import FilePart, format_of, suffix_of
+from corpus.readers.streams import refuse_binary
+from corpus.readers.unread import MAGIC_BYTES, UnreadFiles, by_unread_format, suffix_by_magic
 from infra.errors import Problem, StageError
+from infra.io.bounded import opened
 from infra.io.sources import SCHEME, Place, by_name, files_below, size_of
 
 LOOKED_AT = 20
 """Records of a source. One that cannot be read is put aside later; where none of so many can, the key is wrong."""
+SNIFFED = 1000
+"""Files of a source that are opened to see whether they are text."""
 
 
 def first_record_problems(config: IngestConfig | InstructionsConfig | PreferencesConfig) -> list[Problem]:
@@ -34,6 +46,13 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
                 problems += empty
                 continue
             places = [place for place in by_name(source.places()) if not isinstance(place, Path) or place.exists()]
+            assert isinstance(source, TextOptions | PairOptions)
+            if unread := unread_files(source, places):
+                if not isinstance(source, TextOptions) or source.broken_files == "stop":
+                    problems += [_unread(one, len(places), source, key) for one in unread]
+                    continue
+                aside = {file for one in unread for file in one.files}
+                places = [place for place in places if place not in aside]
             filled = next((place for place in places if size_of(place)), None)
             if filled is not None:
                 problems += _of_records(source, filled, key)
@@ -42,6 +61,32 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
         except StageError as error:
             problems += error.problems
     return problems
+
+
+def unread_files(source: TextOptions | PairOptions, places: Iterable[Place]) -> list[UnreadFiles]:
+    """The files of a source that no reader reads, by format: seen from their names, and from the beginning of the first
+    SNIFFED of them on disk whose names do not give a format. Raises StageError `missing_source`, `corrupt_file`."""
+    found: list[tuple[Place, str]] = []
+    sniffed = 0
+    for place in places:
+        kind = format_of(source, place)
+        if kind == "unread":
+            found.append((place, suffix_of(place)))
+        elif kind == "text" and isinstance(place, Path) and sniffed < SNIFFED:
+            sniffed += 1
+            with opened(place) as stream:
+                try:
+                    refuse_binary(stream, place, source.encoding)
+                except StageError:
+                    found.append((place, suffix_by_magic(stream.peek(MAGIC_BYTES))))
+    return by_unread_format(found)
+
+
+def _unread(unread: UnreadFiles, files: int, source: TextOptions | PairOptions, key: str) -> Problem:
+    code = "binary_source" if unread.format == "binary" else "unread_format"
+    message = f"of {files:,} files no reader reads {unread.note}"
+    aside = "; `broken_files: quarantine` puts them aside" if isinstance(source, TextOptions) else ""
+    return Problem(code, f"{key}.paths", message, unread.fix + aside)
 
 
 def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterator[Problem]:

@@ -22,10 +22,11 @@ from corpus.pairs.rankings import answers_field, is_scored
 from corpus.preferences import pairs_of
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments
 from corpus.readers.hub import CARD, SPLITS, STATE, card_lists_files
-from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format
+from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format, suffix_of
 from corpus.readers.record import Record, Unreadable, field_names, is_given, pick, text_fields
 from corpus.readers.records import records_in
 from corpus.readers.streams import refuse_binary
+from corpus.readers.unread import MAGIC_BYTES, by_unread_format, suffix_by_magic
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.bounded import opened
 from infra.io.json import BadJson, parse_json
@@ -141,14 +142,16 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
     by_form: dict[tuple[str, str], list[Place]] = {}
     for place in places:
         by_form.setdefault((_format(place), _suffix(place) if len(places) > 1 else ""), []).append(place)
-    unread = {key: files for key, files in by_form.items() if not key[0]}
-    for (_, suffix), files in unread.items():
-        notes.append(f"{path}: {len(files):,} files {suffix or files[0].name} hold no text and are left out")
+    unread = by_unread_format(
+        (file, _unread_suffix(file)) for (kind, _), files in by_form.items() if not kind for file in files
+    )
+    notes += [f"{path}: left out, since no reader reads them: {one.note}; {one.fix}" for one in unread]
     readable = {key: files for key, files in by_form.items() if key[0]}
     if not readable:
         raise ConfigError(
-            Problem(
-                "unreadable_source", str(places[0]), "expected text or records, found a binary file", "convert it first"
+            *(
+                Problem("unreadable_source", path, f"expected text or records, found {one.note}", one.fix)
+                for one in unread
             )
         )
     joined = _joined(readable)
@@ -205,6 +208,14 @@ def _format(place: Place) -> str:
         return "jsonl" if isinstance(parse_json(first_line), dict) else "text"
     except BadJson:
         return "text"
+
+
+def _unread_suffix(place: Place) -> str:
+    """The suffix in UNREAD of a file that no reader reads, by its name or its first bytes; "" for another one."""
+    if named_format(place) == "unread":
+        return suffix_of(place)
+    with opened(place) as stream:
+        return suffix_by_magic(stream.peek(MAGIC_BYTES))
 
 
 def _is_dataset(folder: Path) -> bool:

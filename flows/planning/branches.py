@@ -4,13 +4,15 @@ learning rate and in the order of the data, and the chat template that a model b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from corpus.config import READS_RECORDS
+from corpus.readers.config import FileDocuments
 from corpus.readers.selected import left_out
+from corpus.recognition.first_records import unread_files
 from corpus.tokens.chat_format import has_other_template
 from flows.config.graph import Graph
 from flows.planning.plan import PlannedStage
@@ -46,13 +48,22 @@ def branch_notes(nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, st
 
 
 def file_notes(nodes: Graph) -> dict[str, str]:
-    """A line for each step whose folders hold files that it leaves out: side files, and those of other splits."""
+    """Lines for each step whose folders hold files that it leaves out: side files and those of other splits, and those
+    that no reader reads where the source puts them aside."""
     return {
         name: "\n".join(notes)
         for name, node in nodes.items()
         if isinstance(node.config, READS_RECORDS)
-        if (notes := [note for _, _, note in left_out(node.config.read, name)])
+        if (notes := [*(note for _, _, note in left_out(node.config.read, name)), *_put_aside(node.config.read, name)])
     }
+
+
+def _put_aside(sources: Sequence[object], section: str) -> Iterator[str]:
+    for index, source in enumerate(sources):
+        if isinstance(source, FileDocuments) and source.broken_files == "quarantine":
+            there = (place for place in source.places() if not isinstance(place, Path) or place.exists())
+            for unread in unread_files(source, there):
+                yield f"{section}.read.{index}: put aside, since no reader reads them: {unread.note}"
 
 
 def chat_notes(nodes: Graph) -> dict[str, str]:

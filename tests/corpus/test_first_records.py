@@ -91,3 +91,28 @@ def test_a_folder_whose_first_file_is_empty_is_read_at_the_next(tmp_path: Path) 
     (tmp_path / "a.jsonl").write_text("")
     (problem,) = first_record_problems(IngestConfig(read=[files(str(tmp_path))]))
     assert problem.code == "empty_source"
+
+
+def test_files_that_no_reader_reads_are_counted_by_format(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, start in {
+        "a.txt": b"A text.",
+        "b.pdf": b"%PDF-1.7",
+        "c.pdf": b"%PDF-1.7",
+        "d": b"%PDF-1.7",
+        "e.zip": b"PK\x03\x04",
+        "f.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    }.items():
+        (tmp_path / "in" / name).write_bytes(start)
+    problems = first_record_problems(IngestConfig(read=[files(str(tmp_path / "in"))]))
+    assert [(problem.code, problem.path, problem.message) for problem in problems] == [
+        ("unread_format", "ingest.read.0.paths", f"of 6 files no reader reads 3 PDF files, e.g. {tmp_path}/in/b.pdf"),
+        ("unread_format", "ingest.read.0.paths", f"of 6 files no reader reads 1 ZIP archive, e.g. {tmp_path}/in/e.zip"),
+        ("binary_source", "ingest.read.0.paths", f"of 6 files no reader reads 1 binary file, e.g. {tmp_path}/in/f.png"),
+    ]
+    assert "docling" in problems[0].fix and "unpack" in problems[1].fix
+    (tmp_path / "in" / "0.pdf").write_bytes(b"%PDF-1.7")  # the first by name
+    aside = IngestConfig(read=[files(str(tmp_path / "in"), broken_files="quarantine")])
+    assert first_record_problems(aside) == []
+    named = IngestConfig(read=[files(str(tmp_path / "in" / "*.txt"))])
+    assert first_record_problems(named) == []

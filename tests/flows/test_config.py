@@ -274,6 +274,25 @@ def test_a_missing_source_is_named_before_anything_runs(run: Callable[..., Answe
         assert str(tmp_path / "gone.txt") in error["message"]
 
 
+def test_check_names_files_that_no_reader_reads(run: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.txt").write_text("A text of some words.\n")
+    for name in ("a.pdf", "c.pdf"):
+        (tmp_path / "in" / name).write_bytes(b"%PDF-1.7")
+    source = {"kind": "files", "paths": ["in"]}
+    answers = [
+        run("check", write_config(tmp_path / f"{aside}.yaml", content), "--root", tmp_path / "store")
+        for aside in ("stop", "quarantine")
+        for content in [{"name": "x", "ingest": {"read": [{**source, "broken_files": aside}]}}]
+    ]
+    assert [(answer.code, [error["code"] for error in answer.document["errors"]]) for answer in answers] == [
+        (1, ["unread_format"]),
+        (0, []),
+    ]
+    assert "of 3 files no reader reads 2 PDF files, e.g. " in answers[0].document["errors"][0]["message"]
+    assert "ingest.read.0: put aside, since no reader reads them: 2 PDF files" in answers[1].rows()["ingest"]["note"]
+
+
 def test_all_missing_files_of_an_evaluation_are_told_and_how_a_task_is_mirrored(
     run: Callable[..., Answer], tmp_path: Path
 ) -> None:

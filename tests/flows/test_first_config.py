@@ -219,13 +219,16 @@ def test_a_folder_is_recognised(made: Callable[[Path], Path], documents: int, no
 def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
     lines(tmp_path / "data" / "chats.jsonl", rows_of(INSTRUCTIONS["openai"][0]))
     (tmp_path / "data" / "book.txt").write_text(PROSE)
-    (tmp_path / "data" / "scan.pdf").write_bytes(b"%PDF-1.7 \0")
+    for name in ("scan.pdf", "letter.pdf", "named_after_nothing"):
+        (tmp_path / "data" / name).write_bytes(b"%PDF-1.7 \0")
+    (tmp_path / "data" / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     found, notes = look(str(tmp_path / "data"))
     assert {one.kind: one.source["paths"] for one in found} == {
         "instructions": [f"{tmp_path}/data/**/*.jsonl"],
         "documents": [f"{tmp_path}/data/**/*.txt"],
     }
-    assert "files .pdf hold no text" in notes[0]
+    assert "3 PDF files, e.g. " in notes[0] and "docling" in notes[0]
+    assert f"1 binary file, e.g. {tmp_path}/data/photo.png" in notes[1]
 
 
 @pytest.mark.parametrize(
