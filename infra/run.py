@@ -71,6 +71,7 @@ class Run:
     mapper: what brings partitions to workers (see `infra.process.partitions`); None for processes of this machine.
     checkpoint_place: the folder on S3 to which checkpoints of this very build are uploaded, and where they are looked
         for; empty for none.
+    answers_dir: a folder for the answers of endpoints, which all builds of a store share; by default in work_dir.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Run:
         listen: Callable[[], None] = lambda: None,
         mapper: Mapper | None = None,
         checkpoint_place: str = "",
+        answers_dir: Path | None = None,
     ) -> None:
         self.work_dir = work_dir
+        self.answers_dir = answers_dir or work_dir / "answers"
         self.checkpoint_place = checkpoint_place
         self.mapper = mapper
         self.launch = launch or LaunchConfig()

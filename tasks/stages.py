@@ -18,6 +18,7 @@ from corpus.config import (
 )
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.dedupe.config import DedupeConfig
+from corpus.generation.config import GenerateConfig
 from corpus.mix.config import MixConfig
 from evaluation.config import (
     BenchmarksConfig,
@@ -47,6 +48,7 @@ CORPUS_STEPS: dict[str, Kind] = {
     "validate": "verdict",
     "clean": "documents",
     "dedupe": "documents",
+    "generate": "documents",
     "decontaminate": "documents",
     "mix": "documents",
     "validate_clean": "verdict",
@@ -97,6 +99,16 @@ STAGES: dict[str, Stage] = {
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",
+            inputs=(needs("documents"),),
+            makes="documents",
+        ),
+        Stage(
+            "generate",
+            about="Documents written by a language model from those at hand.",
+            version=1,
+            config=GenerateConfig,
+            section=True,
+            function="corpus.generation.stage:generate",
             inputs=(needs("documents"),),
             makes="documents",
         ),

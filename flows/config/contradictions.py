@@ -7,6 +7,7 @@ from pathlib import Path
 
 from corpus.config import DATA_KINDS, IngestConfig, ShardConfig, TokenizerConfig, ValidateConfig
 from corpus.documents.source_names import unknown_source
+from corpus.generation.config import GenerateConfig
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
 from evaluation.config.mitigations import MitigationsConfig
@@ -39,6 +40,7 @@ _NEEDS = {
     "validate": ("ingest",),
     "clean": ("ingest",),
     "dedupe": ("ingest",),
+    "generate": ("ingest",),
     "decontaminate": ("ingest",),
     "mix": ("ingest",),
     "tokenizer": ("ingest",),
@@ -53,7 +55,7 @@ _NEEDS = {
     "register": ("base model",),
 }
 
-DOCUMENT_STAGES = {"clean", "dedupe", "decontaminate", "mix"}
+DOCUMENT_STAGES = {"clean", "dedupe", "generate", "decontaminate", "mix"}
 """They read documents and give documents."""
 
 NEEDS_TEXT = {"sft", "reward_model", "preference_tuning", "rlhf", "benchmarks", "safety"}
@@ -218,7 +220,8 @@ def _sources_of(shards: Node, nodes: Graph) -> set[str]:
     read = [nodes[one] for one in ancestors(nodes, [shards.id])]
     if any(one.adopted and one.stage.makes in ("documents", "shards") for one in read):
         return set()
-    return {name for one in read if isinstance(one.config, IngestConfig) for name in one.config.names()}
+    ingested = {name for one in read if isinstance(one.config, IngestConfig) for name in one.config.names()}
+    return ingested | {one.config.name for one in read if isinstance(one.config, GenerateConfig)}
 
 
 def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: Node, nodes: Graph) -> Iterator[Problem]:

@@ -114,6 +114,7 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     verdict = check("ingest", "documents")
     documents = add("clean", documents="ingest", requires=[verdict]) or "ingest"
     documents = add("dedupe", documents=documents, requires=[verdict]) or documents
+    documents = add("generate", documents=documents, requires=[verdict]) or documents
     items = add("benchmark_text")
     documents = add("decontaminate", documents=documents, benchmark_text=items, requires=[verdict]) or documents
     documents = add("mix", documents=documents, requires=[verdict]) or documents

@@ -12,6 +12,7 @@
 <root>/sweeps/<id>/                     trials and page of a `stemma sweep`
 <root>/feedback/<round>/                answers that people judge, and what they said, see `stemma feedback`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
+<root>/answers/                         answers of endpoints to `generate`; what is removed is asked for again
 
 Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.bucket.artifacts`
 says where the artifacts are.
@@ -32,7 +33,10 @@ from infra.store.roots import RECORD, url_of
 
 FORMAT = 1
 MARKER = "format"
-RESERVED = frozenset({"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror"})
+ANSWERS = "answers"
+RESERVED = frozenset(
+    {"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror", ANSWERS}
+)
 MANIFEST = "manifest.json"
 AUX = "aux"
 MIRROR = ".remote"
@@ -79,6 +83,11 @@ class Layout:
 
     def work(self, stage: str, fingerprint: str) -> Path:
         return self.root / ".work" / stage / fingerprint
+
+    @property
+    def answers(self) -> Path:
+        """What endpoints have answered, for all builds."""
+        return self.root / ANSWERS
 
     def unfinished(self, stage: str) -> list[Path]:
         """The work folders of a stage's builds that have not ended in an artifact."""
@@ -129,7 +138,13 @@ def _no_store(root: Path, message: str) -> ConfigError:
     return ConfigError(Problem("not_a_store", str(root), message, "name a store, or an empty or new folder, as --root"))
 
 
-PARTS = {".work": "unfinished_gb", "mlflow": "mlflow_gb", "servers": "servers_gb", "runs": "runs_gb"}
+PARTS = {
+    ".work": "unfinished_gb",
+    "mlflow": "mlflow_gb",
+    "servers": "servers_gb",
+    "runs": "runs_gb",
+    ANSWERS: "answers_gb",
+}
 """Folders of a store that are no artifacts; what is not listed counts as artifacts."""
 
 

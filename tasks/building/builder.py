@@ -281,6 +281,7 @@ class Build:
             keeps_memory=self.node.stage.keeps_memory,
             claim=asdict(self.lease.claim),
             checkpoint_place=self._checkpoint_place(),
+            answers=str(self.store.layout.answers),
         )
 
     def _checkpoint_place(self) -> str:

@@ -57,7 +57,7 @@ class Job:
     keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
     measurement: the folder for the measurement of the model that is trained, empty too; "" if there is no measurement.
     claim: the lease that it works under, as `infra.leases.lease.Claim`; empty for work that has none.
-    checkpoint_place: see `infra.run.Run`.
+    checkpoint_place, answers: see `infra.run.Run`.
     """
 
     node: str
@@ -71,6 +71,7 @@ class Job:
     keeps_memory: bool = False
     claim: dict[str, Any] = field(default_factory=dict)
     checkpoint_place: str = ""
+    answers: str = ""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf8")
@@ -203,6 +204,7 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
             listen=listen,
             mapper=mapper,
             checkpoint_place=job.checkpoint_place,
+            answers_dir=Path(job.answers) if job.answers else None,
         )
         return _build(job, run, word)
 

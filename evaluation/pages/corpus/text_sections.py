@@ -44,8 +44,10 @@ def sources(corpus: Corpus) -> Section:
     aside = {row.get("name", row["source"]): row for row in corpus.json("ingest", "aux/sources.json") or []}
     shards = corpus.json("shard", "meta.json").get("sources", {})
     rows = []
-    for name, read in first.items():
-        left = last.get(name, {"documents": 0, "bytes": 0})
+    nothing = {"documents": 0, "bytes": 0}
+    generated = {name: {**one, **nothing} for name, one in last.items() if name not in first}
+    for name, read in {**first, **generated}.items():
+        left = last.get(name, nothing)
         train = shards.get(name, {}).get("train", {})
         rows.append(
             [
@@ -57,7 +59,7 @@ def sources(corpus: Corpus) -> Section:
                 size(read["bytes"]),
                 f"{left['documents']:,}",
                 size(left["bytes"]),
-                percent(left["bytes"] / max(1, read["bytes"])),
+                percent(left["bytes"] / read["bytes"]) if read["bytes"] else "–",
                 f"{train['tokens']:,}" if train else "–",
             ]
         )
@@ -74,8 +76,9 @@ def sources(corpus: Corpus) -> Section:
         "training tokens",
     ]
     note = "Put aside: records that could not be read, with file, line and reason in ingest's aux/quarantine.jsonl."
-    unstated = [name for name, read in first.items() if not read["licence"]]
-    lead = f"{count(len(first), 'source')}." + (f" No licence is stated for {', '.join(unstated)}." if unstated else "")
+    unstated = [name for name, read in {**first, **generated}.items() if not read["licence"]]
+    lead = f"{count(len(first) + len(generated), 'source')}."
+    lead += f" No licence is stated for {', '.join(unstated)}." if unstated else ""
     return Section("sources", "Sources", lead, tables=[Table("", columns, rows, note, numeric=(3, 4, 5, 6, 7, 8, 9))])
 
 

@@ -11,7 +11,10 @@ from evaluation.pages.words import (
 )
 from evaluation.results.pipeline import PipelineResults
 
-DATA_STAGES = ("ingest", "clean", "dedupe", "decontaminate", "mix", "tokenizer", "shard", "instructions", "preferences")
+DATA_STAGES = (
+    *("ingest", "clean", "dedupe", "generate", "decontaminate", "mix", "tokenizer", "shard", "instructions"),
+    "preferences",
+)
 
 
 def data(pipeline: PipelineResults) -> Section:
@@ -32,7 +35,13 @@ def data(pipeline: PipelineResults) -> Section:
             "A document is counted under the first rule that it breaks, so that later rules look milder than they are."
         )
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
-    for id, what in (("dedupe", "Duplicates"), ("decontaminate", "Test items"), ("mix", "Mixture")):
+    notes = {
+        "dedupe": "Duplicates",
+        "generate": "Written by a language model",
+        "decontaminate": "Test items",
+        "mix": "Mixture",
+    }
+    for id, what in notes.items():
         if (one := pipeline.get(id)) and one.headline:
             lead.append(f"{what}: {one.headline}.")
     meta = (shard.read_json("meta.json") if shard else None) or {}

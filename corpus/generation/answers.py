@@ -1,0 +1,79 @@
+"""Answers of endpoints, kept on the disk by the request that they are to: none is paid for twice."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infra.errors import StageError, stage_error
+from infra.io.json import parse_own_json
+
+FILE = "answers.sqlite"
+_BUSY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an endpoint wrote.
+
+    finish: why it ended, in OpenAI's words: stop, length, content_filter. model: the name that the endpoint gives.
+    prompt_tokens, completion_tokens: as the endpoint counts them; 0 where it does not.
+    """
+
+    text: str
+    finish: str = "stop"
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def fault(self) -> str:
+        """failed, empty or truncated; "" for a whole answer."""
+        if self.finish == "content_filter":
+            return "failed"
+        if not self.text.strip():
+            return "empty"
+        return "truncated" if self.finish == "length" else ""
+
+
+class AnswerStore:
+    """A file of answers that any number of processes of one machine may use at once. An answer that was put is on the
+    disk when `put` returns. Raises StageError `bad_answers_file` for a file that SQLite cannot read or write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Read by the event loop and written by a thread of it: SQLite serialises the two.
+            self._file = sqlite3.connect(self.path, timeout=_BUSY_S, check_same_thread=False)
+            with self._file:
+                self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+        except (sqlite3.Error, OSError) as error:
+            raise self._damaged(error) from error
+
+    def get(self, key: str) -> Answer | None:
+        try:
+            with closing(self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,))) as rows:
+                found = rows.fetchone()
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+        return Answer(**parse_own_json(found[0], self.path)) if found else None
+
+    def put(self, answers: Iterable[tuple[str, Answer]]) -> None:
+        rows = [(key, json.dumps(asdict(answer), ensure_ascii=False)) for key, answer in answers]
+        try:
+            with self._file:
+                self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _damaged(self, error: sqlite3.Error | OSError) -> StageError:
+        fix = "make room on the disk, or move the file away: what it holds is then asked for again"
+        return stage_error("bad_answers_file", str(self.path), f"the kept answers cannot be used: {error}", fix)
