@@ -68,7 +68,8 @@ def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir
     nobody knows is put aside.
     Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
-    figures, headline = write_pairs(config, "instructions", partial(_pairs, config), inputs, out_dir, run)
+    sources = {f"instructions.read.{index}": source for index, source in enumerate(config.read)}
+    figures, headline = write_pairs(config, "instructions", sources, partial(_pairs, config), inputs, out_dir, run)
     return Result(figures, headline)
 
 

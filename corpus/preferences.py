@@ -60,7 +60,9 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
     Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
     seen = Tally()
-    figures, headline = write_pairs(config, "preferences", partial(_pairs, config, seen), inputs, out_dir, run)
+    sources = {f"preferences.read.{index}": source for index, source in enumerate(config.read)}
+    read = partial(_pairs, config, seen)
+    figures, headline = write_pairs(config, "preferences", sources, read, inputs, out_dir, run)
     return Result({**figures, **seen.figures()}, headline)
 
 

@@ -18,7 +18,7 @@ from corpus.config import (
 )
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.dedupe.config import DedupeConfig
-from corpus.generation.config import GenerateConfig
+from corpus.generation.config import GenerateConfig, GenerateInstructionsConfig
 from corpus.mix.config import MixConfig
 from evaluation.config import (
     BenchmarksConfig,
@@ -216,6 +216,15 @@ STAGES: dict[str, Stage] = {
             section=True,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
+            makes="instructions",
+        ),
+        Stage(
+            "generate_instructions",
+            about="Prompts with their responses, written by a language model from documents.",
+            version=1,
+            config=GenerateInstructionsConfig,
+            function="corpus.generation.instructions:generate_instructions",
+            inputs=(needs("documents"), may_have("benchmark_text", "test_items")),
             makes="instructions",
         ),
         Stage(

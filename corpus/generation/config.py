@@ -243,7 +243,7 @@ class GenerateInstructionsConfig(GenerationConfig):
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     near_prompts: NearPrompts | None = NearPrompts()
-    """Near-duplicate prompts, none of which is on the other side of the split; null compares nothing."""
+    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
     decontaminate: MatchConfig | None = MatchConfig()
     """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
     max_quarantine_share: ClassVar[float] = 0.0

@@ -132,6 +132,7 @@ class Endpoint:
             del named["max_tokens"]
         content = json.dumps(named, ensure_ascii=False).encode()
         attempts = self._config.attempts
+        fault = _Fault("")
         for attempt in range(1, attempts + 1):
             async with self._slots:
                 await self._turn()
@@ -141,23 +142,24 @@ class Endpoint:
                     await self._keep(key, found)
                     self._count_tokens(found)
                     return found
-            if found.status in _REFUSED or 300 <= found.status < 400:
-                raise self._error("endpoint_refused", found.reason, _REFUSED.get(found.status, "correct endpoint.url"))
-            if found.after_s > LONGEST_RETRY_AFTER_S:
-                message = f"{found.reason}; it asks for a pause of {found.after_s / 3600:.1f} hours"
+            fault = found
+            if fault.status in _REFUSED or 300 <= fault.status < 400:
+                raise self._error("endpoint_refused", fault.reason, _REFUSED.get(fault.status, "correct endpoint.url"))
+            if fault.after_s > LONGEST_RETRY_AFTER_S:
+                message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
                 raise self._error("rate_limited", message, "run it again then: it goes on from the kept answers")
-            if not found.is_repeated:
-                return Failure(found.reason)
+            if not fault.is_repeated:
+                return Failure(fault.reason)
             if attempt < attempts:
-                if found.after_s:  # it means all requests, not this one alone
-                    self._paused_until = max(self._paused_until, self._now() + found.after_s)
+                if fault.after_s:  # it means all requests, not this one alone
+                    self._paused_until = max(self._paused_until, self._now() + fault.after_s)
                 pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
-                await self._sleep(found.after_s or pause * random.uniform(0.5, 1.0))
-        message = f"{found.reason}, {attempts} times"
-        if found.is_unreachable:
+                await self._sleep(fault.after_s or pause * random.uniform(0.5, 1.0))
+        message = f"{fault.reason}, {attempts} times"
+        if fault.is_unreachable:
             fix = "start it, or correct endpoint.url; then run it again: it goes on from the kept answers"
             raise self._error("endpoint_unreachable", message, fix)
-        if found.status == 429:
+        if fault.status == 429:
             fix = (
                 "lower endpoint.requests_per_minute or concurrency, and run it again: it goes on from the kept answers"
             )

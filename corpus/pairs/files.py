@@ -99,6 +99,7 @@ class Pair(NamedTuple):
     and results between prompt and response, `tool_calls` those of the response, and `tools` describes the functions.
     other: the same conversation with the rejected answer: the line has both answers as messages under
         `chosen_message` and `rejected_message`, and their calls as JSON in the texts of `fields`.
+    compared: the text by which near duplicates on the other side are found; the group where it is empty.
     """
 
     fields: Mapping[str, str]
@@ -113,6 +114,7 @@ class Pair(NamedTuple):
     reference: str = ""
     with_tools: ToolExchange | None = None
     other: ToolExchange | None = None
+    compared: str = ""
 
     @property
     def id(self) -> str:

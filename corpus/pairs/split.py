@@ -9,12 +9,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.config import InstructionsConfig, PreferencesConfig
+from corpus.config import NearPrompts
+from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.pairs import PairFilter
 from corpus.documents.parts import is_heldout
 from corpus.documents.quarantine import Quarantine, Rejected
@@ -27,15 +28,31 @@ from infra.run import Run
 BATCH = 500
 
 
+class PairsConfig(Protocol):
+    """What a stage that makes pairs says of them."""
+
+    @property
+    def heldout_share(self) -> float: ...
+    @property
+    def near_prompts(self) -> NearPrompts | None: ...
+    @property
+    def decontaminate(self) -> MatchConfig | None: ...
+    @property
+    def max_quarantine_share(self) -> float: ...
+
+
 def write_pairs(
-    config: InstructionsConfig | PreferencesConfig,
+    config: PairsConfig,
     section: str,
+    sources: Mapping[str, Any],
     read: Callable[[Any, str], Iterator[Pair | Rejected]],
     inputs: Mapping[str, Path],
     out_dir: Path,
     run: Run,
 ) -> tuple[dict[str, float], str]:
-    """Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json, and with the input benchmark_text
+    """Reads pairs of sources, which are given by their dotted keys.
+
+    Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json, and with the input benchmark_text
     the report of `corpus.decontaminate.pairs.PairFilter`; returns the counts as figures, and a headline.
 
     A pair that occurred before is left out and counted as a duplicate. Where a rule can verify answers, the sources lie
@@ -46,7 +63,7 @@ def write_pairs(
     aux.mkdir(parents=True, exist_ok=True)
     matching, items = config.decontaminate, inputs.get("benchmark_text")
     test_items = PairFilter(matching, items, aux) if matching and items else None
-    skipped = note_left_out(config.read, section, run)
+    skipped = note_left_out(list(sources.values()), section, run)
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
     spooled = run.work_dir / "pairs.jsonl"
@@ -54,8 +71,7 @@ def write_pairs(
         Quarantine(aux / "quarantine.jsonl", config.max_quarantine_share) as quarantine,
         Spool(spooled, config) as spool,
     ):
-        for index, source in enumerate(config.read):
-            key = f"{section}.read.{index}"
+        for index, (key, source) in enumerate(sources.items()):
             quarantine.start_source(key)
             read_here, duplicates, dropped = 0, 0, 0
             batch: list[Pair] = []
@@ -110,11 +126,12 @@ def write_pairs(
 class Spool:
     """Pairs in a file until the groups of near-duplicate prompts are known."""
 
-    def __init__(self, path: Path, config: InstructionsConfig | PreferencesConfig) -> None:
+    def __init__(self, path: Path, config: PairsConfig) -> None:
         self._path, self._share = path, config.heldout_share
         self._near = PromptGroups(config.near_prompts) if config.near_prompts else None
         self._numbers: dict[bytes, int] = {}
         self._heldout: list[bool] = []
+        self._compared: list[bytes] = []
         self._group_of, self._source_of = array("q"), array("q")
         self._is_verifiable = False
 
@@ -135,11 +152,13 @@ class Spool:
             self._file.write(pair.as_line())
             self._is_verifiable |= pair.verify is not None
             # Names of groups may be as long as the text: their hashes are held.
-            name = hashlib.sha256(pair.group.encode()).digest()[:16]
+            named = f"{pair.group}\0{pair.compared}" if pair.compared else pair.group
+            name = hashlib.sha256(named.encode()).digest()[:16]
             if name not in self._numbers:
                 self._numbers[name] = len(self._numbers)
                 self._heldout.append(is_heldout(pair.group, self._share))
-                new.append(pair.group)
+                self._compared.append(hashlib.sha256(pair.compared.encode()).digest()[:16] if pair.compared else name)
+                new.append(pair.compared or pair.group)
             self._group_of.append(self._numbers[name])
             self._source_of.append(source)
         if new and self._near is not None:
@@ -177,16 +196,25 @@ class Spool:
         side of near duplicates is that of the group with the least hash among them, which later ones seldom replace.
         """
         sides = np.array(self._heldout, np.bool_)
-        if self._near is None or not sides.size:
-            return sides, np.zeros(sides.size, np.bool_)
-        firsts = self._near.firsts()
+        if not sides.size:
+            return sides, np.zeros(0, np.bool_)
         hashes = np.array([int.from_bytes(name[:8], "big") for name in self._numbers], np.uint64)
+        # Equal prompts of different groups are of one side too, also where all their n-grams are a template's.
+        _, firsts, equal = np.unique(np.array(self._compared, "S16"), return_index=True, return_inverse=True)
+        crossing = self._crossing(sides, hashes, firsts[equal])
+        if self._near is not None:
+            crossing |= self._crossing(sides, hashes, self._near.firsts())
+        return sides, crossing
+
+    @staticmethod
+    def _crossing(sides: NDArray[np.bool_], hashes: NDArray[np.uint64], firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which groups (G,) are not on the side of that with the least hash among those of the same `firsts`."""
         order = np.lexsort((hashes, firsts))
         leads = np.ones(order.size, np.bool_)
         leads[1:] = firsts[order][1:] != firsts[order][:-1]
         side_of = np.zeros(sides.size, np.bool_)
         side_of[firsts[order[leads]]] = sides[order[leads]]
-        return sides, side_of[firsts] != sides
+        return side_of[firsts] != sides
 
 
 def _mix(path: Path, counts: Sequence[int]) -> None:

@@ -26,7 +26,18 @@ from evaluation.release.gates import Verdict
 from evaluation.results.artifacts import Artifact, ancestors
 from evaluation.results.pipeline import PipelineResults
 
-DATA = ("ingest", "clean", "dedupe", "generate", "decontaminate", "mix", "shard", "instructions", "preferences")
+DATA = (
+    "ingest",
+    "clean",
+    "dedupe",
+    "generate",
+    "decontaminate",
+    "mix",
+    "shard",
+    "instructions",
+    "generate_instructions",
+    "preferences",
+)
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400

@@ -19,7 +19,8 @@ FAMILY_ORDER = (
     "tokenizer", "shard",
     "validate_shards", "corpus_report", "pretrain",
     "base_model", "instructions",
-    "validate_instructions", "sft", "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
+    "generate_instructions", "validate_instructions", "sft",
+    "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
 )  # fmt: skip
 """The order of stages where the graph leaves a choice: as the text flows."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from corpus.config import DataKind, InstructionsConfig, PreferencesConfig, ValidateConfig
+from corpus.generation.config import GenerateInstructionsConfig
 from corpus.mix.config import MixConfig
 from evaluation.config import (
     BenchmarksConfig,
@@ -69,9 +70,10 @@ def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
     filled = (section or BenchmarkTextConfig()).filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig))
     if section:
         return filled
-    pairs: list[InstructionsConfig | PreferencesConfig] = [
+    pairs: list[InstructionsConfig | PreferencesConfig | GenerateInstructionsConfig] = [
         *config.all_of(InstructionsConfig),
         *config.all_of(PreferencesConfig),
+        *config.all_of(GenerateInstructionsConfig),
     ]
     has_items = filled.tasks or filled.prompts or filled.pairs
     return filled if has_items and any(one.decontaminate for one in pairs) else None
@@ -79,7 +81,8 @@ def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
 
 def _cleared(section: StageConfig | None, items: str) -> dict[str, str]:
     """The input with the test items that a stage's pairs are cleared of."""
-    if isinstance(section, InstructionsConfig | PreferencesConfig) and section.decontaminate:
+    makes_pairs = isinstance(section, InstructionsConfig | PreferencesConfig | GenerateInstructionsConfig)
+    if makes_pairs and section.decontaminate:
         return {"benchmark_text": items}
     return {}
 

@@ -91,9 +91,9 @@ class PipelineConfig(_Sections):
         return section
 
     def of(self, kind: type[C]) -> C | None:
-        """The section of this config class."""
-        name = next(name for name, config in section_classes().items() if config is kind)
-        section = self.section(name)
+        """The section of this config class; None where it has none, or the pipeline leaves it out."""
+        name = next((name for name, config in section_classes().items() if config is kind), None)
+        section = self.section(name) if name else None
         assert section is None or isinstance(section, kind)
         return section
 

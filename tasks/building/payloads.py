@@ -197,6 +197,7 @@ PAYLOADS: dict[str, Callable[[Path], Found]] = {
     "tokenizer": _tokenizer,
     "shard": _shards,
     "instructions": _lines("id", "prompt", "response", "source"),
+    "generate_instructions": _lines("id", "prompt", "response", "source"),
     "preferences": _lines("id", "prompt", "chosen", "rejected", "source"),
     "pretrain": _model,
     "base_model": _model,

@@ -17,13 +17,17 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from corpus.documents.parts import DocumentWriter, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, is_heldout, make_document, read_documents
 from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from corpus.generation.answers import Answer, AnswerStore
-from corpus.generation.config import EndpointConfig, GenerateConfig, SamplingConfig
+from corpus.generation.config import EndpointConfig, GenerateConfig, GenerateInstructionsConfig, SamplingConfig
 from corpus.generation.endpoint import Endpoint, Failure, Request
+from corpus.generation.instructions import generate_instructions
+from corpus.generation.pairs import pairs_in
 from corpus.generation.prompts import pieces_of
 from corpus.generation.stage import generate
+from flows.config.graph import graph
+from flows.config.read import parse
 from infra.errors import Cancelled, StageError
 from infra.fingerprint import fingerprint
 from infra.run import Result, Run
@@ -414,3 +418,120 @@ def test_a_file_of_answers_that_is_none_is_named(tmp_path: Path) -> None:
     with endpoint(upper) as (url, _), pytest.raises(StageError) as raised:
         built(at(url), given(tmp_path / "in"), tmp_path / "out")
     assert raised.value.problems[0].code == "bad_answers_file" and "answers.sqlite" in raised.value.problems[0].path
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("Question: Who?\nAnswer: Ada.\n\nQ: When?\nA: Now\nor then.", [("Who?", "Ada."), ("When?", "Now\nor then.")]),
+        ("Sure!\n1. **Q1:** Who?\n   **A1:** Ada.\n2. Q: Why?", [("Who?", "Ada.")]),
+        ("- **Question**: Who?\n- **Answer**: A: the first.", [("Who?", "A: the first.")]),
+        ('```json\n[{"question": "Who?", "answer": "Ada."}, {"question": "When?"}]\n```', [("Who?", "Ada.")]),
+        ('{"pairs": [{"instruction": "Say.", "response": "Said."}]}', [("Say.", "Said.")]),
+        ("A plain answer without any mark.", []),
+        ("Answer: Ada.\nQuestion: Who?", []),
+    ],
+)  # fmt: skip
+def test_questions_are_found_as_models_write_them(text: str, pairs: list[tuple[str, str]]) -> None:
+    assert pairs_in(text) == pairs
+
+
+def instructed(config: dict[str, Any], documents: Path, out: Path, **inputs: Path) -> Result:
+    out.mkdir()
+    work = Run(out.parent / f"{out.name}.work", answers_dir=out.parent / "answers")
+    found = GenerateInstructionsConfig(**config)
+    return generate_instructions(found, {"documents": documents, **inputs}, out, work)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_instructions_are_on_the_side_of_their_documents_and_have_no_twin_on_the_other(tmp_path: Path) -> None:
+    documents = given(tmp_path / "in", 60)
+    questions = (
+        "Question: How often does the river bend in chapter {0}, in so many words as there are?\nAnswer: {0} times."
+    )
+    same = "\nQuestion: What does the river reach in the end after all of its bends?\nAnswer: The mill, chapter {0}."
+
+    def reply(body: dict[str, Any], _: int) -> Reply:
+        chapter = body["messages"][-1]["content"].rpartition("Chapter ")[2].partition(".")[0]
+        return completion("No question here." if chapter == "9" else (questions + same).format(chapter))
+
+    config = {"heldout_share": 0.3, "near_prompts": {"threshold": 0.95}}
+    with endpoint(reply) as (url, calls):
+        result = instructed({**at(url), **config}, documents, tmp_path / "out")
+        assert "Write 5 questions" in calls.prompts[0]
+        with pytest.raises(StageError) as raised:
+            instructed({**at(url), **config, "answer_limits": {"unparsable": 0.01}}, documents, tmp_path / "bounded")
+    sides = {side: lines(tmp_path / "out" / f"{side}.jsonl") for side in ("train", "heldout")}
+    for side, rows in sides.items():
+        assert rows and all(is_heldout(f"group {row['source'][16:-4]}", 0.3) == (side == "heldout") for row in rows)
+    asked = [row["prompt"] for rows in sides.values() for row in rows if "in the end" in row["prompt"]]
+    on_one_side = [sum(row["prompt"] == asked[0] for row in rows) for rows in sides.values()]
+    assert asked and 0 in on_one_side, "the same question of documents of both sides"
+    assert result.figures["unparsable"] == 1 and result.figures["near_duplicates"] > 0
+    assert raised.value.problems[0].path == "generate_instructions.answer_limits.unparsable"
+    provenance = pq.read_table(tmp_path / "out" / "aux" / "provenance.parquet").to_pylist()
+    assert {row["id"] for rows in sides.values() for row in rows} <= {row["id"] for row in provenance}
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt", "response"),
+    [
+        ({"kind": "questions", "passage": True}, "Chapter 0. The quiet river", "ANSWER"),
+        ({"kind": "backtranslation"}, "Question: Who", "Chapter 0. The quiet river"),
+        (
+            {"kind": "template", "prompt": "{text}", "answer": "response", "instruction": "Short, {source}: {text}"},
+            "Short, books/0.txt: Chapter 0.",
+            "Question: Who",
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_becomes_the_prompt_or_the_response(
+    tmp_path: Path, task: dict[str, Any], prompt: str, response: str
+) -> None:
+    documents = given(tmp_path / "in", 20)
+    with endpoint(lambda _, number: completion(f"Question: Who {number}?\nAnswer: ANSWER {number}")) as (url, _):
+        config = {**at(url), "task": task, "heldout_share": 0.3, "near_prompts": None}
+        instructed(config, documents, tmp_path / "out")
+    rows = [row for side in ("train", "heldout") for row in lines(tmp_path / "out" / f"{side}.jsonl")]
+    (row,) = (row for row in rows if row["source"] == "generated/books/0.txt")
+    assert row["prompt"].startswith(prompt) and row["response"].startswith(response)
+
+
+def test_pairs_that_hold_a_test_item_are_dropped(tmp_path: Path) -> None:
+    item = "which of the two rivers of the north bends twice before it reaches the old mill"
+    (tmp_path / "items").mkdir()
+    row = {"task": "quiz", "item": "0", "texts": [item], "parts": [], "answers": []}
+    (tmp_path / "items" / "items.jsonl").write_text(json.dumps(row) + "\n")
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        recited = f"Question: Say {item}?\nAnswer: Number {number}."
+        return completion(recited if number < 3 else f"Question: What is number {number}?\nAnswer: It is {number}.")
+
+    with endpoint(reply) as (url, _):
+        config = {**at(url), "heldout_share": 0.3, "near_prompts": None}
+        result = instructed(config, given(tmp_path / "in", 30), tmp_path / "out", benchmark_text=tmp_path / "items")
+    assert result.figures["dropped"] == 3 and result.figures["items_hit"] == 1
+
+
+def test_generated_instructions_are_cleared_of_the_benchmarks_and_tune_a_model() -> None:
+    base: dict[str, Any] = {
+        "name": "x",
+        "ingest": {},
+        "base_model": {"path": "model"},
+        "benchmarks": {"tasks": ["cloze"]},
+    }
+    served = {"endpoint": {"url": "http://127.0.0.1:8000/v1", "model": "m"}}
+    steps = {
+        "questions": {"uses": "generate_instructions", "inputs": {"documents": "ingest"}, **served},
+        "chat": {"uses": "sft", "inputs": {"model": "base_model", "instructions": "questions"}, "duration": "1 epoch"},
+    }
+    nodes = graph(parse({**base, "steps": steps}))
+    assert dict(nodes["questions"].inputs) == {"documents": "ingest", "benchmark_text": "benchmark_text"}
+    assert nodes["chat"].inputs["instructions"] == "questions"
+    kept = {**steps, "questions": {**steps["questions"], "decontaminate": None}}
+    assert "benchmark_text" not in graph(parse({**base, "steps": kept}))
+    mixed = {**base, "generate": {**served, "name": "told"}, "tokenizer": {}, "shard": {"by_source": True}}
+    assert graph(parse(mixed))["tokenizer"].inputs["documents"] == "generate"

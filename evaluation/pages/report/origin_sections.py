@@ -13,7 +13,7 @@ from evaluation.results.pipeline import PipelineResults
 
 DATA_STAGES = (
     *("ingest", "clean", "dedupe", "generate", "decontaminate", "mix", "tokenizer", "shard", "instructions"),
-    "preferences",
+    *("generate_instructions", "preferences"),
 )
 
 
