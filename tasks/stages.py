@@ -6,6 +6,7 @@ since it may pull in torch.
 
 from __future__ import annotations
 
+from corpus.classification.config import ClassifyConfig
 from corpus.cleaning.config import CleanConfig
 from corpus.config import (
     IngestConfig,
@@ -48,6 +49,7 @@ CORPUS_STEPS: dict[str, Kind] = {
     "validate": "verdict",
     "clean": "documents",
     "dedupe": "documents",
+    "classify": "documents",
     "generate": "documents",
     "decontaminate": "documents",
     "mix": "documents",
@@ -99,6 +101,16 @@ STAGES: dict[str, Stage] = {
             config=DedupeConfig,
             section=True,
             function="corpus.dedupe.stage:dedupe",
+            inputs=(needs("documents"),),
+            makes="documents",
+        ),
+        Stage(
+            "classify",
+            about="Documents that a classifier scores high.",
+            version=1,
+            config=ClassifyConfig,
+            section=True,
+            function="corpus.classification.stage:classify",
             inputs=(needs("documents"),),
             makes="documents",
         ),

@@ -30,6 +30,7 @@ DATA = (
     "ingest",
     "clean",
     "dedupe",
+    "classify",
     "generate",
     "decontaminate",
     "mix",

@@ -40,6 +40,7 @@ _NEEDS = {
     "validate": ("ingest",),
     "clean": ("ingest",),
     "dedupe": ("ingest",),
+    "classify": ("ingest",),
     "generate": ("ingest",),
     "decontaminate": ("ingest",),
     "mix": ("ingest",),
@@ -55,7 +56,7 @@ _NEEDS = {
     "register": ("base model",),
 }
 
-DOCUMENT_STAGES = {"clean", "dedupe", "generate", "decontaminate", "mix"}
+DOCUMENT_STAGES = {"clean", "dedupe", "classify", "generate", "decontaminate", "mix"}
 """They read documents and give documents."""
 
 NEEDS_TEXT = {"sft", "reward_model", "preference_tuning", "rlhf", "benchmarks", "safety"}

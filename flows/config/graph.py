@@ -31,6 +31,9 @@ from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConf
 Graph = dict[str, Node]
 """Nodes by id, each after everything that it needs."""
 
+MAKE_PAIRS = (InstructionsConfig, PreferencesConfig, GenerateInstructionsConfig)
+"""The configs of stages whose pairs are cleared of test items."""
+
 MODEL = "model"
 """The input by which a step reads the model that it is about."""
 JUDGE = "judge"
@@ -81,10 +84,7 @@ def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
 
 def _cleared(section: StageConfig | None, items: str) -> dict[str, str]:
     """The input with the test items that a stage's pairs are cleared of."""
-    makes_pairs = isinstance(section, InstructionsConfig | PreferencesConfig | GenerateInstructionsConfig)
-    if makes_pairs and section.decontaminate:
-        return {"benchmark_text": items}
-    return {}
+    return {"benchmark_text": items} if isinstance(section, MAKE_PAIRS) and section.decontaminate else {}
 
 
 def usual_nodes(config: PipelineConfig) -> Graph:
@@ -117,6 +117,7 @@ def usual_nodes(config: PipelineConfig) -> Graph:
     verdict = check("ingest", "documents")
     documents = add("clean", documents="ingest", requires=[verdict]) or "ingest"
     documents = add("dedupe", documents=documents, requires=[verdict]) or documents
+    documents = add("classify", documents=documents, requires=[verdict]) or documents
     documents = add("generate", documents=documents, requires=[verdict]) or documents
     items = add("benchmark_text")
     documents = add("decontaminate", documents=documents, benchmark_text=items, requires=[verdict]) or documents

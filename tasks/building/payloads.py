@@ -191,6 +191,7 @@ PAYLOADS: dict[str, Callable[[Path], Found]] = {
     "ingest": _documents,
     "clean": _documents,
     "dedupe": _documents,
+    "classify": _documents,
     "generate": _documents,
     "decontaminate": _documents,
     "mix": _documents,

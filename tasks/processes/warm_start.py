@@ -30,6 +30,7 @@ PROGRAM = "tasks.processes.child"
 IMPORTED_LATER: dict[str, tuple[str, ...]] = {
     "validate": ("pandas", "great_expectations", "great_expectations.expectations"),
     "clean": ("corpus.cleaning.quality",),
+    "classify": ("torch", "transformers"),
     "tokenizer": ("tokenizers", "corpus.tokens.chunks"),
     "shard": ("corpus.tokens.chunks", "streaming"),
     "benchmarks": ("evaluation.harness.tasks",),
@@ -46,6 +47,9 @@ IMPORTED_LATER: dict[str, tuple[str, ...]] = {
 
 
 _WITH_CUDA = ("training", "evaluation")
+"""Packages whose stages may use a GPU."""
+_CORPUS_WITH_CUDA = ("classify",)
+"""Stages of the corpus that may."""
 
 
 class WarmStart:
@@ -132,7 +136,7 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
 
 def uses_gpu(stage: str) -> bool:
     """Return True if this stage trains or queries models, on a machine that has a GPU."""
-    return _package(stage) in _WITH_CUDA and has_gpu()
+    return (_package(stage) in _WITH_CUDA or stage in _CORPUS_WITH_CUDA) and has_gpu()
 
 
 def _package(stage: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from corpus.documents.parts import DocumentWriter, is_heldout, make_document, read_documents
+from corpus.documents.parts import DocumentWriter, is_heldout, link_parts, make_document, read_documents
 from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, write_sources
 from corpus.generation.answers import Answer, AnswerStore
 from corpus.generation.config import EndpointConfig, GenerateConfig, GenerateInstructionsConfig, SamplingConfig
@@ -37,13 +37,16 @@ from tests.processes import wait_until
 
 
 def given(folder: Path, documents: int = 12, source: str = "books") -> Path:
-    counts = SourceCounts()
-    with DocumentWriter(folder / "documents", part_bytes=400) as writer:
-        for number in range(documents):
-            text = f"Chapter {number}. The quiet river bends {number} times before it reaches the mill."
-            one = make_document(text, f"{source}/{number}.txt", f"group {number}", "en", '{"title": "River"}')
-            writer.write(one)
-            counts.add(one)
+    """In two parts."""
+    counts, half = SourceCounts(), documents // 2
+    for place, numbers in enumerate((range(half), range(half, documents))):
+        with DocumentWriter(folder / str(place) / "documents") as writer:
+            for number in numbers:
+                text = f"Chapter {number}. The quiet river bends {number} times before it reaches the mill."
+                one = make_document(text, f"{source}/{number}.txt", f"group {number}", "en", '{"title": "River"}')
+                writer.write(one)
+                counts.add(one)
+    link_parts([folder / "0", folder / "1"], folder)
     write_sources(folder, {source: SourceFacts("public domain", 1.0, "en")}, counts)
     return folder
 

@@ -12,8 +12,8 @@ from evaluation.pages.words import (
 from evaluation.results.pipeline import PipelineResults
 
 DATA_STAGES = (
-    *("ingest", "clean", "dedupe", "generate", "decontaminate", "mix", "tokenizer", "shard", "instructions"),
-    *("generate_instructions", "preferences"),
+    *("ingest", "clean", "dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer", "shard"),
+    *("instructions", "generate_instructions", "preferences"),
 )
 
 
@@ -37,6 +37,7 @@ def data(pipeline: PipelineResults) -> Section:
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
     notes = {
         "dedupe": "Duplicates",
+        "classify": "Classifier",
         "generate": "Written by a language model",
         "decontaminate": "Test items",
         "mix": "Mixture",
