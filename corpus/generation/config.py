@@ -89,7 +89,7 @@ class SamplingConfig(Config):
         return extra
 
 
-class AnswerLimits(Config):
+class GenerationLimits(Config):
     """Largest share of the documents that were asked about which may be without a proper answer. Above it the stage
     stops, as soon as that is certain; the answers so far are kept."""
 
@@ -177,7 +177,7 @@ class Template(Config):
         return _template(prompt)
 
 
-class InstructionTemplate(Template):
+class PairTemplate(Template):
     """A prompt of yours whose answers become pairs."""
 
     answer: Literal["pairs", "instruction", "response"] = "pairs"
@@ -187,7 +187,7 @@ class InstructionTemplate(Template):
     """The prompt of a pair whose response is the answer, with the fields of `prompt`: "Summarise: {text}"."""
 
     @model_validator(mode="after")
-    def _has_instruction(self) -> InstructionTemplate:
+    def _has_instruction(self) -> PairTemplate:
         if bool(self.instruction) != (self.answer == "response"):
             raise ValueError("instruction: expected with answer: response, and only there")
         if self.instruction:
@@ -217,14 +217,14 @@ class GenerationConfig(StageConfig):
     """Number of answers per document, drawn with different seeds."""
     keep_truncated: bool = False
     """Keep answers that were cut off at `sampling.max_tokens`. They are counted either way."""
-    answer_limits: AnswerLimits = outside_identity(AnswerLimits())
+    answer_limits: GenerationLimits = outside_identity(GenerationLimits())
     seed: Seed | None = 17
     """Sent with each request, derived from the document and the sample. null: none is sent, for endpoints that refuse
     it."""
 
 
 GenerationTask = Annotated[Rephrase | Translate | Questions | Template, Field(discriminator="kind")]
-InstructionTask = Annotated[Questions | Backtranslation | InstructionTemplate, Field(discriminator="kind")]
+InstructionTask = Annotated[Questions | Backtranslation | PairTemplate, Field(discriminator="kind")]
 
 
 class GenerateConfig(GenerationConfig):

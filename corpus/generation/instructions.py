@@ -11,7 +11,7 @@ from pathlib import Path
 from corpus.documents.parts import Document
 from corpus.generation.answers import Answer
 from corpus.generation.asking import Asking
-from corpus.generation.config import Backtranslation, GenerateInstructionsConfig, InstructionTemplate, Questions
+from corpus.generation.config import Backtranslation, GenerateInstructionsConfig, PairTemplate, Questions
 from corpus.generation.pairs import pairs_in
 from corpus.generation.prompts import filled, prompt_of
 from corpus.pairs.files import Pair
@@ -57,13 +57,13 @@ def _pairs(config: GenerateInstructionsConfig, asking: Asking) -> Iterator[Pair]
 
 
 def _said(
-    task: Questions | Backtranslation | InstructionTemplate, document: Document, piece: str, answer: Answer
+    task: Questions | Backtranslation | PairTemplate, document: Document, piece: str, answer: Answer
 ) -> list[tuple[str, str]]:
     """The prompts with their responses that an answer to a piece of a document gives."""
     text = answer.text.strip()
-    if isinstance(task, Backtranslation) or (isinstance(task, InstructionTemplate) and task.answer == "instruction"):
+    if isinstance(task, Backtranslation) or (isinstance(task, PairTemplate) and task.answer == "instruction"):
         return [(text, piece.strip())]
-    if isinstance(task, InstructionTemplate) and task.answer == "response":
+    if isinstance(task, PairTemplate) and task.answer == "response":
         return [(filled(task.instruction, document, piece), text)]
     pairs = pairs_in(text)
     if answer.fault == "truncated":
