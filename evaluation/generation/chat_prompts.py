@@ -77,7 +77,7 @@ def _render(render: Callable[..., Any], on_fault: Callable[[], None], **argument
         rendered, indices = render(**arguments)
         return list(rendered), list(indices)
     try:
-        return templates.chat(**arguments), []
+        return templates.chat(**arguments)
     except templates.TemplateFault as fault:
         if fault.is_own:
             on_fault()

@@ -67,28 +67,30 @@ def _fill(where: str | None, templates: list[str], fillings: list[dict[str, Any]
         yield [_compiled(template).render(values) for template in templates] if fits else None
 
 
-def _chat(arguments: dict[str, Any]) -> Iterator[list[str]]:
+def _chat(arguments: dict[str, Any]) -> Iterator[list[Any]]:
+    """The text of each conversation, then the spans [start, stop] of the assistant's turns in each."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    rendered, _ = render_jinja_template(**arguments)
+    rendered, spans = render_jinja_template(**arguments)
     yield list(rendered)
+    yield list(spans)
 
 
 def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
     """Return the rendered texts, and the fault that ended the rendering if there was one."""
-    found: list[list[str] | None] = []
+    found: list[list[Any] | None] = []
     left = TEXT_CHARACTERS
     answer: dict[str, Any] = {"texts": found}
     try:
         for texts in _chat(*question) if kind == "chat" else _fill(*question):
             left -= sum(map(len, texts or ()))
             if left < 0:
-                return answer | {"fault": f"it renders more than {TEXT_CHARACTERS:,} characters"}
+                return answer | {"fault": f"it renders more than {TEXT_CHARACTERS:,} characters", "beyond_bounds": True}
             found.append(texts)
     except MemoryError:
-        answer["fault"] = f"it takes more than {MEMORY_BYTES / 1e6:,.0f} MB of memory"
+        answer |= {"fault": f"it takes more than {MEMORY_BYTES / 1e6:,.0f} MB of memory", "beyond_bounds": True}
     except RecursionError:
-        answer["fault"] = "it calls itself without an end"
+        answer |= {"fault": "it calls itself without an end", "beyond_bounds": True}
     except Exception as error:
         answer["fault"] = str(error)[:500] or type(error).__name__
         answer["is_own"] = isinstance(error, TemplateError)

@@ -29,12 +29,18 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "HOME")
 
 
 class TemplateFault(ValueError):
-    """A template that cannot be rendered, or not within the bounds. is_own: the template itself raised it, as chat
-    templates do for a role that they do not know."""
+    """A template that cannot be rendered, or not within the bounds.
 
-    def __init__(self, message: str, is_own: bool = False) -> None:
+    Args:
+        message: reason.
+        is_own: the template itself raised it, as chat templates do for a role that they do not know.
+        beyond_bounds: it needs more memory, time or text than the bounds allow.
+    """
+
+    def __init__(self, message: str, is_own: bool = False, beyond_bounds: bool = False) -> None:
         super().__init__(message)
         self.is_own = is_own
+        self.beyond_bounds = beyond_bounds
 
 
 def fill(
@@ -53,12 +59,16 @@ def fill(
     return _asked(["fill", where, list(templates), [dict(values) for values in fillings]])
 
 
-def chat(**arguments: Any) -> list[str]:
-    """Return what `render_jinja_template` of transformers renders with these arguments, which are JSON. Raises as
-    `fill`."""
-    [texts] = _asked(["chat", parse_own_json(json.dumps(arguments))])
-    assert texts is not None
-    return texts
+def chat(**arguments: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """Return what `render_jinja_template` of transformers returns for these arguments, which are JSON: the text of each
+    conversation, and, with `return_assistant_tokens_mask`, the spans of the assistant's turns in each.
+
+    Raises:
+        TemplateFault: as `fill`.
+    """
+    texts, spans = _asked(["chat", parse_own_json(json.dumps(arguments))])
+    assert texts is not None and spans is not None
+    return texts, [[(start, stop) for start, stop in of_text] for of_text in spans]
 
 
 _lock = threading.Lock()
@@ -66,7 +76,7 @@ _process: subprocess.Popen[bytes] | None = None
 _owner = 0
 
 
-def _asked(question: list[Any]) -> Iterator[list[str] | None]:
+def _asked(question: list[Any]) -> Iterator[list[Any] | None]:
     content = marshal.dumps(question)
     with _lock:
         process = _started()
@@ -80,10 +90,10 @@ def _asked(question: list[Any]) -> Iterator[list[str] | None]:
             end()
             raise
         if answer is None:
-            raise TemplateFault(_ended(process.wait()))
+            raise TemplateFault(_ended(process.wait()), beyond_bounds=True)
     yield from answer["texts"]
     if "fault" in answer:
-        raise TemplateFault(answer["fault"], answer.get("is_own", False))
+        raise TemplateFault(answer["fault"], answer.get("is_own", False), answer.get("beyond_bounds", False))
 
 
 def _ended(code: int) -> str:

@@ -102,10 +102,12 @@ def test_chat_templates_of_models_have_the_same_bounds() -> None:
         "bos_token": "<s>",
     }
     template = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}{{ '>' if add_generation_prompt }}"
-    assert chat(chat_template=template, **asked) == ["<s>[Hi]>"]
+    assert chat(chat_template=template, **asked) == (["<s>[Hi]>"], [])
+    learnt = "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% endfor %}"
+    assert chat(chat_template=learnt, return_assistant_tokens_mask=True, **asked) == (["[Hi]"], [[(0, 4)]])
     with pytest.raises(TemplateFault, match="no system role") as caught:
         chat(chat_template="{{ raise_exception('no system role') }}", **asked)
-    assert caught.value.is_own
+    assert caught.value.is_own and not caught.value.beyond_bounds
     with pytest.raises(TemplateFault, match="processor time") as caught:
         chat(chat_template=LOOPS, **asked)
-    assert not caught.value.is_own
+    assert not caught.value.is_own and caught.value.beyond_bounds

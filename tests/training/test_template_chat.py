@@ -379,6 +379,18 @@ def test_a_template_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
         chat_of(tokenizer)
 
 
+def test_a_template_that_takes_too_long_is_refused_before_a_run(tmp_path: Path) -> None:
+    """The loop is in conversations of several turns alone, which the first renderings do not have."""
+    tokenizer = tokenizer_in("chatml")
+    loops = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = f"{{% if messages | length > 2 %}}{loops}{{% endif %}}{FAMILIES['chatml'][0]}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="2 s of processor time") as caught:
+        chat_notes(graph(parse({"name": "tuned", "base_model": {"path": str(tmp_path)}})))
+    [problem] = caught.value.problems
+    assert problem.code == "bad_template" and "chat_template: stemma" in problem.fix
+
+
 def test_ours_is_shown_too(base_dir: Path) -> None:
     line = in_line(shown(Chat.load(base_dir), [*TALK[:2], {"role": "user", "content": "Why?"}]))
     assert line == "<|user|>What is 2 plus 3?<|end|><|assistant|>⟦It is five.<|end|>⟧<|user|>Why?<|end|><|assistant|>"

@@ -2,7 +2,8 @@
 
 Prompts are the ids of `apply_chat_template(..., add_generation_prompt=True)`, and what is learnt is what the template
 adds for the assistant, up to and with the token that ends its turn: between `{% generation %}` and
-`{% endgeneration %}` where it has these, else what follows the prompt. Templates are rendered in transformers' sandbox.
+`{% endgeneration %}` where it has these, else what follows the prompt. Templates are rendered by transformers, in a
+process with bounds of memory and time (infra/io/templates.py), since they came with the model.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from infra.errors import StageError, stage_error
+from infra.io import templates
 from infra.io.json import BadJson, parse_json
 from training.chat.base import Answer, Chat, Conversation, Message, calls_functions, no_tools
 
 Offsets = Sequence[tuple[int, int]]
+
+USE_OURS = "set base_model.chat_template: stemma, or mend the template"
 
 _SPELT = "\ufdd0"
 """Put into special tokens that a message spells, a code point that no text has, so that they are read as text."""
@@ -106,7 +109,7 @@ class TemplateChat(Chat):
                 "bad_template",
                 "chat_template",
                 "the model's chat template shows no answer of the role assistant",
-                "set base_model.chat_template: stemma, or mend the template",
+                USE_OURS,
             )
         self._opening = whole[common:at]
         unasked = _common(prompt, self._render(asked, False)[0])
@@ -136,7 +139,10 @@ class TemplateChat(Chat):
         again = {"role": "user", "content": "b"}
         try:
             (text, _), alone = self._render([*answered, again], False), self._render([again], False)[0]
-        except StageError:  # a template for one turn
+        except StageError as error:
+            _raise_beyond_bounds(error)
+            return  # a template for one turn
+        if _PROBE not in text:  # a template that shows the last turn alone
             return
         found = self._first_special(text, text.rindex(_PROBE) + len(_PROBE))
         bos = self.tokenizer.bos_token_id
@@ -151,8 +157,9 @@ class TemplateChat(Chat):
         try:
             text, _ = self._render([*asked, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}], False,
                                    [_PROBE_TOOL])  # fmt: skip
-        except StageError:  # calls want more than OpenAI's keys
-            return self._ends
+        except StageError as error:
+            _raise_beyond_bounds(error)
+            return self._ends  # calls want more than OpenAI's keys
         ids, offsets = self._encode(text)
         start = text.rfind(_PROBE) + len(_PROBE)
         special = [one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids]
@@ -166,24 +173,31 @@ class TemplateChat(Chat):
     def _render(
         self, messages: Sequence[Message], asking: bool, tools: Sequence[Any] = ()
     ) -> tuple[str, Sequence[tuple[int, int]]]:
-        """The text of a conversation, and where the template says that the assistant wrote."""
+        """The text of a conversation, and where the template says that the assistant wrote.
+
+        Raises StageError `bad_template` for a template beyond the bounds of memory and time, `bad_messages` for one
+        that refuses the conversation.
+        """
         template = self._tool_template if tools else self._template
         try:
-            texts, spans = render_jinja_template(
-                [self._as_text([_with_mappings(message) for message in messages])],
+            texts, spans = templates.chat(
+                conversations=[self._as_text([_with_mappings(message) for message in messages])],
                 tools=list(tools) or None,
                 chat_template=template,
                 return_assistant_tokens_mask=bool(re.search(r"\{%-?\s*generation\s*-?%\}", template)),
                 add_generation_prompt=asking,
                 **self._values,
             )
-        except Exception as error:  # whatever a template from outside raises
+        except templates.TemplateFault as error:
+            if error.beyond_bounds:
+                message = f"the model's chat template cannot be rendered: {error}"
+                raise stage_error("bad_template", "chat_template", message, USE_OURS) from None
             raise stage_error(
                 "bad_messages",
                 "messages",
-                f"the model's chat template refuses this conversation: {str(error)[:300] or type(error).__name__}",
+                f"the model's chat template refuses this conversation: {str(error)[:300]}",
                 "give the roles that the model knows, in its order",
-            ) from error
+            ) from None
         return texts[0], spans[0] if spans else ()
 
     def _as_text(self, value: Any) -> Any:
@@ -350,6 +364,11 @@ class TemplateChat(Chat):
 
     def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield from prompt.answers if isinstance(prompt, TemplatePrompt) else ()
+
+
+def _raise_beyond_bounds(error: StageError) -> None:
+    if error.problems[0].code == "bad_template":
+        raise error
 
 
 def _with_mappings(message: Message) -> Message:
