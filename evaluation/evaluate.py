@@ -45,7 +45,8 @@ class EvalOptions:
     examples before each question; empty leaves each task its own. limit: only the first so many items of each task, and
     of each failure class. mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is
     lm-eval's default, and its padding moves no likelihood. chat_template: questions are asked as the model's chat
-    template says. system_instruction: said before each question, by the system where chat_template is set.
+    template says. chat_template_kwargs: values of its own variables. system_instruction: text before each question, by
+    the system where chat_template is set.
     fewshot_as_multiturn: solved examples are turns of the chat; None: with chat_template, as on lm-eval's command
     line. engine: what answers the tasks. failure_classes: templated
     tests, None for none, which our own engine answers. answer_limits: shares of items that may be without a proper
@@ -60,6 +61,7 @@ class EvalOptions:
     confidence: float = 0.95
     batch_size: int = 1
     chat_template: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     system_instruction: str | None = None
     fewshot_as_multiturn: bool | None = None
     engine: Literal["own", "vllm"] = "own"
@@ -159,7 +161,8 @@ def _scored(
                 set_shots(task, shots, options.seed)
             harness_model = vllm or _own(run, lm, options)
             if options.chat_template:
-                check_template(harness_model.tokenizer)
+                check_template(harness_model.tokenizer, options.chat_template_kwargs, "--chat-template-kwargs")
+                harness_model.chat_template_args = dict(options.chat_template_kwargs)
             harness_model.answers = AnswerLog()
             _check_room(name, harness_model, loaded["tasks"].values())
             result = lm_eval.evaluate(

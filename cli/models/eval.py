@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import SEED, names, root_of, root_option
+from cli.common.options import SEED, names, root_of, root_option, template_option
 from cli.common.output import as_json, print_table
 from cli.models.chat import writing_model
 from infra.servers.environment import OFFLINE, QUIET
@@ -55,6 +55,7 @@ MIRROR = click.option(
     help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
 )
 @click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@template_option
 @click.option("--system-instruction", metavar="TEXT", help="Said before each question, by the system of the chat.")
 @click.option(
     "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
@@ -87,6 +88,7 @@ def command(
     seed: int,
     batch_size: int,
     chat_template: bool,
+    chat_template_kwargs: dict[str, Any],
     system_instruction: str | None,
     fewshot_as_multiturn: bool | None,
     engine: Literal["own", "vllm"],
@@ -106,6 +108,8 @@ def command(
         raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
     if fewshot_as_multiturn and not chat_template:
         raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
+    if chat_template_kwargs and not chat_template:
+        raise click.UsageError("--chat-template-kwargs: no template is used: add --chat-template")
     folders, failures, numbers, answer_limits = _understood(
         models, store, asked, names(classes), names(shots), names(limits)
     )
@@ -122,6 +126,7 @@ def command(
         seed,
         batch_size=batch_size,
         chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
         system_instruction=system_instruction,
         fewshot_as_multiturn=fewshot_as_multiturn,
         engine=engine,

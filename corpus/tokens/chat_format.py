@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from infra.errors import stage_error
 from infra.io.json import BadJson, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -59,3 +66,30 @@ def has_other_template(folder: Path) -> bool:
         return False
     template = found.get("chat_template") if isinstance(found, dict) else None
     return bool(template) and template not in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)
+
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+"""Variables of a template that are no values of its own."""
+
+
+def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], key: str) -> None:
+    """Raise StageError `unknown_template_value` for values that a tokenizer's chat template would not read.
+
+    Args:
+        tokenizer: with a chat template of its own, this project's, or none.
+        values: by the names of the template's variables.
+        key: dotted key or option of the values, for the message.
+    """
+    template = tokenizer.chat_template
+    if values and (not template or template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)):
+        message = "expected none: the model has this project's chat template, which takes no values"
+        raise stage_error("unknown_template_value", key, message, "leave it out")
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
+    for name in values:
+        if name in _GIVEN or name in tokenizer.special_tokens_map:
+            message = f"expected a variable of the chat template's own, {name} is what the template is given"
+        elif not re.search(rf"\b{re.escape(name)}\b", text):
+            message = f"expected variables that the model's chat template reads, it does not read {name}"
+        else:
+            continue
+        raise stage_error("unknown_template_value", f"{key}.{name}", message, "correct its name, or leave it out")

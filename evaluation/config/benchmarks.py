@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from evaluation.config.task_sources import DATA_DIR, how_to_mirror, lm_eval_files, mirrored_files
 from infra.config import Config, Seed, StageConfig, outside_identity
@@ -199,6 +199,9 @@ class BenchmarksConfig(StageConfig):
     chat_template: bool = False
     """Whether questions are asked as each model's own chat template has them, as lm-eval's `--apply_chat_template`.
     Failure classes are asked without."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of variables of the models' own chat templates, such as `enable_thinking: false` of Qwen3 and SmolLM3;
+    needs `chat_template`. One that a template does not read is refused."""
     system_instruction: str | None = None
     """Text before each question; with `chat_template` that of the system's message, as lm-eval's
     `--system_instruction`. A template that refuses such a message is asked without it, as by lm-eval."""
@@ -246,6 +249,8 @@ class BenchmarksConfig(StageConfig):
     def _turns_of_a_chat(self) -> BenchmarksConfig:
         if self.fewshot_as_multiturn and not self.chat_template:
             raise ValueError("fewshot_as_multiturn: expected `chat_template: true`, since only a chat has turns")
+        if self.chat_template_kwargs and not self.chat_template:
+            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose values they are")
         return self
 
     @model_validator(mode="after")

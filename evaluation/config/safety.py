@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from corpus.cleaning.config import PhoneRegion
 from evaluation.config.task_sources import DATA_DIR
@@ -189,6 +189,9 @@ class SafetyConfig(StageConfig):
     """Whether prompts of `toxicity` and `adversarial` and the questions of bbq are asked as each model's own chat
     template has them, so that the model answers in place of going on. What compares likelihoods of sentences, and
     memorisation, is asked without."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of variables of the models' own chat templates, such as `enable_thinking: false` of Qwen3 and SmolLM3;
+    needs `chat_template`. One that a template does not read is refused."""
     system_instruction: str | None = None
     """Text of the system's message before each prompt; needs `chat_template`."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
@@ -200,6 +203,8 @@ class SafetyConfig(StageConfig):
     def _system_of_a_chat(self) -> SafetyConfig:
         if self.system_instruction is not None and not self.chat_template:
             raise ValueError("system_instruction: expected `chat_template: true` too, whose system's message it is")
+        if self.chat_template_kwargs and not self.chat_template:
+            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose values they are")
         return self
 
     @model_validator(mode="after")

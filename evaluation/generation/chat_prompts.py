@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, tokenization_utils_base
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES, check_values
 from infra.errors import stage_error
 from infra.io import templates
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Texts are asked as a user of a chat. system: text of the system's message before each; None for none."""
+    """Texts are asked as a user of a chat.
+
+    Args:
+        system: text of the system's message before each; None for none.
+        values: of the chat template's own variables.
+    """
 
     system: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The conversation that ends with the text."""
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*before, {"role": "user", "content": text}]
 
+    def check(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise as `check_template`."""
+        check_template(tokenizer, self.values, "safety.chat_template_kwargs")
+
     def ids(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text with the beginning of the assistant's answer, as transformers'
-        `apply_chat_template` has them. Raises StageError `no_chat_template`, `bad_template`."""
-        check_template(tokenizer)
+        `apply_chat_template` has them. Raises StageError `no_chat_template`, `bad_template`,
+        `unknown_template_value`."""
+        self.check(tokenizer)
         with bounded():
             try:
                 return [
                     list(
                         tokenizer.apply_chat_template(
-                            self.messages(text), add_generation_prompt=True, return_dict=False
+                            self.messages(text), add_generation_prompt=True, return_dict=False, **self.values
                         )
                     )
                     for text in texts
@@ -48,12 +59,14 @@ class ChatPrompt:
                 ) from None
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises StageError `no_chat_template` for a model without one."""
+def check_template(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], key: str) -> None:
+    """Raise StageError `no_chat_template` for a model without one, `unknown_template_value` for values that it does not
+    read. key: dotted key or option of the values."""
     if not tokenizer.chat_template:
         message = f"expected a chat template in {tokenizer.name_or_path}, found none"
         fix = "leave chat_template out for this model, or import it with base_model, which gives it this project's"
         raise stage_error("no_chat_template", "chat_template", message, fix)
+    check_values(tokenizer, values, key)
 
 
 @contextmanager

@@ -66,7 +66,8 @@ def evaluate_model(
         else:
             harness_model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size, share)
         if config.chat_template:
-            check_template(harness_model.tokenizer)
+            check_template(harness_model.tokenizer, config.chat_template_kwargs, "benchmarks.chat_template_kwargs")
+            harness_model.chat_template_args = dict(config.chat_template_kwargs)
         harness_model.answers = AnswerLog()
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [

@@ -40,7 +40,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     lm = load_model(inputs["model"], run)
     keep = parts_of(config, config.sources(), inputs, run)
     how: _How = {"seed": config.seed, "confidence": config.confidence}
-    chat = ChatPrompt(config.system_instruction) if config.chat_template else None
+    chat = ChatPrompt(config.system_instruction, config.chat_template_kwargs) if config.chat_template else None
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     if config.toxicity:

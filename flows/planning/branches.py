@@ -7,19 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from corpus.config import READS_RECORDS
 from corpus.readers.config import FileDocuments
 from corpus.readers.selected import left_out
 from corpus.recognition.first_records import unread_files
 from corpus.tokens.chat_format import has_other_template
+from evaluation.config import BenchmarksConfig, SafetyConfig
 from flows.config.graph import Graph
 from flows.planning.plan import PlannedStage
 from infra.errors import ConfigError, Problem, StageError
 from infra.store.states import STATES, removed_state, state_at
 from infra.store.store import Store
-from tasks.stage import STATE, Node
+from tasks.stage import MEASURE, STATE, Node
 from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig, TrainerConfig
 from training.config.duration import parse_duration
 
@@ -73,11 +74,15 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, node in nodes.items():
-        if not isinstance(node.config, BaseModelConfig) or node.config.chat_template != "model":
+        if not isinstance(node.config, BaseModelConfig | PretrainConfig):
+            continue
+        if not _keeps_template(node.config):
+            for key, _ in _values_for(name, nodes):
+                message = f"expected none: what {name} makes has this project's chat template, which takes no values"
+                problem = Problem("unknown_template_value", f"{key}.chat_template_kwargs", message, "leave it out")
+                raise ConfigError(problem)
             continue
         folder = Path(node.config.path)
-        if not has_other_template(folder):
-            continue
         # Seconds of imports, for models with a template alone.
         from corpus.model_folders.pretrained import load_pretrained_tokenizer
         from training.chat.base import chat_of
@@ -98,16 +103,23 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
     return found
 
 
+def _keeps_template(config: BaseModelConfig | PretrainConfig) -> TypeGuard[BaseModelConfig]:
+    """Whether what a step makes has a chat template other than this project's."""
+    is_asked = isinstance(config, BaseModelConfig) and config.chat_template == "model"
+    return is_asked and has_other_template(Path(config.path))
+
+
 def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The values for a chat template in the trainings whose model descends from a step, with the key of each."""
+    """The values for a chat template in the steps whose model descends from a step, with the key of each."""
     for node in nodes.values():
-        if not isinstance(node.config, ChatTrainerConfig) or not node.config.chat_template_kwargs:
+        asking = isinstance(node.config, ChatTrainerConfig | BenchmarksConfig | SafetyConfig)
+        if not asking or not node.config.chat_template_kwargs:
             continue
         model = node.inputs.get("model")
         while model in nodes and model != name:
             model = nodes[model].inputs.get("model")
         if model == name:
-            yield node.key, node.config.chat_template_kwargs
+            yield node.path or node.stage.name.removeprefix(MEASURE), node.config.chat_template_kwargs
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen: Iterable[str], store: Store) -> None:

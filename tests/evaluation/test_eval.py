@@ -165,6 +165,33 @@ def test_questions_by_a_model_s_own_template_are_lm_evals(
         assert scores[0] == [pytest.approx(row, rel=1e-4) for row in scores[1]]
 
 
+def test_values_of_a_template_are_asked_as_lm_eval_asks_with_them(mirror: Path, tmp_path: Path, run: Run) -> None:
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from evaluation.evaluate import EvalOptions, evaluate_models
+    from evaluation.harness.named_tasks import load_named
+
+    model = save_model(tmp_path / "model", tokenizer_in("qwen3"), positions=1024)
+    values = {"enable_thinking": False}
+    options = EvalOptions(("arc_easy",), (1,), 2, mirror, chat_template=True, chat_template_kwargs=values)
+    (ours,) = evaluate_models({"m": model}, options, run).models
+    theirs = lm_eval.simple_evaluate(
+        model=HFLM(
+            pretrained=str(model), dtype="float32", device="cpu", batch_size=1, chat_template_args=values
+        ),
+        tasks=load_named(("arc_easy",), mirror), num_fewshot=1, limit=2, apply_chat_template=True,
+        task_manager=TaskManager(include_defaults=False),
+    )  # fmt: skip
+    for mine, its in zip(ours.samples["arc_easy", 1], theirs["samples"]["arc_easy"], strict=True):
+        assert mine["arguments"] == its["arguments"]
+        assert all(prompt.endswith("assistant\n<think>\n\n</think>\n\n") for prompt, _ in mine["arguments"])
+    wrong = EvalOptions(("arc_easy",), (1,), 2, mirror, chat_template=True, chat_template_kwargs={"thinking": False})
+    with pytest.raises(StageError, match=r"--chat-template-kwargs\.thinking.*does not read"):
+        evaluate_models({"m": model}, wrong, run)
+
+
 def by_command_line(model: Path, names: tuple[str, ...], mirror: Path, out: Path) -> dict[str, Any]:
     """The results of lm-eval's own command line, started inside the mirror."""
     from evaluation.mirror.checker_data import nltk_data

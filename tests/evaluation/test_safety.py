@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from corpus.tokens.trained import TrainedSequences, split_fingerprint
-from evaluation.config import BiasConfig, GeneratedPersonalDataConfig, SafetyConfig, ToxicityConfig
+from evaluation.config import BenchmarksConfig, BiasConfig, GeneratedPersonalDataConfig, SafetyConfig, ToxicityConfig
 from evaluation.safety.stage import safety
 from infra.errors import Cancelled, StageError
 from infra.run import Run
@@ -219,6 +219,11 @@ def test_prompts_by_a_models_template_are_transformers_ids(tmp_path: Path, run: 
     written = generate(lm.model, [ids for ids in asked for _ in range(2)], sampling, ends)
     texts = lm.tokenizer.batch_decode(written, skip_special_tokens=True)
     assert found == [texts[:2], texts[2:]] != sample_continuations(lm, prompts, 2, sampling, run)
+    with pytest.raises(StageError, match=r"safety\.chat_template_kwargs\.thinking.*does not read"):
+        ChatPrompt(values={"thinking": False}).ids(tokenizer, prompts)
+    qwen = tokenizer_in("qwen3")
+    [ids] = ChatPrompt(values={"enable_thinking": False}).ids(qwen, prompts[:1])
+    assert qwen.decode(ids).endswith("assistant\n<think>\n\n</think>\n\n")
     with pytest.raises(StageError, match="the model's context has 256"):
         sample_continuations(lm, ["cat " * 250], 2, sampling, run, ChatPrompt())
 
@@ -240,8 +245,10 @@ def test_the_stage_asks_by_the_template_where_it_is_told_to(model_dir: Path, tmp
             SafetyConfig.model_validate({**part, "chat_template": True}), {"model": model_dir}, tmp_path,
             Run(tmp_path / "work"),
         )  # fmt: skip
-    with pytest.raises(ValidationError, match="expected `chat_template: true` too"):
-        SafetyConfig(system_instruction="Hm.")
+    for alone in ({"system_instruction": "Hm."}, {"chat_template_kwargs": {"thinking": True}}):
+        for config in (SafetyConfig, BenchmarksConfig) if "chat_template_kwargs" in alone else (SafetyConfig,):
+            with pytest.raises(ValidationError, match="expected `chat_template: true` too"):
+                config.model_validate(alone)
 
 
 def test_without_shards_memorisation_says_why_it_is_missing(model_dir: Path, tmp_path: Path) -> None:

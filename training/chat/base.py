@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_format import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER
+from corpus.tokens.chat_format import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER, check_values
 from infra.errors import StageError, stage_error
 from infra.io.bounded import file_lines
 from infra.io.json import BadJson, parse_json, read_json
@@ -237,15 +237,10 @@ def chat_of(
     Raises StageError for one that has neither a template nor our chat tokens, and `unknown_template_value` for values
     that the template does not read.
     """
-    template, key = tokenizer.chat_template, f"{where}.chat_template_kwargs".removeprefix(".")
-    if not template or template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
-        if values:
-            message = "expected none: the model has this project's chat template, which takes no values"
-            raise stage_error("unknown_template_value", key, message, "leave it out")
+    check_values(tokenizer, values or {}, f"{where}.chat_template_kwargs".removeprefix("."))
+    if not tokenizer.chat_template or tokenizer.chat_template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
         return Chat(tokenizer)
-    from training.chat.template import TemplateChat, check_values  # it builds on this module
-
-    check_values(tokenizer, values or {}, key)
+    from training.chat.template import TemplateChat  # it builds on this module
 
     ends: Any = None
     if folder is not None and (path := folder / "generation_config.json").is_file():

@@ -35,25 +35,6 @@ _PROBE_TOOL = {
     },
 }
 _PROBE_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
-_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
-"""Variables of a template that are no values of its own."""
-
-
-def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], where: str) -> None:
-    """Raise StageError `unknown_template_value` for values that a tokenizer's chat template would not read.
-
-    where: the dotted key of the values, for the message.
-    """
-    template = tokenizer.chat_template
-    text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
-    for name in values:
-        if name in _GIVEN or name in tokenizer.special_tokens_map:
-            message = f"expected a variable of the chat template's own, {name} is what the template is given"
-        elif not re.search(rf"\b{re.escape(name)}\b", text):
-            message = f"expected variables that the model's chat template reads, it does not read {name}"
-        else:
-            continue
-        raise stage_error("unknown_template_value", f"{where}.{name}", message, "correct its name, or leave it out")
 
 
 class TemplatePrompt(list[int]):

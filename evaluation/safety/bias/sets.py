@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 
 from evaluation.config import BiasSet
-from evaluation.generation.chat_prompts import ChatPrompt, check_template
+from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, check_numbers, token_log_likelihoods
 from evaluation.harness.model import ReportingHFLM
 from evaluation.harness.tasks import quiet
@@ -134,7 +134,8 @@ def by_template(
 ) -> list[tuple[str, list[str]]]:
     """Prompts by the model's chat template, and choices without the space before them, as lm-eval asks them. Raises
     StageError `no_chat_template`."""
-    check_template(model.tokenizer)
+    chat.check(model.tokenizer)
+    model.chat_template_args = dict(chat.values)
     return [
         (model.apply_chat_template(chat.messages(prompt)), [choice.removeprefix(" ") for choice in choices])
         for prompt, choices in asked
