@@ -122,6 +122,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         quiet = Run(run.work_dir, run.launch)
         return watch(watched.measure(model, chat, config, hardware, max_length, quiet, name))
 
+    model.label_smoothing = config.label_smoothing
+    noise = [model.add_noise(config.neftune_alpha)] if config.neftune_alpha else []
     at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if watched.rows else set()
     done = fit(
         "sft",
@@ -137,6 +139,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         ],
         inputs=inputs,
     )
+    for handle in noise:
+        handle.remove()
     tuned = model
     if config.lora or config.start_share:
         network = _merged(network, inputs["model"], config, hardware, max_length, ids)

@@ -144,6 +144,20 @@ def test_sft_learns_dialogues_in_rows_or_packed(
     assert [len(line.get("history", ())) for line in samples[:3]] == [1, 2, 5]
 
 
+def test_noise_and_label_smoothing_reach_the_training(
+    dialogues: Path, base_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    settings = {"duration": "2 batches", "global_batch_examples": 4, "max_length": 120, "answer_max_tokens": 4,
+                "answers_limit": 2, "heldout_limit": 2, "watched_prompts": 0}  # fmt: skip
+    weights = set()
+    for keys in ({}, {"neftune_alpha": 5.0}, {"neftune_alpha": 5.0}, {"label_smoothing": 0.2}):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        inputs = {"model": base_dir, "instructions": dialogues}
+        sft(SftConfig.model_validate({**settings, **keys}), inputs, out, Run(out.with_suffix(".work"), run.launch))
+        weights.add((out / "model.safetensors").read_bytes())
+    assert len(weights) == 3, "each key changes the weights, and noise is drawn by the seed"
+
+
 def test_the_reward_model_cuts_no_answer(base_dir: Path, tmp_path: Path, run: Run, journal: Any) -> None:
     rows = [
         {"id": str(n), "prompt": "Sort the list. " * 16, "chosen": f"Load {n}.", "rejected": "Copy. " * (n % 4) + "No."}

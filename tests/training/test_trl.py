@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from training.chat.base import Chat, Conversation, pad
@@ -24,6 +25,7 @@ from training.core.hardware import Hardware
 from training.data.preference_pairs import Pair
 from training.data.rankings import Preferred, Ranking, ranking_batch
 from training.generation.completions import AnswerBatch, Completions
+from training.model.loss import IGNORE
 from training.model.models import load
 from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
 from training.rl.policy_and_value import PolicyAndValue
@@ -127,6 +129,44 @@ def _ours(
             batch["kl"] += kto_kl((model(batch).sums - batch["reference"])[:, 2:])
         batch = {name: value if name == "kl" else value[:, :2] for name, value in batch.items()}
     return model.loss(model(batch), batch)["total"], batch
+
+
+@pytest.mark.parametrize("plain_head", [True, False], ids=["chunked", "with logits"])
+def test_label_smoothing_is_transformers(plain_head: bool, policy: PreTrainedModel, chat: Chat) -> None:
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    copied, model = copy.deepcopy(policy), LanguageModel(policy, CPU)
+    model._plain_head, model.label_smoothing = plain_head, 0.2
+    batch = chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    theirs = LabelSmoother(0.2)({"logits": copied(batch["input_ids"]).logits}, batch["labels"])
+    _same(model.loss(model(batch), batch), theirs, policy, copied)
+    held_out = model.losses(batch).sum() / (batch["labels"] != IGNORE).sum()
+    model.label_smoothing = 0.0
+    assert float(held_out) == pytest.approx(float(model.loss(model(batch), batch)), rel=1e-5), "without smoothing"
+
+
+def test_neftune_is_transformers(policy: PreTrainedModel, chat: Chat) -> None:
+    from transformers.integrations.neftune import neftune_post_forward_hook
+
+    copied, model = copy.deepcopy(policy), LanguageModel(policy, CPU)
+    batch = chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    clean = model.losses(batch)
+    copied.get_input_embeddings().neftune_noise_alpha = 5.0
+    copied.get_input_embeddings().register_forward_hook(neftune_post_forward_hook)
+    handle = model.add_noise(5.0)
+    assert torch.equal(model.losses(batch), clean), "none where the model is measured"
+    losses = []
+    for network in (model.train(), copied.train()):
+        torch.manual_seed(3)
+        if network is model:
+            losses.append(model.loss(model(batch), batch))
+        else:
+            logits = network(batch["input_ids"]).logits.flatten(0, 1)
+            losses.append(cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORE))
+    _same(*losses, policy, copied)
+    handle.remove()
+    quiet = model.loss(model(batch), batch)
+    assert abs(float(quiet) - float(losses[0])) > 1e-4
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])

@@ -77,6 +77,13 @@ class SftConfig(ChatTrainerConfig):
     group_by_length: bool = False
     """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
     name and the default are transformers' (TrainingArguments)."""
+    neftune_alpha: float = Field(0.0, ge=0.0)
+    """Noise on the embeddings in training, against overfitting to the wording of few answers: uniform in
+    ±alpha / √(T·D) for T tokens of width D (Jain et al. 2023, "NEFTune", where 5 is best for most data). 0: none. trl's
+    `neftune_noise_alpha`."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of each label's probability that is spread over the whole vocabulary in the training loss (Szegedy et al.
+    2016; 0.1 is usual); held-out losses are without. transformers' `label_smoothing_factor`."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"

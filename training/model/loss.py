@@ -135,6 +135,22 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
     return token_losses(hidden, weight, labels).sum()
 
 
+def spread_over_vocabulary(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Summed difference between the cross-entropy against all V tokens alike and that against `labels (N,)`, a share of
+    which label smoothing adds (Szegedy et al. 2016, section 7).
+
+    Both have the same normaliser, so that the label's logit less the mean logit is left, without any logits.
+
+    Args:
+        hidden: (N, D).
+        weight: (V, D), of an output layer without a bias.
+        labels: -100 where a position counts nothing.
+    """
+    labelled = labels != IGNORE
+    directions = weight[labels[labelled]].float() - weight.float().mean(0)
+    return (hidden[labelled].float() * directions).sum()
+
+
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each position (N,), 0 where the label is -100; without the graph's memory saving."""
     weight_compute = weight.to(hidden.dtype)

@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from infra.errors import StageError
@@ -27,7 +29,7 @@ from training.guard.norms import last_stack
 from training.model.attention import ADDED_MASKS, FLEX, is_flash
 from training.model.balancing import Routed, TokenRanks, balancing_loss, router_sums
 from training.model.documents import EncoderDecoderMasks, additive, block_mask, document_bounds, within_documents
-from training.model.loss import IGNORE, chunked_cross_entropy, token_losses
+from training.model.loss import IGNORE, chunked_cross_entropy, spread_over_vocabulary, token_losses
 from training.model.models import decoder, plain_head
 
 Batch = Mapping[str, Any]
@@ -61,6 +63,12 @@ class LanguageModel(Trainable):
     token_ranks: TokenRanks | None = None
     """Where ranks share sequences or layers of a mixture of experts: the balancing loss is of the tokens of all."""
 
+    label_smoothing = 0.0
+    """Share of each label's probability that is spread over the vocabulary, in `loss` alone."""
+
+    _row_tokens = 0
+    """T of the batch that `forward` computes, which flash kernels get in one row."""
+
     def __init__(self, model: PreTrainedModel, hardware: Hardware) -> None:
         super().__init__()
         self.model = model
@@ -73,6 +81,18 @@ class LanguageModel(Trainable):
         stack = decoder(model) if self.router else None
         self._routed = [number for number, layer in enumerate(stack.layers) if _routes(layer)] if stack else []
         self._plain_head = plain_head(model)
+
+    def add_noise(self, alpha: float) -> RemovableHandle:
+        """Add NEFTune's noise to the embeddings in every forward pass of training, until the handle is removed: uniform
+        in ±alpha / √(T·D) (Jain et al. 2023, algorithm 1), with the padded T, as in transformers."""
+
+        def noisy(module: nn.Module, _: Any, embedded: Tensor) -> Tensor:
+            if not module.training:
+                return embedded
+            bound = alpha / math.sqrt(self._row_tokens * embedded.shape[-1])
+            return embedded + torch.zeros_like(embedded).uniform_(-bound, bound)
+
+        return self.model.get_input_embeddings().register_forward_hook(noisy)
 
     def last_stack(self) -> nn.Module | None:
         """The module that gives the last hidden state; None where that is what `forward` gives."""
@@ -196,6 +216,7 @@ class LanguageModel(Trainable):
     def _outputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Hidden states or logits, and of a mixture of experts what its routers add up over this rank's tokens."""
         inputs = self._inputs(batch)
+        self._row_tokens = batch["input_ids"].shape[1]
         if self._both is not None:
             self._both.set(batch, self._hardware.compute)
         with self._hardware.autocast():
@@ -254,8 +275,12 @@ class LanguageModel(Trainable):
                 total = split_losses(flat, weight, labels).sum()
             else:
                 total = chunked_cross_entropy(flat, weight, labels, compiled=self.compiles_blocks)
+                if self.label_smoothing:
+                    total = total + self.label_smoothing * spread_over_vocabulary(flat, weight, labels)
         else:
-            total = cross_entropy(flat.float(), labels, ignore_index=IGNORE, reduction="sum")
+            total = cross_entropy(
+                flat.float(), labels, ignore_index=IGNORE, reduction="sum", label_smoothing=self.label_smoothing
+            )
         if not isinstance(outputs, Routed):
             return total / count
         return total / count + self.model.config.router_aux_loss_coef * outputs.balancing.mean()
