@@ -265,7 +265,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "reward_model",
             about="A model that scores answers, from preference pairs.",
-            version=5,
+            version=6,
             config=RewardModelConfig,
             section=True,
             function="training.reward_model:train",

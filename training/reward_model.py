@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corpus.model_folders.inputs import name_padding
 from evaluation.statistics.clustered import clustered_mean, clustered_share, clustered_sign_test
 from infra.errors import stage_error
 from infra.run import Result, Run
@@ -20,6 +21,7 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, read_rows
 from training.checkpoint.export import export
 from training.config import RewardModelConfig
+from training.core import ranks
 from training.core.hardware import prepare
 from training.data.loaders import example_loader
 from training.data.rankings import (
@@ -103,7 +105,12 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         [Watch(look, every, plan.batches, run)],
         inputs=inputs,
     )
+    padding = _padding_besides_ends(chat, run)
+    if padding is not None:
+        scorer.model.config.pad_token_id = chat.tokenizer.convert_tokens_to_ids(padding)
     export(scorer.model, inputs["model"], out_dir)
+    if padding is not None and ranks.is_first():
+        name_padding(out_dir, padding)
     done.leave(out_dir)
     figures = {
         "prompts_cut": float(fitting.cut),
@@ -119,6 +126,30 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         return replace(found, headline=done.headline(found.headline))
 
     return Result(figures, done.headline(f"{pairs:,} pairs, {done.batches:,} batches"), measure_now)
+
+
+def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
+    """The token that a reward model's sequences are padded with in place of its tokenizer's; None where that is kept.
+
+    transformers' classifiers read a score at the last token that is no padding. Where a model pads with the token that
+    ends its answers (DeepSeek, many tunings of Llama and Mistral), that is one token before the end, at which the
+    reward is learnt.
+    """
+    if chat.pad not in chat.stops:
+        return None
+    tokenizer = chat.tokenizer
+    known = sorted(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    others = [tokenizer.unk_token_id, tokenizer.bos_token_id, *known]
+    found = next((number for number in others if number is not None and number not in chat.stops), None)
+    if found is not None:
+        return str(tokenizer.convert_ids_to_tokens(found))
+    name = tokenizer.convert_ids_to_tokens(chat.pad)
+    run.event(
+        "padding_ends_answers",
+        f"the model pads with {name}, which ends its answers, and has no other special token: transformers reads the "
+        "score of an answer one token before its end, where this project reads it at the end",
+    )
+    return None
 
 
 def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:

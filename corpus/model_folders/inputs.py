@@ -1,4 +1,5 @@
-"""Inputs that the tokenizer of a model folder returns: those that its model takes, in every version of transformers."""
+"""What the tokenizer of a model folder gives: the inputs that its model takes, in every version of transformers, and
+its padding."""
 
 from __future__ import annotations
 
@@ -33,3 +34,12 @@ def name_model_inputs(folder: Path) -> None:
         named["tokenizer_class"] = _FAST[kind]
     if named != settings:
         path.write_text(json.dumps(named, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def name_padding(folder: Path, token: str) -> None:
+    """Make `token`, one of the vocabulary, the padding token of the tokenizer in a model folder."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        if path.is_file():
+            settings = {**read_json(path, nan=True), "pad_token": token}
+            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf8")

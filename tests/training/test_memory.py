@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import pretrain_in_ranks
-from training.config import PretrainConfig, SftConfig
+from training.config import PreferenceTuningConfig, PretrainConfig, RewardModelConfig, SftConfig
+from training.preference_tuning import preference_tuning
 from training.pretrain import pretrain
+from training.reward_model import reward_model
 from training.sft import sft
 from training.trainer.microbatch import largest_that_fits
 
@@ -67,6 +70,37 @@ def test_microbatches_leave_the_loss_with_padding_and_masks(
         assert len(found[microbatch]) == 4
     for microbatch in (1, 2, 4):
         assert found[microbatch] == pytest.approx(found[8], rel=1e-5)
+
+
+ACCUMULATED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "sft": (sft, SftConfig, {**SFT, "packing": True, "global_batch_examples": 4, "watched_prompts": 0}),
+    "preference_tuning": (
+        preference_tuning, PreferenceTuningConfig,
+        {"global_batch_pairs": 8, "max_length": 64, "answer_max_tokens": 2, "heldout_limit": 2, "heldout_prompts": 2},
+    ),
+    "reward_model": (reward_model, RewardModelConfig, {"global_batch_pairs": 8, "max_length": 64, "heldout_limit": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", ACCUMULATED)
+def test_accumulated_gradients_are_those_of_one_batch(
+    stage: str, base_dir: Path, instructions_dir: Path, preferences_dir: Path, tmp_path: Path, journal: Any
+) -> None:
+    """To fp32's rounding: three examples at once, of ragged lengths, which leaves a part of another size at the end. An
+    epsilon of 1 lets the weights move by what their gradients are."""
+    train, config, settings = ACCUMULATED[stage]
+    optimizer = {"learning_rate": 1.0, "weight_decay": 0.0, "eps": 1.0, "gradient_clip": 1e3}
+    schedule = {"warmup": "0 batches", "final_share": 1.0}
+    settings = {**settings, "duration": "1 batch", "optimizer": optimizer, "schedule": schedule}
+    inputs = {"model": base_dir, "instructions": instructions_dir, "preferences": preferences_dir}
+    for microbatch in (3, 8):
+        run = _run(tmp_path / f"{microbatch}.work", journal, microbatch=microbatch)
+        train(config.model_validate(settings), inputs, tmp_path / str(microbatch), run)
+    parts, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("3", "8"))
+    start = load_file(base_dir / "model.safetensors")
+    assert max(float((whole[name] - start[name]).abs().max()) for name in start.keys() & whole.keys()) > 0.01
+    for name, weight in whole.items():
+        torch.testing.assert_close(parts[name], weight, rtol=0, atol=1e-6)
 
 
 def test_checkpointed_activations_leave_the_loss(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from infra.errors import StageError
 from infra.run import Run
+from tests.chat_templates import tokenizer_in
+from tests.open_models import save_model
 from tests.training.conftest import NOUNS, VERBS, write_rows
-from training.chat.base import Chat
-from training.config import RewardModelConfig
+from training.adopt import import_model
+from training.chat.base import Chat, pad
+from training.config import BaseModelConfig, RewardModelConfig
 from training.core.hardware import Hardware
 from training.core.train_state import split_batch
 from training.data.rankings import balanced, fitted_rankings, ranking_batch
@@ -167,3 +171,30 @@ def test_the_stage_learns_rankings_with_ties_and_says_what_length_has_to_do_with
     with pytest.raises(StageError, match=r"reward_model\.balance_lengths.*always the longer or always the shorter"):
         config = RewardModelConfig.model_validate(settings | {"balance_lengths": True})
         reward_model(config, inputs, tmp_path / "none", Run(tmp_path / "other", run.launch))
+
+
+@pytest.mark.parametrize("family", ["llama3", "deepseek"])
+def test_transformers_reads_the_scores_that_were_learnt(
+    family: str, preferences_dir: Path, tmp_path: Path, run: Run
+) -> None:
+    """Padded on either side, by the exported tokenizer; DeepSeek pads with the token that ends its answers."""
+    tokenizer = tokenizer_in(family)
+    if family == "deepseek":
+        tokenizer.pad_token = tokenizer.eos_token
+    save_model(tmp_path / "model", tokenizer)
+    (tmp_path / "base").mkdir()
+    import_model(BaseModelConfig(path=str(tmp_path / "model")), {}, tmp_path / "base", run)
+    config = RewardModelConfig.model_validate({"duration": "1 batch", "global_batch_pairs": 4, "heldout_limit": 2})
+    inputs = {"model": tmp_path / "base", "preferences": preferences_dir}
+    reward_model(config, inputs, tmp_path / "out", Run(tmp_path / "reward.work", run.launch))
+    chat, scorer = Chat.load(tmp_path / "base"), load_scorer(tmp_path / "out", CPU).eval()
+    ids = [one.ids for one in chat.conversations(["Why is it so, and what of it?", "b"], ["Sort it all.", "No."])]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.pad_token_id == model.config.pad_token_id and theirs.get_vocab() == chat.tokenizer.get_vocab()
+    with torch.no_grad():
+        expected = scorer(pad(ids, chat.pad), torch.tensor([len(one) - 1 for one in ids]))
+        for side in ("right", "left"):
+            theirs.padding_side = side
+            scores = model(**theirs.pad({"input_ids": ids}, return_tensors="pt")).logits[:, 0]
+            torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
