@@ -12,6 +12,20 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 
 
+def python_path(value: str | None = None) -> str:
+    """PYTHONPATH for processes that this one starts: the project, and the places of this process, absolute.
+
+    Python resolves a relative place, and an empty one, in the working directory of each process: a process that is
+    started elsewhere would not find what its starter finds.
+
+    Args:
+        value: PYTHONPATH to extend; by default that of this process.
+    """
+    given = os.environ.get("PYTHONPATH", "") if value is None else value
+    places = [os.path.abspath(place) for place in given.split(os.pathsep)] if given else []
+    return os.pathsep.join(dict.fromkeys([str(PROJECT), *places]))
+
+
 def default_root() -> Path:
     """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project. Of a URL its cache,
     and raises what `infra.store.roots.root_folder` raises."""

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.project import python_path
 from infra.servers import state
 from infra.servers.credentials import client_variables
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 QUIET = {
     # The word that Prefect, MLflow and huggingface_hub all understand.
@@ -68,10 +67,9 @@ def prefect_home(root: Path | str) -> Path:
 
 def _reach() -> dict[str, str]:
     """Finds the project whatever the working directory is, installed or not, and this machine past any proxy."""
-    modules = [str(PROJECT), *_listed("PYTHONPATH", os.pathsep)]
     no_proxy = [*_listed("NO_PROXY", ","), *_listed("no_proxy", ","), "127.0.0.1", "localhost"]
     hosts = ",".join(dict.fromkeys(no_proxy))
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(modules)), "NO_PROXY": hosts, "no_proxy": hosts}
+    return {"PYTHONPATH": python_path(), "NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _listed(variable: str, separator: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from infra.launch.config import LaunchConfig
-from infra.project import PROJECT
+from infra.project import python_path
 from infra.servers.credentials import SERVERS_ONLY
 from infra.servers.environment import OFFLINE, QUIET
 from tasks.processes.openmp import wait_policy
@@ -26,7 +26,7 @@ def stage_environment(launch: LaunchConfig, keeps_memory: bool) -> dict[str, str
         **{name: value for name, value in os.environ.items() if name not in SERVERS_ONLY},
         **QUIET,
         **OFFLINE,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
         # Several ranks share the cores among themselves, and stages of the corpus do not watch other processes.

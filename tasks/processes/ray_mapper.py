@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from infra.errors import stage_error
 from infra.launch.ray.job import INSTALL, use_token
 from infra.process.workers import Mapper, core_count
-from infra.project import PROJECT
+from infra.project import python_path
 
 LOCAL = "local"
 # Enough that no worker waits for us, few enough that a cancelled run stops soon.
@@ -110,8 +110,8 @@ def _join(address: str, workers: int | None) -> Any:
         ) from None
     if not ray.is_initialized():
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PREFECT_", "AWS_"))}
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
-        options: dict[str, Any] = {"runtime_env": {"env_vars": {**kept, "PYTHONPATH": path}}, "log_to_driver": False}
+        variables = {**kept, "PYTHONPATH": python_path()}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False}
         if address == LOCAL:
             ray.init(**options, num_cpus=workers or core_count(), include_dashboard=False)
         else:

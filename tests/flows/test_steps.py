@@ -274,7 +274,7 @@ def test_a_reward_function_that_cannot_be_imported_is_named_before_anything_runs
     (tmp_path / "rewards_of_mine.py").write_text('print("[1]")\ndef short(*given): ...\nLONG = 3\n')
     (tmp_path / "rewards_that_fail.py").write_text('raise RuntimeError("no data set")\n')
     (tmp_path / "rewards_that_end.py").write_text("import os\nos._exit(3)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     names = ("rewards_of_mine:short", "rewards_of_mine:shrot", "rewards_of_mine:LONG", "rewards_that_fail:f")
     inputs = {"model": "sft", "prompts": "instructions"}
     several = {"answers_per_prompt": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from infra.errors import StageError
+from infra.launch.config import LaunchConfig
+from tasks.processes.environment import stage_environment
 from training.chat.base import Chat
 from training.config import RlhfConfig
 from training.core.hardware import Hardware
@@ -117,16 +120,24 @@ def test_a_reward_function_that_fails_is_a_named_stop(name: str, code: str, said
     assert problem.code == code and problem.path == f"rlhf.reward_functions.{path}" and said in problem.message
 
 
-def test_a_function_of_the_working_directory_alone_is_missed_before_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages do not have it on their path; check found it there."""
+def test_check_finds_functions_where_their_stage_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the working directory or on the path of this process alone; by a relative PYTHONPATH, which a stage reads
+    from elsewhere."""
     (tmp_path / "rewards_here.py").write_text("def short(prompts, answers, references): return [1.0 for _ in answers]")
     monkeypatch.chdir(tmp_path)
     config = RlhfConfig(reward_functions={"rewards_here:short": 1.0})
+
+    def is_found_in_its_stage() -> bool:
+        program = [sys.executable, "-P", "-c", "import rewards_here"]
+        environment = stage_environment(LaunchConfig(), keeps_memory=False)
+        return subprocess.run(program, cwd="/", env=environment, capture_output=True).returncode == 0
+
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert "No module named 'rewards_here'" in next(config.missing_functions()).message
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not list(config.missing_functions())
+    assert not is_found_in_its_stage()
+    monkeypatch.setenv("PYTHONPATH", ".")
+    assert not list(config.missing_functions()) and is_found_in_its_stage()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.errors import Problem
 from infra.io.json import parse_own_json
+from infra.project import python_path
 
 FIX = "name a function of a module that is installed or lies on PYTHONPATH"
 _PATIENCE_S = 120
@@ -47,8 +48,8 @@ def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
     wanted = list(paths)
     if not wanted:
         return
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    # Without -P the working directory would be on the path here, and not in the stage.
+    # The path of a stage's process, which has neither the working directory nor what this process has put on its own.
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-P", "-c", _LOOK, *wanted]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)

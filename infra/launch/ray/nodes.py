@@ -20,7 +20,7 @@ from infra.launch.node_files import node_file
 from infra.launch.ray.job import INSTALL, RayRequest
 from infra.process.lifetime import PARENT_FD
 from infra.process.tail import Tail
-from infra.project import PROJECT
+from infra.project import python_path
 
 _BEGIN_S = 180.0
 """Seconds that a machine may take until its agent gives a sign."""
@@ -118,7 +118,7 @@ class RayNodes(OneJob):
         names = [f"{number}.{place}" for place in range(launch.nodes)]
         logs = [self._folder / f"log-{name}" for name in names]
         events = self._folder / f"ray-{number}"
-        path = os.pathsep.join(filter(None, [str(PROJECT), self._environment.get("PYTHONPATH", "")]))
+        path = python_path(self._environment.get("PYTHONPATH", ""))
         request = RayRequest(
             address=launch.ray or "",
             cpus=launch.processes * (launch.threads or 1),
