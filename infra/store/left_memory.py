@@ -1,4 +1,4 @@
-"""Shared memory that a killed training left, found by the record in its work folder.
+"""Shared memory: the room that it has, and what a killed training left, found by the record in its work folder.
 
 Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
 owner. `training.data.shared_memory` writes the record and reads it where the work is continued; here it is for work
@@ -20,6 +20,20 @@ RECORD = "shared_memory"
 NUMBERS = 64
 """Numbers reserved for the datasets of one run; the first is NUMBERS times the process id of the node's first rank."""
 MEMORY = Path("/dev/shm")
+MORE_MEMORY = "give it more: docker run --shm-size=2g; in Kubernetes an emptyDir with medium: Memory at /dev/shm"
+
+
+def free_memory() -> int:
+    """Bytes of shared memory that are free; those of a large one where the system does not say."""
+    return psutil.disk_usage(str(MEMORY)).free if MEMORY.is_dir() else 2**40
+
+
+def memory_room() -> str:
+    """The room of shared memory, for messages."""
+    if not MEMORY.is_dir():
+        return "no room that is known"
+    room = psutil.disk_usage(str(MEMORY))
+    return f"{room.free / 1e6:,.1f} MB free of {room.total / 1e6:,.1f}"
 
 
 def remove_memory(work: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from infra.errors import Problem
+from infra.store.left_memory import MORE_MEMORY, memory_room
 
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 VMSTAT = Path("/proc/vmstat")
@@ -36,6 +37,14 @@ def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
             node,
             "the kernel killed it: the machine, or the container that it ran in, was out of memory",
             f"a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more; {log}",
+        )
+    if code == -signal.SIGBUS:
+        return Problem(
+            "no_shared_memory",
+            node,
+            "its process was killed by SIGBUS, as by the first write to memory that there is no room for: /dev/shm, "
+            f"through which a training's processes share data, has {memory_room()}",
+            f"{MORE_MEMORY}, and look whether a disk is full; {log}",
         )
     if code < 0:
         name = signal.Signals(-code).name

@@ -19,16 +19,23 @@ from tempfile import gettempdir
 from streaming.base.constant import BARRIER_FILELOCK, CACHE_FILELOCK, SHM_TO_CLEAN
 from streaming.base.shared import prefix as streaming_prefix
 
-from infra.store.left_memory import NUMBERS, RECORD
+from infra.errors import stage_error
+from infra.store.left_memory import MEMORY, MORE_MEMORY, NUMBERS, RECORD, free_memory, memory_room
 from training.core import ranks
+
+LEAST_BYTES = 1_000_000
 
 
 @contextmanager
 def own_shared_memory(work_dir: Path) -> Iterator[None]:
     """While open, datasets of this node's ranks share names with nobody else; afterwards none of their memory is left.
 
-    Every rank must open it.
+    Every rank must open it. Raises StageError `no_shared_memory` where /dev/shm has hardly any room: the first write
+    would end the process by SIGBUS, without a word.
     """
+    if free_memory() < LEAST_BYTES:
+        message = f"expected {LEAST_BYTES // 10**6} MB for data that processes share, it has {memory_room()}"
+        raise stage_error("no_shared_memory", str(MEMORY), message, MORE_MEMORY)
     # Of all nodes that share the work folder, also of two that go by one name.
     host = socket.gethostname()
     record = work_dir / f"{RECORD}.{ranks.first_of_node()}.{host}"

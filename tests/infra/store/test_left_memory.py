@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import pytest
+
+from infra.errors import StageError
+from infra.store import left_memory
 from infra.store.left_memory import NUMBERS, remove_memory
+from tasks.processes.exits import diagnose_exit
+from tests.small_disk import small_disk
+from training.data.shared_memory import own_shared_memory
 
 
 def record(work: Path, pid: int, host: str = socket.gethostname()) -> SharedMemory:
@@ -33,3 +41,17 @@ def test_memory_of_a_dead_process_goes_and_that_of_a_living_one_or_of_another_ho
         assert not Path("/dev/shm", dead.name).exists() and Path("/dev/shm", living.name).exists()
     finally:
         living.unlink()
+
+
+def test_a_small_shared_memory_is_named_before_and_after_it_ends_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first write beyond the room ends the process by SIGBUS, without a word."""
+    with small_disk(tmp_path / "shm", "64k") as small:
+        monkeypatch.setattr(left_memory, "MEMORY", small)
+        said = r"expected 1 MB .*0\.1 MB free of 0\.1"
+        with pytest.raises(StageError, match=said) as caught, own_shared_memory(tmp_path):
+            pass
+        assert caught.value.problems[0].code == "no_shared_memory" and "--shm-size" in caught.value.problems[0].fix
+        died = diagnose_exit("pretrain", -signal.SIGBUS, out_of_memory=False)
+    assert died.code == "no_shared_memory" and "0.1 MB free" in died.message and "--shm-size" in str(died.fix)
