@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -18,9 +18,22 @@ from cli.models.chat import model_folder, refused_by_gates
 @click.argument("model", shell_complete=artifacts)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Although a gate refused it; its card says so.")
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8", "fp8", "gguf"]),
+    help="int8, fp8: weights of linear layers in 8 bits, by torchao, as transformers loads them. gguf: a file of "
+    "llama.cpp beside the weights, where its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP.",
+)
 @root_option
 @as_json
-def command(model: str, folder: Path, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(
+    model: str,
+    folder: Path,
+    force: bool,
+    quantize: Literal["int8", "fp8", "gguf"] | None,
+    root: str | None,
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
     """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
     model card as README.md. Before FOLDER appears, a new process that knows nothing of this project loads it with
     transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
@@ -50,13 +63,17 @@ def command(model: str, folder: Path, force: bool, root: str | None, as_json: bo
         place, registration = registered
         registered = store.peek(registration, REGISTERED_CARD, folder=place), registration
     card, card_from = card_of(artifact, registered)
-    loaded = export(artifact, card, folder)
+    loaded = export(artifact, card, folder, quantize)
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
-        click.echo("in a new process, with transformers alone and the model's logits:")
+        whose = "the quantized model's" if loaded.deviation else "the model's"
+        click.echo(f"in a new process, with transformers alone and {whose} logits:")
         for check in loaded.checks:
             click.echo(f"  {check}")
+        if loaded.deviation:
+            of = f"the model's largest is {loaded.largest_logit:.3g} in magnitude"
+            click.echo(f"quantized to {quantize}: a logit differs by up to {loaded.deviation:.3g}; {of}")
         click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
         click.echo(f"written to {folder}")
     document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}

@@ -10,17 +10,20 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.config import RegisterConfig
+from evaluation.quantized import Quantization, converter, quantize, to_gguf
 from evaluation.release.card import model_card
+from evaluation.release.elsewhere import auto_class
 from evaluation.results.artifacts import Artifact
 from infra.errors import stage_error
 from infra.io.foreign import check_model
-from infra.io.json import read_own_json
+from infra.io.json import read_json, read_own_json
 from infra.store.layout import AUX, MANIFEST
 from infra.store.manifest import Manifest
 
@@ -36,6 +39,8 @@ class Loaded:
     """What a new process found in an exported folder.
 
     tokens: tokens that the model wrote after a text, 0 for a model that writes none. checks: what the process ran.
+    deviation: of quantized weights, largest difference of a logit from the unquantized model's; 0 for others.
+    largest_logit: of the unquantized model, to compare the deviation with.
     """
 
     architecture: str
@@ -43,15 +48,20 @@ class Loaded:
     chat_template: bool
     tokens: int
     checks: list[str]
+    deviation: float = 0.0
+    largest_logit: float = 0.0
 
 
-def export(model: Artifact, card: str, out: Path) -> Loaded:
+def export(model: Artifact, card: str, out: Path, quantization: Quantization | None = None) -> Loaded:
     """Write weights, tokenizer, generation config and README.md, and try them in a new process.
+
+    quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp beside them.
 
     `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`,
     `not_loadable` where transformers cannot load or run what was written, and `other_logits` where it gives others
-    than the model.
+    than the model; as `evaluation.quantized` does.
     """
+    program = converter() if quantization == "gguf" else None  # before anything is copied
     out = Path(os.path.abspath(out))  # `.` has no name
     # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
     plain = re.sub(r"\W", "_", out.name)
@@ -71,7 +81,10 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
                 shutil.copyfile(file, unfinished / path)
         (unfinished / CARD).write_text(card, encoding="utf-8")
         name_model_inputs(unfinished)  # models of earlier versions lack them
-        loaded = check_elsewhere(unfinished, model.folder)
+        weights = quantization if quantization in ("int8", "fp8") else None
+        loaded = check_elsewhere(unfinished, model.folder, weights)
+        if program is not None:
+            to_gguf(unfinished, program)
         if is_there:
             for path in sorted(unfinished.iterdir()):
                 path.rename(out / path.name)
@@ -82,14 +95,23 @@ def export(model: Artifact, card: str, out: Path) -> Loaded:
     return loaded
 
 
-def check_elsewhere(folder: Path, source: Path) -> Loaded:
-    """Run the usual snippets on `folder` in a process that knows nothing of this project
-    (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process."""
+def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] | None = None) -> Loaded:
+    """Run the usual snippets on `folder` in a process that knows nothing of this project (`evaluation/release/elsewhere.py`),
+    and compare its token ids and logits with those of `source` in this process.
+
+    weights: how those of `folder` are to be quantized first. Its logits are then compared with those of the quantized
+    model in this process, and their deviation from the model's is measured.
+    """
     import torch
     import transformers
 
     fix = "stemma verify tells whether it is whole"
     check_model(folder)
+    quantized = None
+    if weights is not None:
+        config = read_json(source / "config.json", nan=True)
+        name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        quantized = quantize(folder, getattr(transformers, auto_class(config)[0]), weights, getattr(torch, name))
     with TemporaryDirectory(prefix="stemma-export-") as empty:
         # Sums of floating-point numbers depend on the number of threads.
         command = [sys.executable, "-I", str(ELSEWHERE), str(folder), str(torch.get_num_threads())]
@@ -110,16 +132,18 @@ def check_elsewhere(folder: Path, source: Path) -> Loaded:
         with torch.no_grad():
             inputs = {name: torch.tensor([ids]) for name, ids in found["inputs"].items()}
             expected = network(**inputs).logits.float().numpy()
+            of_quantized = expected if quantized is None else quantized(**inputs).logits.float().numpy()
     except Exception as error:  # whatever transformers makes of a folder that it cannot use
         message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
         raise stage_error("not_loadable", str(source), message, fix) from error
     if list(tokenizer(found["text"]).input_ids) != found["inputs"]["input_ids"]:
         message = f"token ids of {found['text']!r} are others than the model's"
         raise stage_error("other_logits", str(folder), message, fix)
-    if not np.array_equal(expected, logits, equal_nan=True):
-        message = f"logits of {found['text']!r} differ from the model's by up to {abs(expected - logits).max():g}"
+    if not np.array_equal(of_quantized, logits, equal_nan=True):
+        message = f"logits of {found['text']!r} differ from the model's by up to {abs(of_quantized - logits).max():g}"
         raise stage_error("other_logits", str(folder), message, fix)
-    return Loaded(**{item.name: found[item.name] for item in fields(Loaded)})
+    known = {item.name: found[item.name] for item in fields(Loaded) if item.name in found}
+    return Loaded(**known, deviation=float(abs(expected - logits).max()), largest_logit=float(abs(expected).max()))
 
 
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:

@@ -6,11 +6,19 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
+from corpus.model_folders.folder import folder_problems
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.tokens.chat_format import CHAT_TEMPLATE
 from evaluation.release.export import card_of, check_elsewhere, export
@@ -76,6 +84,44 @@ def test_a_reward_model_fills_an_empty_folder_that_is_there(
     assert loaded.checks[-1] == 'pipeline("text-classification", model=folder)'
     assert "pipeline_tag: text-classification" in (here / "README.md").read_text()
     assert run_card(here, monkeypatch)["model"].num_labels == 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantized_weights_load_in_a_process_that_knows_nothing_of_them(
+    kind: Literal["int8", "fp8"], artifact: Artifact, tmp_path: Path
+) -> None:
+    loaded = export(artifact, "# card", tmp_path / "hub", kind)
+    assert 0 < loaded.deviation < loaded.largest_logit
+    assert loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "torchao"
+    before, after = (folder / "model.safetensors" for folder in (artifact.folder, tmp_path / "hub"))
+    assert after.stat().st_size < 0.8 * before.stat().st_size
+    # Half of a step of 1/127 of a row's largest weight, and of E4M3's 3 bits of a weight.
+    original = dict(AutoModelForCausalLM.from_pretrained(artifact.folder).named_parameters())
+    rounded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "hub").named_parameters())
+    for name in (name for name in original if name.endswith("proj.weight")):
+        weight, largest = original[name], original[name].abs().amax(1, keepdim=True)
+        step = largest / 127 if kind == "int8" else (weight.abs() / 8).clamp(min=largest / 448 / 512)
+        error = (rounded[name].dequantize() - weight).abs()
+        assert float(error.detach().max()) > 0 and bool((error <= 0.51 * step + 1e-7).all()), name
+    assert not any(folder_problems(artifact.folder, "model")) and any(folder_problems(tmp_path / "hub", "model"))
+
+
+def test_without_llama_cpp_or_linear_layers_there_is_a_reason(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
+    with pytest.raises(StageError, match=r"no_converter|convert_hf_to_gguf\.py in .*LLAMA_CPP") as caught:
+        export(artifact, "# card", tmp_path / "hub", "gguf")
+    assert "clone https://github.com/ggml-org/llama.cpp" in caught.value.problems[0].fix
+    shape = GPT2Config(
+        vocab_size=AutoConfig.from_pretrained(artifact.folder).vocab_size, n_embd=32, n_layer=1, n_head=2
+    )
+    GPT2LMHeadModel(shape).save_pretrained(artifact.folder)
+    with pytest.raises(StageError, match="GPT2LMHeadModel has no linear layers"):
+        export(artifact, "# card", tmp_path / "hub", "int8")
+    assert not (tmp_path / "hub").exists()
 
 
 def test_other_logits_than_the_model_s_are_no_export(artifact: Artifact, tmp_path: Path) -> None:
