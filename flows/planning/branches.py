@@ -105,21 +105,24 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
 
 def _keeps_template(config: BaseModelConfig | PretrainConfig) -> TypeGuard[BaseModelConfig]:
     """Whether what a step makes has a chat template other than this project's."""
-    is_asked = isinstance(config, BaseModelConfig) and config.chat_template == "model"
-    return is_asked and has_other_template(Path(config.path))
+    if not isinstance(config, BaseModelConfig) or config.chat_template != "model":
+        return False
+    return has_other_template(Path(config.path))
 
 
 def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The values for a chat template in the steps whose model descends from a step, with the key of each."""
     for node in nodes.values():
-        asking = isinstance(node.config, ChatTrainerConfig | BenchmarksConfig | SafetyConfig)
-        if not asking or not node.config.chat_template_kwargs:
+        config = node.config
+        if not isinstance(config, ChatTrainerConfig | BenchmarksConfig | SafetyConfig):
+            continue
+        if not config.chat_template_kwargs:
             continue
         model = node.inputs.get("model")
         while model in nodes and model != name:
             model = nodes[model].inputs.get("model")
         if model == name:
-            yield node.path or node.stage.name.removeprefix(MEASURE), node.config.chat_template_kwargs
+            yield node.path or node.stage.name.removeprefix(MEASURE), config.chat_template_kwargs
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen: Iterable[str], store: Store) -> None:
