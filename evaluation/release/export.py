@@ -17,9 +17,9 @@ import numpy as np
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from evaluation.config import RegisterConfig
-from evaluation.quantized import Quantization, converter, quantize, to_gguf
 from evaluation.release.card import model_card
 from evaluation.release.elsewhere import auto_class
+from evaluation.release.quantized import Quantization, converter, quantize, to_gguf
 from evaluation.results.artifacts import Artifact
 from infra.errors import stage_error
 from infra.io.foreign import check_model
@@ -59,7 +59,7 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
 
     `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`,
     `not_loadable` where transformers cannot load or run what was written, and `other_logits` where it gives others
-    than the model; as `evaluation.quantized` does.
+    than the model; as `evaluation.release.quantized` does.
     """
     program = converter() if quantization == "gguf" else None  # before anything is copied
     out = Path(os.path.abspath(out))  # `.` has no name
@@ -96,8 +96,8 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
 
 
 def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] | None = None) -> Loaded:
-    """Run the usual snippets on `folder` in a process that knows nothing of this project (`evaluation/release/elsewhere.py`),
-    and compare its token ids and logits with those of `source` in this process.
+    """Run the usual snippets on `folder` in a process that knows nothing of this project
+    (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process.
 
     weights: how those of `folder` are to be quantized first. Its logits are then compared with those of the quantized
     model in this process, and their deviation from the model's is measured.
