@@ -42,7 +42,7 @@ lint: $(READY) ## style, types, one-way imports
 pin-images: ## print the images of the compose file by digest, as lines for .env; needs docker and the registries
 	@infra/pin-images.sh
 
-bench: $(READY) ## every benchmark; figures go to benchmarks/RESULTS.md by hand
+bench: $(READY) ## every benchmark; figures go to benchmarks/log by hand
 	@for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done
 
 bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data

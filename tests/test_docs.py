@@ -134,7 +134,7 @@ def test_the_config_and_the_families_of_the_guide_to_open_models_are_those_that_
 ) -> None:
     (shown,) = blocks(part("docs/open-models.md", "align"), "yaml")
     (tmp_path / "rewards.py").write_text(blocks(page("docs/open-models.md"), "python")[0])
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the stage, whose functions are looked for in its process
     tuned = graph(parse(yaml.safe_load(shown)))
     assert [tuned[name].inputs["model"] for name in ("sft", "dpo", "rloo")] == ["base_model", "sft", "dpo"]
     text = (DOCS / "open-models.md").read_text(encoding="utf8").partition("## Families")[2]
