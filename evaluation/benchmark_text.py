@@ -24,8 +24,8 @@ def benchmark_text(config: BenchmarkTextConfig, inputs: Mapping[str, Path], out_
     """Writes items.jsonl, a line for each item: {"task", "item", "texts", "parts", "answers"}, see
     `corpus.decontaminate.items.Item`.
 
-    All items of a file are written, however few of them a run is limited to.
-    Raises StageError: `bad_task`, `bad_prompts` or `bad_pairs` for a file that is not as its kind should be;
+    All items of a file are written, even if a run is limited to a few of them.
+    Raises StageError: `bad_task`, `bad_prompts` or `bad_pairs` for a file that does not fit its kind;
     `no_benchmarks` if there is nothing to write.
     """
     counts: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def _task_items(task: BenchmarkTask) -> Iterator[Item]:
 
 
 def row_item(task: BenchmarkTask, number: int, row: Mapping[str, Any]) -> Item:
-    """The item of a row of a file task."""
+    """Return the item of a row of a file task."""
     if task.kind == "multiple_choice":
         choices = row[task.choices]
         return question_item(task.name, number, row[task.query], [choices[row[task.gold]]], choices)

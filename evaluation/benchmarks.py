@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from evaluation.harness.vllm_model import VllmLM
 
 SHARES = {"acc", "acc_norm", "exact_match"}
-"""Metrics that are a share of items got right, each item 0 or 1 in all tasks but a few; see `right_items`."""
+"""Metrics that are a share of right items, where each item is 0 or 1 in all but a few tasks; see `right_items`."""
 ROLLING = {"bits_per_byte", "byte_perplexity", "word_perplexity"}
 """Metrics of whole documents."""
 GROUP_FIELDS = ("phenomenon", "topic", "category")
-"""Fields of an item by which accuracy is also told in parts."""
+"""Fields of an item by which accuracy is also reported in parts."""
 FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
 
 
@@ -37,12 +37,12 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
-    "engine"?: what answered in our own engine's place; beside each value also how many items were asked, answered,
-    failed, truncated, empty and unparsable (`evaluation.harness.integrity`),
-    "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits a byte,
+    "engine"?: the engine that answered instead of this project's own; next to each value also the number of items
+    asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`),
+    "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte,
     "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
-    aux/lm_eval.json as lm-eval gives it; aux/samples_<task>.jsonl, a line an item; aux/failure_cases.jsonl, a line a
-    case of the failure classes.
+    aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl, one line per item; aux/failure_cases.jsonl, one
+    line per case of the failure classes.
     """
     if config.engine == "own":
         from evaluation.generation.language_model import load_model
@@ -73,7 +73,7 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: P
     }:
         results["domains"] = domains
     if config.shots:
-        # Without a number, a task of lm-eval's keeps its own, which is no column of 0.
+        # Without a number, one of lm-eval's tasks keeps its own number of shots, which is not a column of 0.
         done = config.num_fewshot if config.num_fewshot or not any(found["n-shot"].values()) else None
         results["shots"] = shots_sweep(config, lm, folder, results["tasks"], done, run)
     aux = out_dir / "aux"
@@ -107,8 +107,8 @@ def shots_sweep(
     done: int | None,
     run: Run,
 ) -> dict[str, dict[str, Any]]:
-    """The tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: those with `done` shots, which
-    are not asked again."""
+    """Return the tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: metrics with `done`
+    shots, which are not asked again."""
     from evaluation.harness.task_partitions import evaluate_tasks
 
     sweep = {}
@@ -123,10 +123,10 @@ def shots_sweep(
 
 
 def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: int = 17) -> dict[str, dict[str, float]]:
-    """The metrics of a task or group in lm-eval's output, with intervals.
+    """Return the metrics of a task or group in lm-eval's output, with intervals.
 
-    A share of right items gets the Wilson interval, which holds at 0 and 1 too; other metrics value ± z · stderr,
-    and those of whole documents the bootstrap's over documents, drawn with the seed.
+    A share of right items gets the Wilson interval, which also holds at 0 and 1; other metrics get value ± z · stderr;
+    those of whole documents get the bootstrap over documents, drawn with the seed.
     """
     row = found["results"][name]
     samples = found.get("samples", {}).get(name, [])
@@ -157,15 +157,15 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: i
 
 
 def right_items(metric: str, value: float, n: int) -> int | None:
-    """How many of n items are right; None of a metric that is no share of right items, as truthfulqa_mc2's acc, a mean
-    of shares of likelihood."""
+    """Return the number of right items among n; None for a metric that is not a share of right items, such as
+    truthfulqa_mc2's acc, a mean of shares of likelihood."""
     right = value * n
     whole = metric in SHARES and math.isclose(right, round(right), abs_tol=1e-6)
     return round(right) if whole else None
 
 
 def chance_level(found: Mapping[str, Any], name: str) -> float | None:
-    """What guessing would score: the mean of one over the number of choices; None where there are no choices."""
+    """Return the expected score of guessing: the mean of one over the number of choices; None without choices."""
     samples = found.get("samples", {}).get(name, [])
     if not samples or found["configs"][name].get("output_type") != "multiple_choice":
         return None
@@ -173,7 +173,7 @@ def chance_level(found: Mapping[str, Any], name: str) -> float | None:
 
 
 def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
-    """Accuracy by the items' phenomenon, topic or category, where they name one."""
+    """Return the accuracy by the items' phenomenon, topic or category, if they name one."""
     samples = [s for s in found.get("samples", {}).get(name, []) if "acc" in s]
     field = next((f for f in GROUP_FIELDS if samples and all(f in s["doc"] for s in samples)), None)
     if field is None or any(sample["acc"] not in (0, 1) for sample in samples):
@@ -188,7 +188,7 @@ def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[s
 def text_domains(
     found: Mapping[str, Any], name: str, field: str, config: BenchmarksConfig
 ) -> dict[str, dict[str, float]]:
-    """Bits a byte by the documents' domain, where they name one; the interval is the bootstrap over documents."""
+    """Return bits per byte by the documents' domain, if they name one; the interval is the bootstrap over documents."""
     rows = [(sample["doc"].get(field), *sample["bits_per_byte"]) for sample in found.get("samples", {}).get(name, [])]
     parts = {}
     for domain in sorted({str(row[0]) for row in rows if row[0] is not None}):
@@ -201,8 +201,8 @@ def text_domains(
 def rolling_bounds(
     metric: str, samples: Sequence[Mapping[str, Any]], confidence: float, seed: int
 ) -> tuple[float, float] | None:
-    """The bounds of bits a byte and of perplexity a byte or word, by the bootstrap over documents: lm-eval gives these
-    no standard error. None of another metric, and of a single document."""
+    """Return the bounds of bits per byte and of perplexity per byte or word, by the bootstrap over documents: lm-eval
+    gives these metrics no standard error. None for another metric, and for a single document."""
     # An item is (log likelihood of the document, its bytes or words); the metric falls as their ratio rises.
     pairs = [sample[metric] for sample in samples if metric in sample]
     if metric not in ROLLING or len(pairs) < 2:
@@ -215,14 +215,14 @@ def rolling_bounds(
 
 
 def _items(found: Mapping[str, Any], name: str) -> int:
-    """The items of a task, of which lm-eval gives a record for each of its filters, or of all tasks of a group."""
+    """Return the number of items of a task, for which lm-eval has one record per filter, or of all tasks of a group."""
     own = {sample["doc_id"] for sample in found.get("samples", {}).get(name, [])}
     members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
     return len(own) or sum(_items(found, member) for member in members)
 
 
 def brief(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What is worth keeping of lm-eval's record of one item."""
+    """Return the part of lm-eval's record of one item that is worth keeping."""
     metrics = {key: sample[key] for key in sample.get("metrics", []) if key in sample}
     return {
         "doc_id": sample["doc_id"],
@@ -234,7 +234,7 @@ def brief(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of results.json by the names that gates and manifests use, e.g. cloze_accuracy_low."""
+    """Return the figures of results.json by the names that gates and manifests use, e.g. cloze_accuracy_low."""
     figures: dict[str, float] = {}
     for task, metrics in results["tasks"].items():
         for metric, entry in metrics.items():

@@ -26,17 +26,18 @@ FACTS = "facts.json"
 PAGE = Path("aux") / "corpus_report.html"
 
 TOKENS_A_PARAMETER = 20
-"""Hoffmann et al. 2022 (Chinchilla), section 3."""
+"""Training tokens per parameter: Hoffmann et al. 2022 (Chinchilla), section 3."""
 READINGS = 4
-"""Reading a text up to four times is almost as good as as much new text (Muennighoff et al. 2023, section 5)."""
+"""Number of readings of a text up to which it is almost as good as the same amount of new text (Muennighoff et al.
+2023, section 5)."""
 NAMED = 3
 
 
 def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes facts.json, the distributions that the next report is compared with, and aux/corpus_report.html.
 
-    inputs: the stages of the chain by id, any of which may be missing; `previous`, where there is one, is the last
-    report of this pipeline, against which the page shows the drift. It bears on nothing but the page.
+    inputs: the stages of the chain by id, any of which may be missing; `previous`, if there is one, is the last report
+    of this pipeline, against which the page shows the drift. It affects only the page.
     """
     stages = {name: folder for name, folder in inputs.items() if name != "previous"}
     corpus = Corpus(stages)
@@ -74,9 +75,9 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
 
 
 def opening(corpus: Corpus) -> Opening | None:
-    """How much text and how many tokens there are, in which language, and for what model.
+    """Return the amount of text and tokens, its languages, and the size of model that it suits.
 
-    None where no documents are among the stages.
+    None if no documents are among the stages.
     """
     if not corpus.chain:
         return None

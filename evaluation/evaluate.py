@@ -1,4 +1,4 @@
-"""Scores several models on lm-eval's tasks at several numbers of shots: the work behind `stemma eval`."""
+"""Scores of several models on lm-eval's tasks at several numbers of shots: the implementation of `stemma eval`."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ from infra.io.json import parse_own_json
 from infra.run import Run
 
 SEED = 1234
-"""lm-eval's own default for few-shot examples, so that its command line draws the same."""
+"""lm-eval's own default seed for few-shot examples, so that its command line draws the same ones."""
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What models are asked.
+    """Options for evaluating models.
 
-    tasks: names of lm-eval's tasks or groups; may be empty where there are failure_classes. shots: numbers of solved
-    examples before each question; empty leaves each task its own. limit: only the first so many items of each task, and
-    of each failure class. mirror: the folder with the tasks' data. batch_size: of what is not multiple choice; 1 is
-    lm-eval's default, and its padding moves no likelihood. chat_template: questions are asked as the model's chat
-    template says. chat_template_kwargs: values of its own variables. system_instruction: text before each question, by
-    the system where chat_template is set.
-    fewshot_as_multiturn: solved examples are turns of the chat; None: with chat_template, as on lm-eval's command
-    line. engine: what answers the tasks. failure_classes: templated
-    tests, None for none, which our own engine answers. answer_limits: shares of items that may be without a proper
-    answer.
+    tasks: names of lm-eval's tasks or groups; may be empty if there are failure_classes. shots: numbers of solved
+    examples before each question; empty keeps each task's own number. limit: only the first N items of each task, and
+    of each failure class. mirror: the folder with the tasks' data. batch_size: for tasks that are not multiple choice;
+    1 is lm-eval's default, and its padding changes no likelihood. chat_template: ask questions in the model's chat
+    template. chat_template_kwargs: values of the template's own variables. system_instruction: text before each
+    question, as the system message if chat_template is set. fewshot_as_multiturn: solved examples are turns of the
+    chat; None: with chat_template, as on lm-eval's command line. engine: the engine that answers the tasks.
+    failure_classes: templated tests, None for none, which this project's own engine answers. answer_limits: shares of
+    items that may lack a proper answer.
     """
 
     tasks: tuple[str, ...]
@@ -73,8 +72,8 @@ class EvalOptions:
 class ModelScores:
     """One model's rows, the calibration of its choices, and lm-eval's records of its items by (task, shots).
 
-    failures: results of the failure classes, None where none were asked; they also are rows of the metric
-    `failure_rate`, and their cases items.
+    failures: results of the failure classes, None if there were none; they are also rows of the metric `failure_rate`,
+    and their cases are items.
     """
 
     name: str
@@ -87,7 +86,7 @@ class ModelScores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All models' scores, and every pair of models on the same items, the later less the earlier."""
+    """All models' scores, and every pair of models on the same items, the later minus the earlier."""
 
     models: list[ModelScores]
     comparisons: list[dict[str, Any]]
@@ -100,11 +99,11 @@ def evaluate_models(
     tell: Callable[[str], None] = lambda text: None,
     keep: Keep | None = None,
 ) -> Evaluation:
-    """Scores every model on every task at every number of shots. models: folders by the names that results carry.
+    """Score every model on every task at every number of shots. models: folders by the names used in results.
 
-    tell: hears what is being done. keep: what keeps each model's scores while the next is asked. Raises ConfigError
+    tell: called with messages on progress. keep: stores each model's scores while the next is asked. Raises ConfigError
     `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`, before any model
-    was asked.
+    is asked.
     """
 
     def show(name: str, message: str) -> None:
@@ -215,9 +214,9 @@ def _own(run: Run, lm: LoadedModel | None, options: EvalOptions) -> ReportingHFL
 
 
 def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep: Keep) -> ModelScores:
-    """A model's scores, as they read back from what was kept; of its items only what comparisons need.
+    """Return a model's scores as read back from storage; of its items, only the fields that comparisons need.
 
-    They are kept by the files of its folder, so that another choice of models finds them too.
+    They are stored under the state of the model folder's files, so that another choice of models finds them too.
     """
 
     def as_json() -> Any:
@@ -227,7 +226,7 @@ def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep
             [task, shots, [{field: item[field] for field in item.keys() & metrics} for item in items]]
             for (task, shots), items in one.samples.items()
         ]
-        # What numpy counts with is not JSON's.
+        # JSON does not support numpy's numbers.
         text = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
         return parse_own_json(text)
 
@@ -238,7 +237,7 @@ def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep
 
 
 def tasks_of(loaded: Sequence[Any]) -> dict[str, Any]:
-    """Tasks and groups as lm_eval.evaluate takes them."""
+    """Return tasks and groups in the form that lm_eval.evaluate takes."""
     from lm_eval.tasks import TaskManager
 
     return dict(TaskManager(include_defaults=False).load(list(loaded)))
@@ -256,7 +255,7 @@ def _check_shots(tasks: Any, options: EvalOptions) -> None:
 
 
 def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
-    """Raises StageError `context_too_small` where what a task lets a model write leaves no room for its question."""
+    """Raise StageError `context_too_small` if a task's answer length leaves no room for its question."""
     problems = []
     for task in tasks:
         if task.OUTPUT_TYPE != "generate_until":
@@ -272,10 +271,10 @@ def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
 
 
 def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, Any]]:
-    """A row for each task, metric and filter of lm-eval's output, its value and standard error unrounded.
+    """Return a row for each task, metric and filter of lm-eval's output, with its value and standard error unrounded.
 
-    Shares of right items get the Wilson interval, other metrics value ± z · standard error where there is one,
-    and those of whole documents the bootstrap's over documents.
+    Shares of right items get the Wilson interval; other metrics get value ± z · standard error if there is one; those
+    of whole documents get the bootstrap over documents.
     """
     rows = []
     for task, values in sorted(found["results"].items()):
@@ -312,7 +311,7 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
 
 
 def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each failure class, as those of tasks."""
+    """Return a row for each failure class, in the form of the rows of tasks."""
     return [
         {
             "task": name,
@@ -332,7 +331,7 @@ def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _bounds(
     value: float, stderr: float | None, right: int | None, n: int, confidence: float
 ) -> tuple[float | None, float | None]:
-    """right: how many of the n items are; None where the metric is no share of right ones."""
+    """Return bounds. right: number of right items among n; None if the metric is not a share of right items."""
     if right is not None:
         interval = wilson(right, n, confidence)
     elif stderr is not None and math.isfinite(value):

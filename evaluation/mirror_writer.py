@@ -1,4 +1,4 @@
-"""Puts a benchmark's data into a mirror, as the hub would have laid them out, and tries the task on them."""
+"""Writer of a benchmark's data into a mirror in the hub's layout, with a trial of the task on them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from infra.io.tables import damaged, read_state, unwritable
 CARD = "README.md"
 _LOST = "mirror its tasks again"
 PUT_ASIDE, PUT_ASIDE_SHARE = ROWS_FOR_SHOTS, SHARE
-"""Rows that are put aside for shots where a task's own split of them is not there: so many, at most a fourth of all."""
+"""Rows set aside for shots if a task's own split for them is missing: PUT_ASIDE rows, at most 1/4 of all."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a task gets its questions: the hub's dataset, its config, the scored split, and that of the shots.
+    """Source of a task's questions: the hub's dataset, its config, the scored split, and the split of the shots.
 
-    takes_shots: False where its YAML says 0, which lm-eval keeps.
+    takes_shots: False if its YAML specifies 0, which lm-eval keeps.
     """
 
     task: str
@@ -54,7 +54,8 @@ class Definition:
 
 
 def definition(task: str) -> Definition:
-    """What lm-eval's YAML says. Raises ConfigError: `unknown_task`; `no_dataset` for groups and generated data."""
+    """Return the definition in lm-eval's YAML. Raises ConfigError: `unknown_task`; `no_dataset` for groups and
+    generated data."""
     check_names([task], "TASK")
     source = known_tasks()[task]
     manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
@@ -76,7 +77,7 @@ def definition(task: str) -> Definition:
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What a mirror now holds of a task: its folder, rows of each split, and the first prompt as the task makes it."""
+    """Content of a mirror for a task: its folder, rows of each split, and the first prompt as the task builds it."""
 
     definition: Definition
     folder: Path
@@ -89,24 +90,25 @@ class Mirrored:
 def mirror_task(
     task: str, source: Path | None, mirror: Path, splits: Mapping[str, Path] | None = None, shots: int | None = None
 ) -> Mirrored:
-    """Puts a task's data into the mirror.
+    """Write a task's data into the mirror.
 
-    source: a file or a folder. splits: files by split, beside or instead of it. shots: rows that are taken from the end
-    of the scored split for its shots; by default up to 20 where the task takes shots and its own split of them is not
-    there. StageError `has_shots` where it is.
-    Nothing is written unless the task could make a prompt and an answer of every row, and then all or nothing. Raises
-    ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`, `bad_task`,
-    `damaged_state`, `disk_full`.
+    source: a file or a folder. splits: files by split, in addition to or instead of it. shots: number of rows that are
+    taken from the end of the scored split for its shots; by default up to 20 if the task takes shots and its own split
+    for them is missing. StageError `has_shots` if that split exists.
+
+    Nothing is written unless the task could build a prompt and an answer from every row, and then everything or nothing
+    is. Raises ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`,
+    `bad_task`, `damaged_state`, `disk_full`.
     """
     wanted = definition(task)
-    folder = (mirror / wanted.dataset).resolve()  # of a link, the folder itself is to be replaced
+    folder = (mirror / wanted.dataset).resolve()  # for a link, replace the folder itself
     with _alone(folder):
         return _mirror(wanted, source, mirror, folder, splits or {}, shots)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One call at a time changes a dataset: each keeps what is there of other splits and configurations."""
+    """Let one call at a time change a dataset: each call keeps the existing rows of other splits and configurations."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR)
@@ -134,10 +136,10 @@ def _mirror(
         rows[split], layout = _converted(wanted, found, paths[0])
     earlier, before = _kept(folder, wanted.config), _put_aside_before(folder, wanted.config)
     if before and wanted.scored in rows:
-        # They were rows of the scored split, which is there anew with all of them.
+        # They were rows of the scored split, which is now read again with all of them.
         earlier.pop(_shots_split(wanted), None)
     elif before and _shots_split(wanted) in rows:
-        # The split of the shots is there by itself now: the rows that stood in for it are scored again.
+        # The split of the shots now has its own file: the rows that replaced it are scored again.
         earlier[wanted.scored] += earlier.pop(_shots_split(wanted))
     fresh = {wanted.scored, _shots_split(wanted)} & rows.keys()
     for split, kept in earlier.items():
@@ -159,7 +161,7 @@ def _mirror(
 
 
 def _replace(place: Path, folder: Path) -> None:
-    """Puts the files of `place` into force as a whole: half of them would be read as another test."""
+    """Replace the folder by `place` as a whole: half of the files would be read as a different test."""
     fresh, old = _beside(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
@@ -178,7 +180,7 @@ def _replace(place: Path, folder: Path) -> None:
 
 
 def _recover(folder: Path) -> None:
-    """Puts back what a kill between the two renames has left beside it."""
+    """Restore the folder after a kill between the two renames, and remove what it left next to the folder."""
     fresh, old = _beside(folder)
     if old.is_dir() and not folder.exists():
         old.rename(folder)
@@ -187,7 +189,7 @@ def _recover(folder: Path) -> None:
 
 
 def _beside(folder: Path) -> tuple[Path, Path]:
-    """Where a folder's next content, and its last, lie while one takes the place of the other."""
+    """Return the paths of a folder's next content and of its previous content during a replacement."""
     return folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.old")
 
 
@@ -210,12 +212,12 @@ def _converted(wanted: Definition, rows: list[dict[str, Any]], path: Path) -> tu
 
 
 def _shots_split(wanted: Definition) -> str:
-    """The split that rows are put aside to."""
+    """Return the split to which rows are set aside."""
     return wanted.shots if wanted.shots and wanted.shots != wanted.scored else "train"
 
 
 def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
-    """Moves rows from the end of the scored split to that of the shots; how many."""
+    """Move rows from the end of the scored split to the split of the shots; return their number."""
     target, scored = _shots_split(wanted), rows[wanted.scored]
     if shots is None:
         needed = wanted.takes_shots and not rows.get(target)
@@ -233,7 +235,7 @@ def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots:
 
 
 def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
-    """The rows that an earlier call put there."""
+    """Return the rows that an earlier call has written."""
     record = _record(folder).get(config or "default", {})
     kept = {}
     for split in record.get("splits", {}):
@@ -246,7 +248,7 @@ def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def _put_aside_before(folder: Path, config: str | None) -> int:
-    """How many rows of what lies there an earlier call has put aside."""
+    """Return the number of existing rows that an earlier call has set aside."""
     return int(_record(folder).get(config or "default", {}).get("put_aside_for_shots", 0))
 
 
@@ -268,7 +270,7 @@ def _write(
     config = wanted.config or "default"
     (folder / config).mkdir(parents=True, exist_ok=True)
     try:
-        # Of all rows together, so that all splits have one schema; those to be guessed may have no answers.
+        # One table of all rows, so that all splits have one schema; rows of unlabelled splits may have no answers.
         every = [row for found in rows.values() for row in found]
         fields = dict.fromkeys(field for row in every for field in row)
         table = pa.Table.from_pydict({field: [row.get(field) for row in every] for field in fields})
@@ -301,7 +303,7 @@ def _write(
 
 
 def _try_out(task: str, mirror: Path, rows: list[dict[str, Any]]) -> str:
-    """The first prompt, once the task has made prompt and target of every row. Raises StageError `bad_task`."""
+    """Return the first prompt, after building prompt and target of every row. Raises StageError `bad_task`."""
     with quiet(), own_cache(mirror / ".cache"):
         loaded = load_named([task], mirror, "TASK")[0]
         first = ""
@@ -313,7 +315,7 @@ def _try_out(task: str, mirror: Path, rows: list[dict[str, Any]]) -> str:
                     raise ValueError(f"its answer is number {target} of {len(choices)} choices")
                 if number == 1:
                     first = choices[question] if isinstance(question, int) and choices else str(question)
-            except Exception as error:  # whatever a task's own code may raise
+            except Exception as error:  # a task's own code may raise anything
                 fields = ", ".join(rows[0])
                 raise StageError(
                     Problem(

@@ -1,4 +1,4 @@
-"""The mitigations stage: what each way to make a model less toxic does, and what it costs, in one table.
+"""The mitigations stage: effect and cost of each way to make a model less toxic, in one table.
 
 python -m evaluation.mitigations --config mitigations.yaml --input model=MODEL_DIR [--input tuned=MODEL_DIR] …
     --out OUT
@@ -37,8 +37,8 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     Writes results.json: {"scorer", "limits", "prompts", "samples_per_prompt", "threshold", "rows": [{"name", "kind",
     "chosen_by", "expected_max_toxicity", "toxicity_probability", "change": {"expected_max_toxicity",
     "toxicity_probability"}, "tasks": {task: {value, low, high}}, "task_changes": {task: {value, low, high, p_value}},
-    "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, a line a prompt. Until then what
-    is done lies in the run's work folder, part by part, and a build that was broken off goes on from there.
+    "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, one line per prompt. Until then,
+    finished parts are in the run's work folder, and an interrupted build continues from them.
     """
     from evaluation.generation.language_model import check_tokenizers, load_model
     from evaluation.safety.probes import read_prompts
@@ -101,7 +101,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to have a model write and answer. drawn_per_kept: continuations drawn for one that is kept."""
+    """One way to make a model write and answer. drawn_per_kept: continuations drawn per kept continuation."""
 
     name: str
     kind: str
@@ -116,7 +116,7 @@ class _Way:
         return self.chooser.name if self.chooser else None
 
     def continuations(self, prompts: Sequence[str], config: MitigationsConfig, run: Run, keep: Keep) -> list[list[str]]:
-        """The kept continuations of every prompt."""
+        """Return the kept continuations of every prompt."""
         from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
 
@@ -131,7 +131,7 @@ class _Way:
         return found if self.chooser is None else self._least_toxic(found, keep)
 
     def _least_toxic(self, drawn: Sequence[Sequence[str]], keep: Keep) -> list[list[str]]:
-        """Of each prompt's continuations, some prompts kept at a time."""
+        """Return the least toxic of each prompt's continuations, stored for some prompts at a time."""
         from evaluation.safety.toxicity_scorers import SCORED_AT_ONCE
 
         assert self.chooser is not None
@@ -153,7 +153,7 @@ class _Way:
 
 
 def _way(one: Mitigation, lm: LoadedModel) -> _Way:
-    """Raises StageError `bad_lexicon`, `bad_scorer`."""
+    """Return the way of one mitigation. Raises StageError `bad_lexicon`, `bad_scorer`."""
     from evaluation.generation.word_bias import bias_of
     from evaluation.safety.toxicity_scorers import make_scorer, read_words
 
@@ -167,7 +167,7 @@ def _way(one: Mitigation, lm: LoadedModel) -> _Way:
 
 
 def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
-    """By task how far each item is got right; None for a way that changes no likelihoods."""
+    """Return the score of each item by task; None for a way that changes no likelihoods."""
     from evaluation.generation.word_bias import scoring_with
     from evaluation.harness.integrity import check_answers
     from evaluation.harness.tasks import evaluate_model
@@ -176,7 +176,7 @@ def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[s
         return None
 
     def asked() -> dict[str, list[tuple[int, float]]]:
-        # The shared contexts of our own scoring take logits past the hook.
+        # With shared contexts, this project's own scoring bypasses the hook on the logits.
         with scoring_with(way.lm.model, way.bias) if way.bias else nullcontext():
             benchmarks = config.benchmarks()
             found = evaluate_model(benchmarks, way.lm, run, prefix=way.prefix or None, share=not way.bias)
@@ -204,7 +204,8 @@ def _write_continuations(path: Path, prompts: Sequence[str], measured: Sequence[
 
 
 def mitigation_figures(results: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of results.json by the names that gates and manifests use, e.g. rerank_toxicity_change_high."""
+    """Return the figures of results.json by the names that gates and manifests use, e.g.
+    rerank_toxicity_change_high."""
     from evaluation.results.artifacts import snake_case
 
     figures: dict[str, float] = {}

@@ -34,7 +34,7 @@ from infra.run import Result, Run
 def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes report.html from the artifacts of a pipeline, by stage id; any of them may be missing.
 
-    The page loads nothing from elsewhere, and shows model output as text, never as markup.
+    The page loads no external resources, and shows model output as text, never as markup.
     """
     page, judged = render(config, inputs)
     states = [claim.state for claim in judged]
@@ -51,7 +51,7 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 
 def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim]]:
-    """The page, and the claims at its head."""
+    """Return the page, and the claims at its head."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
     made = sections(pipeline, config.samples, config.command)
@@ -61,7 +61,7 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
 
 
 def facts(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """The line under the title: models, stages, when and how long."""
+    """Return the line under the title: models, stages, time and duration."""
     manifests = [one.manifest for one in pipeline.artifacts.values() if one.manifest]
     found = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(len(pipeline.artifacts)))]
     if manifests:
@@ -78,7 +78,7 @@ def facts(pipeline: PipelineResults) -> list[tuple[str, str]]:
 
 
 def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Section]:
-    """Every section that has something to say, in reading order."""
+    """Return every section that is not empty, in reading order."""
     made = [
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
         *_tunings(pipeline),
@@ -105,7 +105,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
 
 
 def _tunings(pipeline: PipelineResults) -> list[Section]:
-    """The usual tuning with the usual reward model on one section, named steps each on its own."""
+    """Return the usual tuning with the usual reward model in one section, and each named step in a separate one."""
     tunings, rewards = pipeline.steps("sft"), pipeline.steps("reward_model")
     made = [tuning(pipeline, "sft", "reward_model")]
     made += [tuning(pipeline, id) for id in tunings if id != "sft"]

@@ -1,4 +1,4 @@
-"""Runs one stage function by hand, without flows, store or servers.
+"""Run of one stage function by hand, without flows, store or servers.
 
 python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
 
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=StageConfig)
 
 
 def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_class: type[C]) -> None:
-    """Parses the command line, runs the function in the foreground, prints its figures, exits as the command would."""
+    """Parse the command line, run the function in the foreground, print its figures, and exit as the command would."""
     parser = argparse.ArgumentParser(description=(function.__doc__ or "").strip().split("\n")[0])
     parser.add_argument("--config", type=Path, help="a YAML file with this stage's section; defaults where left out")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=DIR", help="an input artifact")
@@ -67,7 +67,7 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         run = Run(work, launch, journal=journal, is_cancelled=is_cancelled, listen=listen)
         try:
             result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
-        except SystemExit as error:  # of code that it calls, and 0 would read as success
+        except SystemExit as error:  # by code that it calls; 0 would count as success
             message = f"{function.__name__} was ended by sys.exit({error.code!r}) and left no result"
             raise stage_error("exited", function.__module__, message, "have its code raise an error") from error
     except (ValidationError, BadYaml) as error:
@@ -97,14 +97,17 @@ def _pairs(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, str]:
 
 
 def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
-    """Whether SIGTERM has come, by which schedulers announce that they take the machine back; and to listen anew."""
+    """Install a handler of SIGTERM, with which schedulers announce that they take the machine back.
+
+    Return a function that is true once SIGTERM has arrived, and one that installs the handler again.
+    """
     is_announced = False
 
     def tell(*_: Any) -> None:
         nonlocal is_announced
         is_announced = True
-        if "RANK" not in os.environ:  # a rank may hear it from the scheduler and from its launcher
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a stage that does not look
+        if "RANK" not in os.environ:  # a rank may get it from the scheduler and from its launcher
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a stage that does not check
 
     def listen() -> None:
         signal.signal(signal.SIGTERM, tell)
@@ -118,8 +121,10 @@ def _work(out: Path) -> Path:
 
 
 def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
-    """Notes what a work folder is for, by which a stage that was interrupted goes on there. Raises StageError
-    `other_work` for one that is for another config or other inputs: what lies in it would be taken for theirs."""
+    """Record the config and inputs of a work folder, in which an interrupted stage continues.
+
+    Raises StageError `other_work` for a folder of another config or other inputs: its content would be used for theirs.
+    """
     sources = config.sources() if hasattr(config, "sources") else []
     asked: dict[str, Any] = {
         "config": canonical_json(config),
@@ -143,14 +148,14 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
 
 
 def _listing(paths: Iterable[Path]) -> list[str]:
-    """Names, sizes and times of files, those of folders too: they change when a file is written anew."""
+    """Return names, sizes and times of files, also of those in folders: they change when a file is rewritten."""
     files = ((path, file) for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
     found = [(file.relative_to(path), file.stat()) for path, file in files if file.is_file()]
     return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
 
 
 def _all_ranks(launch: LaunchConfig, work: Path, is_cancelled: Callable[[], bool]) -> int:
-    """Runs this very command once a rank; the exit code of the first that failed."""
+    """Run this command once per rank; return the exit code of the first that failed, else 0."""
     own_process_group()
     ended = run_ranks(
         [sys.executable, *sys.orig_argv[1:]], launch, work, is_cancelled, Run(work, journal=sys.stderr).event

@@ -1,4 +1,4 @@
-"""The base of every config class: frozen, no unknown keys, values in one normal form wherever they come from."""
+"""The base of every config class: frozen, no unknown keys, values in one normal form regardless of their origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTSIDE_IDENTITY = "outside_identity"
 MEASURED_ONLY = "measured_only"
 IN_IDENTITY = "in_identity"
 
-# What YAML 1.1 reads as a boolean.
+# Words that YAML 1.1 reads as booleans.
 _BOOLEANS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+")
 _EXACT = 2**53  # above it, not every whole number has a float
@@ -30,10 +30,11 @@ def derived_seed(seed: int, *keys: int) -> int:
 
     Args:
         seed: Any number from 0.
-        keys: Numbers from 0 that name the use, as the batch or the query. Other keys and other seeds give independent
-            seeds, where products and sums may meet (`2 * 10_007 + 1` is `1 * 10_007 + 10_008`) or leave the range.
+        keys: Numbers from 0 that name the use, such as the batch or the query. Different keys and different seeds give
+            independent seeds. Products and sums, in contrast, may collide (`2 * 10_007 + 1` is `1 * 10_007 + 10_008`)
+            or leave the range.
     """
-    import numpy as np  # only stages draw random numbers, and commands that read a config start faster without
+    import numpy as np  # only stages draw random numbers; commands that read a config start faster without it
 
     return int(np.random.SeedSequence(seed, spawn_key=keys).generate_state(1)[0])
 
@@ -56,8 +57,10 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_plain_words(cls, data: Any) -> Any:
-        """What a person wrote for a key, where YAML or a page's form made something else of it: `on` for a key that may
-        be on or off is no boolean, and `1e6` for a whole number is no text."""
+        """Restore what a person wrote for a key if YAML or a page's form converted it.
+
+        `on` for a key that may be on or off is not a boolean, and `1e6` for a whole number is not text.
+        """
         if not isinstance(data, Mapping):
             return data
         read = dict(data)
@@ -71,7 +74,7 @@ class Config(BaseModel):
 
 
 def is_group(annotation: Any) -> bool:
-    """Whether a key is a config of its own, and always there."""
+    """Return True if a key is a nested config that is always present."""
     return isinstance(annotation, type) and issubclass(annotation, Config)
 
 
@@ -81,27 +84,32 @@ class StageConfig(Config):
 
 
 def outside_identity(default: Any = ..., **kwargs: Any) -> Any:
-    """A field that says where or how something runs, and so never moves an artifact to another address."""
+    """Return a field for where or how something runs, which never moves an artifact to another address."""
     return Field(default, json_schema_extra={OUTSIDE_IDENTITY: True}, **kwargs)
 
 
 def measured_only(default: Any = ..., **kwargs: Any) -> Any:
-    """A field that changes what is measured of a trained model, and not the model: part of the identity of the
-    measurement alone."""
+    """Return a field that changes the measurement of a trained model, but not the model.
+
+    It is part of the identity of the measurement only.
+    """
     return Field(default, json_schema_extra={MEASURED_ONLY: True}, **kwargs)
 
 
 def in_identity(default: Any = ..., **kwargs: Any) -> Any:
-    """A field that is part of the identity at its default too: a new key of an optional section that by default changes
-    what the section does, so that only artifacts of configs that have the section move."""
+    """Return a field that is part of the identity even at its default.
+
+    It is for a new key of an optional section whose default changes what the section does: only artifacts of configs
+    with that section move.
+    """
     return Field(default, json_schema_extra={IN_IDENTITY: True}, **kwargs)
 
 
 @cache
 def normal_default(config: type[BaseModel], name: str) -> Any:
-    """The default of a key as validation leaves it: `1 epochs` where the class says `1 epoch`.
+    """Return the default of a key as validation leaves it: `1 epochs` if the class has `1 epoch`.
 
-    Validators of the class itself (`@field_validator`) may check a default, and must not change it.
+    Validators of the class itself (`@field_validator`) may check a default, but must not change it.
     """
     field = config.model_fields[name]
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -110,7 +118,7 @@ def normal_default(config: type[BaseModel], name: str) -> Any:
 
 
 def as_meant(value: Any, annotation: Any) -> Any:
-    """A value from YAML or JSON as the key's type wants it; what does not fit is left for validation to refuse."""
+    """Convert a value from YAML or JSON to the key's type; values that do not fit are left for validation to refuse."""
     if isinstance(value, list | tuple):
         return [as_meant(item, annotation) for item in value]
     words, kinds = _atoms(annotation)
@@ -125,8 +133,11 @@ def as_meant(value: Any, annotation: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a key that takes anything, as it would come back from JSON: keys are texts, and what YAML 1.1 takes
-    for a number or a boolean is one. Raises ValueError for infinity and what is no plain value."""
+    """Return a value of a key that takes anything, as it would come back from JSON.
+
+    Keys are texts. Texts that YAML 1.1 reads as a number or a boolean are converted to one. Raises ValueError for
+    numbers that are not finite and for values that are not plain.
+    """
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -142,7 +153,7 @@ def as_json(value: Any) -> Any:
 
 @cache
 def _atoms(annotation: Any) -> tuple[frozenset[str], frozenset[type]]:
-    """The words that a key may be, and the plain types; what stands in nested configs is no part of it."""
+    """Return the words and the plain types that a key accepts, without those of nested configs."""
     if get_origin(annotation) is Literal:
         values = get_args(annotation)
         others = frozenset(type(value) for value in values if not isinstance(value, str))

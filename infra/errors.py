@@ -1,4 +1,4 @@
-"""Errors that a user is meant to read: what, where, what was expected, what to do."""
+"""Errors for users: each names the fault, its place, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LONG_WORD = re.compile(r"\S{501,}")
 
 
 def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
-    """Return text of at most `most` characters, and how many there are in all where that is less than all."""
+    """Return text of at most `most` characters. If it is cut, the total number of characters follows."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
-    """Return the form of a value for an error message: a file or a command line may hold one of a gigabyte."""
+    """Return a short form of a value for an error message: a value in a file or command line may have a gigabyte."""
     if isinstance(value, str):
         return repr(value) if len(value) <= most else f"{value[:most]!r}… ({len(value):,} characters)"
     try:
@@ -29,18 +29,18 @@ def quoted(value: object, most: int = QUOTED_CHARACTERS) -> str:
 
 
 def bounded(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """Return a message in which no word is longer than 500 characters, of at most `most` characters in all."""
+    """Return a message of at most `most` characters, with words of over 500 characters cut."""
     return shortened(_LONG_WORD.sub(lambda word: shortened(word[0]), text), most)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, in the words of the command contract.
+    """One fault, in the terms of the command contract.
 
     code: a short stable word for programs (`unknown_key`, `missing_source`, `disk_full`, …).
-    path: the dotted config key, or `file:line`, that it is about; empty if neither applies.
+    path: the dotted config key, or `file:line`, of the fault; empty if neither applies.
     message: what is wrong and what was expected, in one line.
-    fix: what to do about it, in one line; empty if there is nothing to say.
+    fix: what to do about it, in one line; empty if there is no advice.
     """
 
     code: str
@@ -49,7 +49,8 @@ class Problem:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        """A message may quote what some library said, such as an address with its password, or a file of any size."""
+        """Hide secrets and bound lengths: a message may quote a library's text, such as an address with its password,
+        or a file of any size."""
         bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
         for name, most in bounds.items():
             object.__setattr__(self, name, bounded(hide(getattr(self, name)), most))
@@ -64,9 +65,9 @@ class Problem:
 
 
 class StemmaError(Exception):
-    """Base of all errors that are told in one line instead of a traceback.
+    """Base of all errors that are reported in one line instead of a traceback.
 
-    Each subclass is one exit code of the command contract; `status` is its word in `--json`.
+    Each subclass has one exit code of the command contract; `status` is its word in `--json`.
     """
 
     exit_code = 1
@@ -92,7 +93,7 @@ class ConfigError(StemmaError):
 
 
 class MissingUpstream(ConfigError):
-    """A stage was asked for alone, and an artifact that it needs does not exist."""
+    """A single stage was requested, and an artifact that it needs does not exist."""
 
 
 class GateRefused(StemmaError):
@@ -103,7 +104,7 @@ class GateRefused(StemmaError):
 
 
 class Cancelled(StemmaError):
-    """Somebody cancelled the run."""
+    """The run was cancelled."""
 
     exit_code = 130
     status = "cancelled"

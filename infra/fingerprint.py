@@ -1,4 +1,4 @@
-"""Names for artifacts: the fingerprint of what was asked for, and the digest of what came out."""
+"""Names for artifacts: the fingerprint of the request, and the digest of the result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FINGERPRINT_LENGTH = 16
 
 
 class NoStableForm(TypeError):
-    """A value was to be part of an identity, but nothing says that it will read the same tomorrow."""
+    """A value was to be part of an identity, but has no form that is guaranteed to stay the same."""
 
 
 def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> Any:
-    """The plain JSON form of a value that bears on a result.
+    """Return the plain JSON form of a value that affects a result.
 
-    Of a config, only the keys that bear on the result and differ from their default stay, so that a new option does not
-    re-address yesterday's artifacts. `measuring`: the result is the measurement of a trained model, on which the keys
-    that are `measured_only` bear too.
+    A config keeps only the keys that affect the result and differ from their default, so that a new option does not
+    re-address existing artifacts. `measuring`: the result is the measurement of a trained model, which the keys that
+    are `measured_only` affect too.
 
     Raises NoStableForm, naming the place, for anything but None, bool, int, finite float, str, configs, lists, tuples
     and mappings with string keys.
@@ -61,12 +61,16 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two plain JSON values are one: a page's form writes 1 where YAML had 1.0, but 1 is not true."""
+    """Return True if two plain JSON values are equal: 1 equals 1.0, since a page's form writes 1 where YAML had 1.0,
+    but 1 does not equal true."""
     return within(one, other) and within(other, one)
 
 
 def within(part: Any, whole: Any) -> bool:
-    """Whether every value of `part` is that of `whole` in the same place; mappings of `whole` may hold more keys."""
+    """Return True if every value of `part` equals the one in the same place of `whole`.
+
+    Mappings of `whole` may have more keys.
+    """
     if isinstance(part, Mapping) and isinstance(whole, Mapping):
         return all(key in whole and within(item, whole[key]) for key, item in part.items())
     if isinstance(part, list | tuple) and isinstance(whole, list | tuple):
@@ -77,8 +81,10 @@ def within(part: Any, whole: Any) -> bool:
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}; a section without keys is {}, which
-    is not the same as none."""
+    """Flatten nested mappings and lists to dotted keys: {"a": {"b": [1]}} → {"a.b.0": 1}.
+
+    A section without keys stays {}, which differs from no section.
+    """
     if isinstance(value, Mapping) and (value or not prefix):
         items: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
@@ -94,21 +100,21 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 def changed_settings(
     old: Mapping[str, Any], old_config: Mapping[str, Any], new: Mapping[str, Any], new_config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys that bear on the result and differ between two stored identities, with both values.
+    """Yield the dotted keys that affect the result and differ between two stored identities, with both values.
 
-    old_config, new_config: the whole configs, in which keys at their default stand as well; None for an absent key.
+    The value of an absent key is None. old_config, new_config: the whole configs, including keys at their default.
     """
     before, after = flatten(old), flatten(new)
     all_before, all_after = flatten(old_config), flatten(new_config)
     for key in sorted(before.keys() | after.keys()):
         one, other = before.get(key, all_before.get(key)), after.get(key, all_after.get(key))
-        has_keys = any(name.startswith(f"{key}.") for name in before.keys() | after.keys())  # which tell the difference
+        has_keys = any(name.startswith(f"{key}.") for name in before.keys() | after.keys())  # which show the difference
         if not same(one, other) and not has_keys:
             yield key, one, other
 
 
 def canonical_json(value: Any) -> str:
-    """The one text of a value: keys sorted, no spaces, ASCII only."""
+    """Return the canonical JSON text of a value: keys sorted, no spaces, ASCII only."""
     return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -119,7 +125,7 @@ def fingerprint(
     inputs: Mapping[str, str],
     sources: Mapping[str, str],
 ) -> str:
-    """The address of an artifact: what was asked for, in 16 hex digits.
+    """Return the address of an artifact: a hash of the request, in 16 hex digits.
 
     inputs: content digest of each input artifact, by input name. sources: content digest of each outside source, by
     the config key that names it. Raises NoStableForm.
@@ -129,27 +135,32 @@ def fingerprint(
 
 
 def adopted_fingerprint(stage: str, digest: str) -> str:
-    """The address of an artifact that was made elsewhere: its stage and its bytes."""
+    """Return the address of an artifact that was made elsewhere, from its stage and its bytes."""
     return fingerprint(stage, 0, {"adopted": digest}, {}, {})
 
 
 def digest_files(files: Iterable[tuple[str, str]]) -> str:
-    """The content digest of a set of files, from (relative path, sha256) pairs in any order."""
+    """Return the content digest of a set of files, from (relative path, sha256) pairs in any order."""
     lines = sorted(f"{PurePosixPath(path)}\0{sha256}\n" for path, sha256 in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def bears_on_result(field: FieldInfo, *, measuring: bool = False) -> bool:
-    """False for keys that say where and how something runs, for paths, of which only the bytes count, and unless
-    `measuring` for keys that are `measured_only`."""
+    """Return False for keys that do not affect the result.
+
+    These are keys for where and how something runs, paths, for which only the bytes count, and unless `measuring` keys
+    that are `measured_only`.
+    """
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     outside = bool(extra.get(OUTSIDE_IDENTITY)) or (bool(extra.get(MEASURED_ONLY)) and not measuring)
     return not outside and SOURCE_PATH not in field.metadata and not _names_source_path(field.annotation)
 
 
 def _always_named(field: FieldInfo) -> bool:
-    """True for keys that stay at their default too: `in_identity`, and the key that tells the kinds of a union apart,
-    which could read the same without it."""
+    """Return True for keys that stay even at their default.
+
+    These are `in_identity` keys, and the key that distinguishes the kinds of a union, which could be equal without it.
+    """
     if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get(IN_IDENTITY):
         return True
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1

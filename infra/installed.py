@@ -1,4 +1,4 @@
-"""The installed packages against those of requirements.lock."""
+"""Comparison of the installed packages with requirements.lock."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _FIX = "install them: remove .venv and run make .venv/.installed, which takes al
 
 
 def differing_packages() -> list[str]:
-    """Return each package that is missing or has another version than requirements.lock, such as `torch 2.11.0 (lock:
-    2.15.0)`. Left out are those that the lock has for some systems only and, beside a torch for CPUs, CUDA's libraries;
-    all are where there is no lock."""
+    """Return each package that is missing or differs in version from requirements.lock, such as `torch 2.11.0 (lock:
+    2.15.0)`.
+
+    Packages that the lock has for some systems only are left out, and with a CPU-only torch also CUDA's libraries. The
+    list is empty without a lock.
+    """
     lock = PROJECT / "requirements.lock"
     if not lock.is_file():
         return []
@@ -35,12 +38,12 @@ def differing_packages() -> list[str]:
 
 
 def lock_problem(code: str, where: str, message: str = "") -> Problem | None:
-    """Return the problem of an environment that is not the lock's, None for one that is.
+    """Return the problem of an environment that differs from the lock, None for one that does not.
 
     Args:
         code: of the problem.
         where: a dotted key or stage, or empty.
-        message: what came of it.
+        message: the consequence.
     """
     if not (packages := differing_packages()):
         return None
@@ -50,5 +53,5 @@ def lock_problem(code: str, where: str, message: str = "") -> Problem | None:
 
 
 def _name(name: str) -> str:
-    """The name that an index knows a package by."""
+    """Return the normalized name of a package, as in an index."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,8 +1,8 @@
-"""Functions that numba compiles, kept on disk between processes under what they were compiled from.
+"""Functions compiled by numba, cached on disk between processes under a digest of their sources.
 
-numba's own cache looks at the file of a function only: after a change in another file, whose function or constant was
-compiled into it, it would go on running the old code. Here a function's compiled form lies under a digest of its
-file, of the constants that the file imports and, in turn, of the compiled functions that it imports.
+numba's own cache checks only the file of a function: after a change in another file, whose function or constant was
+compiled into it, it would continue to run the old code. Here the key of a function's compiled form is a digest of its
+file, of the constants that the file imports and, recursively, of the compiled functions that it imports.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _CONSTANTS = (bool, int, float, str, bytes, tuple, np.generic)
 
 
 def kernel(function: Callable[..., Any] | None = None, *, inline: bool = False) -> Any:
-    """Decorator: compiles at the first call, without the interpreter's lock. inline: into its callers.
+    """Decorator that compiles a function at its first call, to run without the interpreter's lock.
 
-    The compiled form is kept in __pycache__ beside the source, in $NUMBA_CACHE_DIR where that is set, or else in
-    ~/.cache/stemma where the source's folder cannot be written to.
+    The compiled form is kept in $NUMBA_CACHE_DIR if that is set, else in __pycache__ next to the source, or in
+    ~/.cache/stemma if the source's folder is not writable. inline: True inlines the function into its callers.
     """
     if function is None:
         return partial(kernel, inline=inline)
     digest = _digest(function)
     earlier = numba.config.CACHE_DIR
-    # Read when a function is declared, not when it is compiled.
+    # numba reads this when a function is declared, not when it is compiled.
     numba.config.CACHE_DIR = str(_folder(Path(inspect.getfile(function)), earlier) / digest[:16])
     try:
         compiled = numba.njit(cache=True, nogil=True, inline="always" if inline else "never")(function)
@@ -43,8 +43,8 @@ def kernel(function: Callable[..., Any] | None = None, *, inline: bool = False) 
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Names what a function is compiled from: its whole file, whose further functions it may call, and what that file
-    imports."""
+    """Return the digest of a function's sources: its whole file, whose other functions it may call, and the constants
+    and kernels that the file imports."""
     parts = [Path(inspect.getfile(function)).read_text(encoding="utf8"), function.__name__]
     for name, value in sorted(function.__globals__.items()):
         if hasattr(value, _DIGEST):

@@ -1,4 +1,4 @@
-"""The project's own folder, where the code, the configs and, by default, the store are; and who runs it."""
+"""The project's folder, which contains the code, the configs and, by default, the store; and the user who runs it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def python_path(value: str | None = None) -> str:
-    """PYTHONPATH for processes that this one starts: the project, and the places of this process, absolute.
+    """Return PYTHONPATH for processes that this one starts: the project, and the entries of this process, absolute.
 
-    Python resolves a relative place, and an empty one, in the working directory of each process: a process that is
-    started elsewhere would not find what its starter finds.
+    Python resolves a relative or empty entry in the working directory of each process: a process that is started
+    elsewhere would not find the same modules as its parent.
 
     Args:
         value: PYTHONPATH to extend; by default that of this process.
@@ -27,22 +27,24 @@ def python_path(value: str | None = None) -> str:
 
 
 def default_root() -> Path:
-    """Where artifacts go unless --root says otherwise: STEMMA_ROOT, else .stemma/ in the project. Of a URL its cache,
-    and raises what `infra.store.roots.root_folder` raises."""
+    """Return the folder of artifacts without --root: STEMMA_ROOT, else .stemma/ in the project.
+
+    For a URL this is its cache. Raises the errors of `infra.store.roots.root_folder`.
+    """
     from infra.store.roots import root_folder
 
     return root_folder(os.environ.get("STEMMA_ROOT") or PROJECT / ".stemma")
 
 
 def root_of(text: str) -> Path:
-    """The folder of a root that a flow was given, the default where it was given none."""
+    """Return the folder of a flow's root, the default if the flow was given none."""
     from infra.store.roots import root_folder
 
     return root_folder(text) if text else default_root()
 
 
 def user_name() -> str:
-    """The user's name, or `uid 1234` where a container's user has none."""
+    """Return the user's name, or `uid 1234` if a container's user has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -50,14 +52,14 @@ def user_name() -> str:
 
 
 def name_user() -> None:
-    """Gives a user without a name one in the environment, for torch and others that ask for it and stop at an error."""
+    """Give a user without a name one in the environment, for torch and other libraries that fail without it."""
     if user_name() == f"uid {os.getuid()}":
         os.environ["LOGNAME"] = f"uid-{os.getuid()}"
 
 
 @cache
 def code_state() -> dict[str, str | bool]:
-    """The commit of the project's code and whether the tree differs from it; an empty commit outside of git."""
+    """Return the commit of the project's code and whether the tree differs from it; an empty commit outside of git."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, check=False)
@@ -72,6 +74,6 @@ def code_state() -> dict[str, str | bool]:
 
 @cache
 def lock_hash() -> str:
-    """SHA-256 of requirements.lock, empty if the code was installed without it."""
+    """Return the SHA-256 of requirements.lock, empty if the code was installed without it."""
     lock = PROJECT / "requirements.lock"
     return hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else ""

@@ -1,19 +1,19 @@
-"""What a stage function gets besides its config and inputs: a folder to work in, and the journal that it writes to.
+"""Environment of a stage function, besides its config and inputs: a work folder, and the journal that it writes to.
 
-Everything a stage says is appended to one JSON-lines file, one object a line, so that it survives a crash, costs the
+All messages of a stage are appended to one JSON-lines file, one object per line. They survive a crash, cost the
 training thread microseconds, and can be followed by another process:
 
     {"kind": "metric", "time": 1763700000.1, "step": 20, "values": {"train/loss": 3.1}}
     {"kind": "progress", "time": …, "done": 20, "total": 500, "unit": "batches", "note": "loss 3.10"}
     {"kind": "event", "time": …, "name": "resumed", "message": "continuing pretrain at batch 1,200 of 5,000", …}
 
-Work that goes back to a checkpoint takes back the metrics that it told since, and tells them again: their lines become
-others where they stand (a reader's place in the file stays right), and a line behind them says from which byte:
+Work that goes back to a checkpoint takes back the metrics that it recorded since, and records them again. Their lines
+are changed in place, so that a reader's position in the file stays valid, and a line after them gives the first byte:
 
     {"kind": "undone", "time": …, "step": 1220, "undone": {"train/loss": 3.1}}
     {"kind": "rewind", "time": …, "place": 81920, "step": 1200}
 
-So every step has one metric line, and what happened can still be read. Events happened, and stay.
+So every step has one metric line, and the undone ones can still be read. Events are never taken back.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _UNDONE = ((b'{"kind": "metric"', b'{"kind": "undone"'), (b'"values": {', b'"und
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage function returns.
+    """Result of a stage function.
 
     figures: named numbers that go into the manifest, MLflow and the report, e.g. {"validation_loss": 3.2}.
     headline: the key figure of the stage for the final table, e.g. "validation loss 3.20 (bigram 4.87)".
     measure: for a training, measures the model while it is in memory: called with an empty folder and the run, in every
-        rank. Figures and files are those of the stage that measures such a model alone.
+        rank. Its figures and files are those of the separate stage that measures such a model.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Result:
     measure: Callable[[Path, Run], Result] | None = None
 
     def with_measurement(self, out_dir: Path, run: Run) -> Result:
-        """Measures the model and returns the figures of both; for a training that no pipeline runs."""
+        """Measure the model and return the figures of both; for a training that no pipeline runs."""
         if self.measure is None:
             return self
         measured = self.measure(out_dir, run)
@@ -67,10 +67,10 @@ class Run:
     work_dir: a folder that survives crashes; checkpoints and other unfinished work belong there, and a later build of
         the same fingerprint finds them again.
     launch: where and how to run; never part of identity.
-    listen: installs the signal handlers behind `cancelled` again, for a library that took them when it was imported.
-    mapper: what brings partitions to workers (see `infra.process.partitions`); None for processes of this machine.
-    checkpoint_place: the folder on S3 to which checkpoints of this very build are uploaded, and where they are looked
-        for; empty for none.
+    listen: reinstalls the signal handlers behind `cancelled`, for a library that replaced them when it was imported.
+    mapper: distributes partitions to workers (see `infra.process.partitions`); None for processes of this machine.
+    checkpoint_place: the folder on S3 to which checkpoints of this build are uploaded, and in which they are looked
+        up; empty for none.
     answers_dir: a folder for the answers of endpoints, which all builds of a store share; by default in work_dir.
     """
 
@@ -102,16 +102,16 @@ class Run:
 
     @property
     def cancelled(self) -> bool:
-        """True once somebody asked the run to stop; long loops look at it and call `stop_if_cancelled`."""
+        """True once the run was asked to stop; long loops check it and call `stop_if_cancelled`."""
         return self._is_cancelled()
 
     def stop_if_cancelled(self) -> None:
-        """Raises `infra.errors.Cancelled` once somebody asked the run to stop."""
+        """Raise `infra.errors.Cancelled` once the run was asked to stop."""
         if self.cancelled:
             raise Cancelled
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Figures of one step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
+        """Record figures of a step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
         self._told = True
         self._write("metric", step=step, values={name: json_number(value) for name, value in values.items()})
 
@@ -119,11 +119,11 @@ class Run:
         self.metrics({name: value}, step)
 
     def progress(self, done: float, total: float | None, unit: str, note: str = "") -> None:
-        """How far the work is: `progress(20, 500, "batches", "loss 3.10")`; total None when it cannot be known."""
+        """Record the progress of the work: `progress(20, 500, "batches", "loss 3.10")`; total None if it is unknown."""
         self._write("progress", done=done, total=total, unit=unit, note=note)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Something a person wants to know: a resume, a correction, a warning. `message` is one plain sentence."""
+        """Record an event of interest to users: a resume, a correction, a warning. `message` is one plain sentence."""
         self._write("event", flush=True, name=name, message=message, **fields)
 
     def _write(self, kind: str, *, flush: bool = False, **fields: Any) -> None:
@@ -138,7 +138,7 @@ class Run:
                 self._flushed_at = now
 
     def place(self) -> int | None:
-        """Bytes of the journal so far, all of them on the disk, for a checkpoint to keep; None where it is no file."""
+        """Return the bytes of the journal so far, all synced to disk, for a checkpoint to keep; None for a stream."""
         if self._journal is None:
             return None
         with self._lock:
@@ -149,9 +149,9 @@ class Run:
             return os.fstat(self._journal.fileno()).st_size
 
     def rewind(self, place: int | None, step: int) -> None:
-        """Takes back the metrics told behind `place`: the work goes on from `step`, and will tell them again.
+        """Take back the metrics recorded after `place`: the work continues from `step`, and will record them again.
 
-        place: None takes back those of later steps than `step`, as does one that is not of this journal.
+        place: None takes back those of later steps than `step`, as does a place that is not of this journal.
         """
         if self._journal is None:
             return
@@ -171,7 +171,7 @@ class Run:
 
 
 def _path_of(journal: TextIO) -> Path | None:
-    """Where a journal's own file lies; None for a stream, such as a terminal's or a log's."""
+    """Return the path of a journal's file; None for a stream, such as a terminal's or a log's."""
     try:
         return Path(journal.name) if journal.readable() and journal.seekable() else None
     except (AttributeError, TypeError):
@@ -185,7 +185,7 @@ def _is_between_lines(path: Path, place: int) -> bool:
 
 
 def _undo(path: Path, place: int | None, step: int) -> bool:
-    """Marks the metric lines behind `place`, or of later steps, as undone; whether there were any."""
+    """Mark the metric lines after `place`, or of later steps, as undone; return True if there were any."""
     found = False
     with open(path, "r+b") as file:
         at = file.seek(place or 0)
@@ -210,18 +210,18 @@ def _is_undone(line: bytes, step: int | None) -> bool:
 
 
 def json_number(value: float) -> float | str:
-    """JSON has no NaN or infinity: they are written as the strings that float() reads back."""
+    """Return a number for JSON. JSON has no NaN or infinity: they become the strings that float() reads back."""
     value = float(value)
     return value if math.isfinite(value) else str(value)
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a journal, see `messages_in`."""
+    """Return all whole lines of a journal, see `messages_in`."""
     return messages_in(path.read_text(encoding="utf8", errors="replace").splitlines())
 
 
 def messages_in(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
-    """What lines of a journal say; one that a crash cut short, or that is no line of a journal, is left out."""
+    """Return the messages in lines of a journal, without lines that a crash cut short or that are not a journal's."""
     messages = []
     for text in lines:
         try:
@@ -234,7 +234,7 @@ def messages_in(lines: Iterable[str | bytes]) -> list[dict[str, Any]]:
 
 
 def open_journal(path: Path) -> TextIO:
-    """A journal to append to; a line that a crash cut short is ended first."""
+    """Open a journal to append to; a line that a crash cut short is ended first."""
     journal = open(path, "a+", encoding="utf8")  # noqa: SIM115 - the caller closes it
     if journal.tell():
         with open(path, "rb") as written:

@@ -1,6 +1,6 @@
-"""Secrets: they come from the environment, are refused in configs, and are taken out of whatever is said or written.
+"""Secrets: they come from the environment, are refused in configs, and are removed from all output and files.
 
-What is a secret shows by the name of its variable, word by word (`DB_PASS`, `GIT_PAT`, not `KEYBOARD`), or by its form
+A secret is recognised by the name of its variable, word by word (`DB_PASS`, `GIT_PAT`, not `KEYBOARD`), or by its form
 (`sk-…`, a signed URL).
 """
 
@@ -18,11 +18,11 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "•••"
 SHORTEST = 6
-"""Shorter values are left alone: `true` or `8080` are no secrets, and hiding them would garble every line."""
+"""Shortest value that is hidden: `true` or `8080` are no secrets, and hiding them would garble every line."""
 
 _SHORTEST_ENCODED = 8
 _LONGEST_BEGUN = 1 << 16
-"""Characters of a line without an end that a stream keeps."""
+"""Maximum characters of an unfinished line that a stream keeps."""
 
 _SECRET_WORD = re.compile(
     "PASS|PASSWD|PASSWORDS?|PASSPHRASE|PW|PWD|SECRETS?|TOKEN|KEYS?|APIKEY|PAT|CREDENTIALS?|CREDS|AUTH|OAUTH"
@@ -33,9 +33,9 @@ _SECRET_PARTS = re.compile(
     "|(?:AUTH|ACCESS|API|BOT|HF|GH)TOKEN|^(?:PG|SSH|MYSQL|DB)PASS(?![A-Z])|PASSCODE|CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])"
     "|(?:^|_)(?:MY|OUR|APP|ACCOUNT|AES|AUTH|CLIENT|ENC|ENCRYPTION|HMAC|LICEN[CS]E|MASTER|SERVICE|SIGNING|SSH|USER)KEYS?(?![A-Z])"
 )
-"""What gives a name away within a word too: `PGPASSWORD`, `MYAPIKEY`."""
+"""Parts that mark a name as a secret's also within a word: `PGPASSWORD`, `MYAPIKEY`."""
 _HARMLESS = re.compile(
-    # The shell's folders; what is no key to anything; the tokens of models; how, not with what.
+    # The shell's folders; keys that open nothing; the tokens of models; settings of an authentication, not its secret.
     r"^(?:OLD)?PWD$|(?:^|_)(?:PUBLIC|PRIMARY|FOREIGN|SORT|PARTITION|CACHE|HOT)_KEYS?$"
     r"|(?:^|_)(?:BOS|EOS|PAD|UNK|MASK|SEP|CLS|BEGIN|START|END|STOP|SPECIAL|ADDED)_TOKENS?$|(?:^|_)PASS_(?:THROUGH|RATE)"
     r"|_(?:FILE|PATH|DIR|HOME|SOCK|URI|ENDPOINT|HOST|PORT|TYPE|MODE|METHOD|ENABLED|TIMEOUT|TTL|LENGTH|LIMIT|COUNT|SIZE"
@@ -45,14 +45,14 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _NUMBER = re.compile(r"[0-9][0-9_,.eE+]*")
 
 _PLACEHOLDER = r"(?!PASSWORD\b|\$\{|\$[A-Z]|<\w|\{|•|…|\*\*\*)"
-"""What stands for a secret in a hint."""
+"""Placeholders for a secret in a hint, which do not match."""
 _URL_PASSWORD = re.compile(rf"\w://[^/\s:@\"'\\]*:{_PLACEHOLDER}([^/\s@\"'\\]+)@")
 
 
 class _Form(NamedTuple):
-    """How a secret looks. What matches holds one of the hints, which are in lower case and much faster to look for.
+    """Form of a secret. Every match contains one of the hints, which are in lower case and much faster to search for.
 
-    kind: what it is; "" for what may stand in a config's text and has no business in a log.
+    kind: its description; "" for a form that is allowed in a config's text but not in a log.
     """
 
     hints: tuple[str, ...]
@@ -74,10 +74,10 @@ _KEY_HINTS = (
     " auth_token auth-token refreshtoken refresh_token refresh-token sessiontoken session_token session-token"
 )
 _PWD = r"pwd(?![\"']?:\s*[\"']?/)"
-"""Not the shell's folder, as a dump of variables has it."""
+"""`pwd`, except the shell's folder in a dump of variables."""
 _NO_VALUE = r"(?!(?i:none|null|true|false|str|string|bytes|required|optional|secret|password)\b)"
 _FORMS_OF_LINES = (
-    # With its body, up to its end or as far as it looks like one; line breaks may be escaped, as in JSON.
+    # Includes the body, up to its end or as far as the text looks like one; line breaks may be escaped, as in JSON.
     _form(
         "begin",
         r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
@@ -86,7 +86,7 @@ _FORMS_OF_LINES = (
     ),
     _form("putty-user-key-file", r"(?s)PuTTY-User-Key-File-\d+:.*?(?:Private-MAC: \w+|$)", "a private key"),
 )
-"""What goes over several lines."""
+"""Forms that span several lines."""
 _FORMS = (
     _Form(("://",), _URL_PASSWORD, "a URL with a password"),
     _form(
@@ -152,7 +152,7 @@ _FORMS = (
         "a Slack token",
     ),
     _form("eyj", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*", "a JSON web token"),
-    # From here on, what may stand in a config's text.
+    # The forms from here on are allowed in a config's text.
     _form(
         "authorization",
         r"(?i:authorization)[\"']?\s?[:=]\s?[\"']?(?:Basic|Bearer|Token)\s([\w.~+/=-]{8,})",
@@ -163,7 +163,7 @@ _FORMS = (
         _KEY_HINTS,
         rf"(?i:{_KEY}|pwd)(?:=[\"']?|[\"']\s?:\s?[\"'])(?!/){_PLACEHOLDER}([^\s\"'&;,<>\\(){{}}\[\]]{{{SHORTEST},}})",
     ),
-    # password: … as in YAML, alone on its line, or a value that is no word of a sentence.
+    # password: … as in YAML, alone on its line, or with a value that is not a word of a sentence.
     _form(
         _KEY_HINTS,
         rf"(?m)^[ \t-]*[\"']?[\w.-]*(?i:{_KEY}|{_PWD})[\"']?:[ \t]+[\"']?{_NO_VALUE}{_PLACEHOLDER}"
@@ -174,7 +174,7 @@ _FORMS = (
         rf"(?i:{_KEY}|\b{_PWD})[\"']?: {_PLACEHOLDER}[\"']?(?=[^\s\"',]*[0-9!@#$%^&*])"
         rf"([^\s\"',;<>(){{}}\[\]]{{{SHORTEST},}})",
     ),
-    # Keys of fixed lengths after a word that is too common for the others.
+    # Keys of fixed lengths after a word that is too common for the other forms.
     _form(
         "key pwd pw pass token",
         r"(?i:(?:key|pwd|pw|password|pass|token)[\"']?\]?\s*(?:=>|::|:=|=|:|\s)\s*[\"']?)"
@@ -210,13 +210,13 @@ _FORMS = (
         rf"[\"']?\s?[:=]\s?[\"']?{_PLACEHOLDER}([\w.~+/=-]{{{SHORTEST},}})",
     ),
     _form("cookie", r"(?i:\b(?:set-)?cookie)[\"']?:\s?[\"']?(?=[\w.-]+=)([^\"'\n\\]{6,})"),
-    # A line of a private key, of which a stream sees one after the other; not 64 digits of a hash.
+    # One line of a private key, since a stream handles lines one by one; not the 64 digits of a hash.
     _Form(("",), re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$")),
 )
 
 
 def hide(text: str) -> str:
-    """The text without the secrets that this process's environment holds, and without what looks like one."""
+    """Return a text without the secrets of this process's environment, and without anything that looks like one."""
     return _hider(tuple(os.environ.items())).hide(text)
 
 
@@ -226,7 +226,7 @@ def _hider(environ: tuple[tuple[str, str], ...]) -> Hider:
 
 
 class Hider:
-    """Takes out of texts the secrets that the environment held when this was made, and what looks like one."""
+    """Removes from texts the secrets of the environment at its creation, and anything that looks like one."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         found = set(_secrets(os.environ if environ is None else environ))
@@ -240,7 +240,7 @@ class Hider:
         return "".join(_without(line, _FORMS) for line in text.splitlines(keepends=True))
 
     def hide_in(self, value: Any) -> Any:
-        """Plain data with every text in it hidden; keys stay."""
+        """Return plain data with the secrets in all its texts hidden; keys stay."""
         if isinstance(value, str):
             return self.hide(value)
         if isinstance(value, Mapping):
@@ -249,9 +249,9 @@ class Hider:
 
 
 class HidingStream:
-    """A text stream that secrets do not get through; all else is the wrapped stream's business.
+    """A text stream that hides secrets; the wrapped stream handles everything else.
 
-    A line is written once it is whole, or flushed: a secret may come in several pieces.
+    A line is written once it is complete or flushed, since a secret may arrive in several pieces.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -289,7 +289,7 @@ class HidingStream:
 
 
 def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, what it looks like) of each text in plain data that has no business in a config file."""
+    """Yield (dotted key, kind of secret) for each text in plain data that does not belong in a config file."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from recognised(item, f"{path}.{key}" if path else str(key))
@@ -302,7 +302,7 @@ def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def names_secret(name: str, value: str = "") -> bool:
-    """Whether a variable of this name holds a secret. value: numbers of tokens are none (`MAX_TOKENS=4096`)."""
+    """Return True if a variable of this name holds a secret. value: numbers of tokens are none (`MAX_TOKENS=4096`)."""
     words = [word.upper() for word in _WORDS.findall(name)]
     joined = "_".join(words)
     if _HARMLESS.search(joined):
@@ -320,21 +320,21 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
             user, colon, password = value.partition(":")
             if colon and user.isidentifier():
                 yield password
-                yield base64.b64encode(value.encode()).decode()  # as it stands in an Authorization header
+                yield base64.b64encode(value.encode()).decode()  # as in an Authorization header
 
 
 def _is_place(value: str) -> bool:
-    """The path of a key is in many a message, and tells nobody the key."""
+    """Return True for the path of a key, which occurs in many messages and does not reveal the key."""
     return value.startswith("/") and os.path.exists(value)
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """As it is, in a URL, in JSON, in base64 wherever it begins in what is encoded."""
+    """Yield the forms of a secret: unchanged, in a URL, in JSON, and in base64 at any offset in the encoded data."""
     yield from (secret, quote(secret, safe=""), unquote(secret), json.dumps(secret)[1:-1])
     data = secret.encode(errors="surrogatepass")
     yield base64.b64encode(data).decode().rstrip("=")
     for before in range(3):
-        # The characters that depend on this secret alone.
+        # The characters that depend only on this secret.
         first, bits = -(-8 * before // 6), 8 * (before + len(data))
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             encoded = encode(bytes(before) + data).decode()[first : bits // 6]
@@ -353,7 +353,7 @@ def _without(text: str, forms: Sequence[_Form]) -> str:
 
 
 def _hidden(match: re.Match[str]) -> str:
-    """A pattern's group is the secret part, without one all of it is."""
+    """Replace the secret part of a match, which is the pattern's group, or all of it without a group."""
     if not match.re.groups:
         return HIDDEN
     start, end = (place - match.start() for place in match.span(1))

@@ -23,7 +23,7 @@ from infra.run import Run
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """One case and how the model did. before, after: what it answered to the prompt and to the changed prompt."""
+    """One case and its outcome. before, after: the model's answers to the prompt and to the changed prompt."""
 
     case: Case
     failed: bool
@@ -40,12 +40,11 @@ def measure_failures(
     confidence: float,
     limit: int | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Failure rates with their intervals by class and test, and a row a case with what was answered.
+    """Return failure rates with their intervals by class and test, and one row per case with the answers.
 
     Each test is one template: the interval of a class is clustered by template, that of a test is over its fillings.
-
-    limit: at most so many cases of each class, evenly over its tests; a test without any is left out. Raises
-    StageError `bad_failure_class` naming the file, before the model is asked.
+    limit: maximum number of cases of each class, spread evenly over its tests; a test without any case is left out.
+    Raises StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
     names = [one.name for one in classes]
@@ -84,7 +83,7 @@ def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
 
 
 def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutcome]:
-    """Each case judged by the log likelihoods of its choices after the prompt, and after the changed one."""
+    """Judge each case by the log likelihoods of its choices after the prompt, and after the changed one."""
     asked = [(case, prompt) for case in cases for prompt in _prompts(case)]
     requests = [
         Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
@@ -103,9 +102,9 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutco
 
 
 def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
-    """Whether a case failed. found: the choices' log likelihoods, a list for the prompt and one for the changed prompt.
+    """Return True if a case failed. found: the choices' log likelihoods, for the prompt and the changed prompt.
 
-    A tie is a failure where one answer is right, and where a change had to move an answer.
+    A tie is a failure if one answer is right, and if a change had to move an answer.
     """
     if case.kind == "minimum_functionality":
         right = found[0][case.answer]
@@ -117,7 +116,7 @@ def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
 
 
 def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[CaseOutcome]:
-    """Each case judged by the first line that the model writes, greedily."""
+    """Judge each case by the first line that the model writes, greedily."""
     asked = [prompt for case in cases for prompt in _prompts(case)]
     options = {"until": ["\n"], "max_gen_toks": config.max_new_tokens, "do_sample": False}
     requests = [
@@ -137,7 +136,7 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
 
 
 def answer_given(text: str, choices: Sequence[str]) -> int | str:
-    """The choice that a text begins with, as whole words and whatever its case; else the text itself."""
+    """Return the number of the choice that a text begins with, as whole words in any case; else the text itself."""
     said = text.strip().casefold()
     fits = [
         number
@@ -148,7 +147,7 @@ def answer_given(text: str, choices: Sequence[str]) -> int | str:
 
 
 def guessing_fails(case: Case) -> float | None:
-    """How often a model that guesses fails; None for invariance, which one that always says the same never fails."""
+    """Return the failure rate of guessing; None for invariance, which a model with a constant answer never fails."""
     if case.kind == "minimum_functionality":
         return 1 - 1 / len(case.choices)
     return 0.5 if case.kind == "direction" else None
@@ -163,17 +162,17 @@ def _likeliest(scores: Sequence[float]) -> int:
 
 
 def _share(scores: Sequence[float], answer: int) -> float:
-    """The answer's share of the choices' likelihoods."""
+    """Return the answer's share of the choices' likelihoods."""
     highest = max(scores)
     return math.exp(scores[answer] - highest) / math.fsum(math.exp(score - highest) for score in scores)
 
 
 def _rate(outcomes: Sequence[CaseOutcome], config: FailureClassesConfig) -> dict[str, float]:
-    """The number of cases and how often guessing fails them."""
+    """Return the number of cases and the rate at which guessing fails them."""
     guessing = [
         guess
         for outcome in outcomes
-        # What a guess of a written answer is nobody can say.
+        # Guessing is undefined for a written answer.
         if _by_likelihood(outcome.case, config) and (guess := guessing_fails(outcome.case)) is not None
     ]
     found: dict[str, float] = {"n": len(outcomes)}

@@ -23,7 +23,7 @@ from infra.io.yaml import BadYaml, read_plain, read_text
 
 Kind = Literal["minimum_functionality", "invariance", "direction"]
 DRAWS_A_CASE = 50
-"""Fillings that are tried for each case that is wanted: some are excluded by `where`, some render to the same text."""
+"""Fillings tried per requested case: some are excluded by `where`, some render to the same text."""
 FILLED_AT_ONCE = 64
 
 
@@ -89,8 +89,8 @@ class FailureClass(Config):
 class Case:
     """One filled template.
 
-    choices: the possible answers; of minimum_functionality the right one is `choices[answer]`, of direction the one
-    that the change is about. changed: None for minimum_functionality. expect: of direction, `more` or `less`.
+    choices: the possible answers; `choices[answer]` is the right one for minimum_functionality, and the one that the
+    change affects for direction. changed: None for minimum_functionality. expect: for direction, `more` or `less`.
     """
 
     failure_class: str
@@ -104,7 +104,7 @@ class Case:
 
 
 def read_failure_class(path: Path) -> FailureClass:
-    """Raises StageError `bad_failure_class` naming the file and every key that is wrong in it."""
+    """Read a failure class. Raises StageError `bad_failure_class` naming the file and every key that is wrong in it."""
     try:
         return FailureClass.model_validate(read_plain(read_text(path)))
     except ValidationError as error:
@@ -120,11 +120,11 @@ def read_failure_class(path: Path) -> FailureClass:
 
 
 def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | None = None) -> list[Case]:
-    """Up to `count` different cases of each test; the same under the same seed.
+    """Return up to `count` distinct cases of each test; the same seed gives the same cases.
 
-    limit: at most so many of the class: the first of each test, then the second of each. Raises StageError
-    `bad_failure_class` naming the test whose template cannot be filled, is never, or takes too much memory or time:
-    templates are rendered in a process with bounds (`infra.io.templates`).
+    limit: maximum for the class: the first of each test, then the second of each. Raises StageError `bad_failure_class`
+    naming the test whose template cannot be filled, never fulfils `where`, or takes too much memory or time: templates
+    are rendered in a process with bounds (`infra.io.templates`).
     """
     drawn = [_draw(failure_class, test, count, seed) for test in failure_class.tests]
     turns = sorted((turn, number) for number, cases in enumerate(drawn) for turn in range(len(cases)))
@@ -144,7 +144,7 @@ def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: in
             ]
             for case in _filled(failure_class.name, test, fillings):
                 found.setdefault(case)
-                if len(found) == count:  # what is drawn behind it may be none, and is not looked at
+                if len(found) == count:  # later fillings may be invalid and are not examined
                     return list(found)
     except TemplateFault as error:
         raise stage_error("bad_failure_class", where, f"the template cannot be filled: {error}") from error
@@ -158,7 +158,7 @@ def _one_of(values: Numbers | Sequence[Any], drawn: random.Random) -> Any:
 
 
 def _filled(failure_class: str, test: TemplatedTest, fillings: Sequence[Mapping[str, Any]]) -> Iterator[Case]:
-    """The cases of the fillings that fulfil `where`. Raises TemplateFault."""
+    """Yield the cases of the fillings that fulfil `where`. Raises TemplateFault."""
     answers = (test.right, *test.wrong) if test.right is not None else test.choices
     changed = (test.changed,) if test.changed is not None else ()
     answer = test.choices.index(test.answer) if test.right is None and test.answer is not None else 0

@@ -1,4 +1,4 @@
-"""Prompts by a model's own chat template, rendered in a process with bounds: the template came with the model."""
+"""Prompts in a model's own chat template, rendered in a process with bounds, as the template is the model's."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from infra.io import templates
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Texts are asked as a user of a chat.
+    """Settings for asking texts as the user of a chat.
 
     Args:
-        system: text of the system's message before each; None for none.
-        values: of the chat template's own variables.
+        system: text of the system message before each text; None for none.
+        values: values of the chat template's own variables.
     """
 
     system: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, text: str) -> list[dict[str, str]]:
-        """The conversation that ends with the text."""
+        """Return the conversation that ends with the text."""
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*before, {"role": "user", "content": text}]
 
@@ -38,9 +38,8 @@ class ChatPrompt:
         check_template(tokenizer, self.values, "safety.chat_template_kwargs")
 
     def ids(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text with the beginning of the assistant's answer, as transformers'
-        `apply_chat_template` has them. Raises StageError `no_chat_template`, `bad_template`,
-        `unknown_template_value`."""
+        """Return the ids of each text followed by the beginning of the assistant's answer, as from transformers'
+        `apply_chat_template`. Raises StageError `no_chat_template`, `bad_template`, `unknown_template_value`."""
         self.check(tokenizer)
         with bounded():
             try:
@@ -60,8 +59,8 @@ class ChatPrompt:
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], key: str) -> None:
-    """Raise StageError `no_chat_template` for a model without one, `unknown_template_value` for values that it does not
-    read. key: dotted key or option of the values."""
+    """Raise StageError `no_chat_template` for a model without a template, `unknown_template_value` for values that the
+    template does not read. key: dotted key or option of the values."""
     if not tokenizer.chat_template:
         message = f"expected a chat template in {tokenizer.name_or_path}, found none"
         fix = "leave chat_template out for this model, or import it with base_model, which gives it this project's"
@@ -71,10 +70,10 @@ def check_template(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any]
 
 @contextmanager
 def bounded(on_fault: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Within it, transformers renders chat templates with bounds of time and memory.
+    """Make transformers render chat templates within bounds of time and memory inside the block.
 
-    on_fault: called where a template refuses a conversation. Raises StageError `bad_template` for a template beyond
-    the bounds.
+    on_fault: called when a template refuses a conversation. Raises StageError `bad_template` for a template that
+    exceeds the bounds.
     """
     render = tokenization_utils_base.render_jinja_template
     tokenization_utils_base.render_jinja_template = partial(_render, render, on_fault)
@@ -85,7 +84,7 @@ def bounded(on_fault: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 def _render(render: Callable[..., Any], on_fault: Callable[[], None], **arguments: Any) -> tuple[list[str], list[Any]]:
-    """What `render` of transformers renders, in this process for templates of ours alone."""
+    """Return the result of transformers' `render`; only this project's own templates are rendered in this process."""
     if arguments["chat_template"] in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
         rendered, indices = render(**arguments)
         return list(rendered), list(indices)

@@ -1,11 +1,11 @@
-"""Requests as rows of a batch: a context with its different continuations, and each token to compute once.
+"""Requests as rows of a batch: a context with its distinct continuations, where each token is computed once.
 
     row        context c₁ … cₙ | choice A: a₁ … aᵢ | what choice B has after its first k tokens, if those are A's too
     position           0 … n-1 |            n …    | n + k …
     sees       itself and before | the context and its own choice up to itself
 
-The same tokens after the same beginning are computed once for all rows of a batch: the words that a task's template, or
-the same solved examples, put before every question.
+Equal tokens after an equal beginning are computed once for all rows of a batch. Examples are the words that a task's
+template, or the same solved examples, put before every question.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 Request = tuple[tuple[str, str], list[int], list[int]]
-"""What lm-eval asks: (context, continuation) as text, then as tokens."""
+"""One request of lm-eval: (context, continuation) as text, then as tokens."""
 
 SHORTEST_SHARED = 4
-"""Tokens of a context below which its choices are scored one by one: an empty one is the same for all questions."""
+"""Minimum tokens of a context for its choices to share a row; below it they are scored one by one. An empty context is
+the same for all questions."""
 
 
 @dataclass
 class ChoiceRow:
-    """A context with its different continuations, and which requests each answers."""
+    """A context with its distinct continuations, and the numbers of the requests that each continuation answers."""
 
     context: list[int]
     choices: list[list[int]] = field(default_factory=list)
@@ -33,12 +34,12 @@ class ChoiceRow:
 
     @property
     def length(self) -> int:
-        """Tokens of the row: beginnings that choices have in common are there once, and no choice's last token."""
+        """Tokens of the row. Beginnings that choices share count once, and the last token of each choice does not."""
         return len(self.context) + sum(len(choice) - 1 - shared for _, choice, shared in self.in_order())
 
     def in_order(self) -> Iterator[tuple[int, list[int], int]]:
-        """(number, choice, how many of its tokens but the last the choice before has too), sorted by their tokens: so
-        the choice before has as many as any."""
+        """Yield (number, choice, number of leading tokens that it shares with the previous choice, its last token
+        excluded), sorted by tokens: no earlier choice shares more tokens than the previous one."""
         before: list[int] = []
         for number in sorted(range(len(self.choices)), key=self.choices.__getitem__):
             choice = self.choices[number]
@@ -50,30 +51,30 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class ChoiceBatch:
-    """Rows as a model is asked them. N tokens to compute, B rows of T places, U of the N that are asked for."""
+    """Rows as the model's input: N tokens to compute, B rows of T places, U of the N tokens whose logits are needed."""
 
     tokens: Tensor
     """(N,) ids."""
     depths: Tensor
     """(N,) positions."""
     places: Tensor
-    """(B, T): which of the N stands there; 0 behind a row's end."""
+    """(B, T): index into the N tokens at each place; 0 past the end of a row."""
     first: Tensor
-    """(N,): where each stands first, as a place of the flattened rows, ascending."""
+    """(N,): first place of each token in the flattened rows, ascending."""
     blocked: Tensor | None
-    """(B, T, T): which places a place must not see; None where that is those behind it."""
+    """(B, T, T): places that each place must not see; None if these are just the places behind it."""
     asked: Tensor
-    """(U,): numbers of the N, ascending."""
+    """(U,): indices into the N tokens, ascending."""
     which: Tensor
-    """(S,): for each token of each choice, which of the U stands before it."""
+    """(S,): for each token of each choice, the index into U of the token before it."""
     targets: Tensor
-    """(S,): that token."""
+    """(S,): the tokens of the choices themselves."""
     lengths: list[int]
-    """Tokens of each choice."""
+    """Number of tokens of each choice."""
 
 
 class Tokens:
-    """The different tokens of a batch by what stands before them."""
+    """The distinct tokens of a batch, identified by the tokens before them."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -81,7 +82,7 @@ class Tokens:
         self._known: dict[tuple[int, int], int] = {}
 
     def after(self, node: int, path: Sequence[int]) -> list[int]:
-        """The numbers of the tokens of `path` after token number `node`, -1 at the beginning."""
+        """Return the numbers of the tokens of `path` that follow token number `node`; -1 is the beginning."""
         depth = self.depths[node] + 1 if node >= 0 else 0
         found = []
         for token in path:
@@ -94,15 +95,18 @@ class Tokens:
         return found
 
     def cut(self, size: int) -> None:
-        """Forgets all but the first `size`; nothing may be added after."""
+        """Forget all but the first `size` tokens; nothing may be added afterwards."""
         del self.ids[size:], self.depths[size:]
 
 
 def lay(
     rows: Sequence[ChoiceRow], most_tokens: float = float("inf"), most_places: float = float("inf")
 ) -> tuple[ChoiceBatch, int]:
-    """A batch of the first of `rows`, and how many: at least one, then no more than make `most_tokens` different tokens
-    and B x T places, where the first is the longest."""
+    """Return a batch of the first rows of `rows` and their number.
+
+    The batch has at least one row, and then at most as many as need `most_tokens` distinct tokens and B x T places,
+    where T is the length of the longest row.
+    """
     width, tokens = max(row.length for row in rows), Tokens()
     laid: list[_Laid] = []
     for row in rows:
@@ -113,7 +117,7 @@ def lay(
             break
         laid.append(one)
     places = torch.zeros((len(laid), width), dtype=torch.long)
-    # A choice alone sees all that is before it, as its first tokens do of several.
+    # A single choice sees all places before it, and so do the tokens of the first of several choices.
     is_masked = any(len(one.branches) > 1 for one in laid)
     blocked = torch.ones((len(laid), width, width), dtype=torch.bool).triu(1) if is_masked else None
     for number, one in enumerate(laid):
@@ -135,10 +139,10 @@ def lay(
 
 
 class _Laid:
-    """A row's tokens in a batch.
+    """Tokens of one row within a batch.
 
-    nodes: their numbers, place by place. branches: (start, end, places of the choice's beginning before start) of each
-    piece of a choice. asked: for each token of each choice, in order, the number of the one before it.
+    nodes: token numbers, place by place. branches: (start, end, places of the choice's beginning before start) of each
+    piece of a choice. asked: for each token of each choice, in order, the number of the token before it.
     """
 
     def __init__(self, row: ChoiceRow, tokens: Tokens) -> None:
@@ -147,7 +151,7 @@ class _Laid:
         self.branches: list[tuple[int, int, list[int]]] = []
         last = self.nodes[-1]
         path: list[int] = []
-        """Places of the choice that is laid."""
+        """Places of the choice being laid out."""
         before: dict[int, list[int]] = {}
         for number, choice, shared in row.in_order():
             start = len(self.nodes)
@@ -162,8 +166,11 @@ class _Laid:
 
 
 def rows_of(requests: Sequence[Request], max_length: int) -> tuple[list[ChoiceRow], list[int]]:
-    """Requests as rows, and the numbers of those that are scored alone: of a context that only one request has or that
-    is too short to be worth it, and those that do not fit, which lm-eval cuts on the left."""
+    """Return the requests as rows, and the numbers of the requests that are scored alone.
+
+    A request is scored alone if its context belongs to it only or is too short to be worth sharing, or if it does not
+    fit and lm-eval cuts it on the left.
+    """
     rows: dict[tuple[int, ...], list[ChoiceRow]] = {}
     alone = []
     for number, (_, context, continuation) in enumerate(requests):

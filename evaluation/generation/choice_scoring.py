@@ -1,8 +1,8 @@
-"""Multiple choice with each context read once: the choices of a question lie in one row, and see only their own.
+"""Multiple choice that reads each context once: the choices of a question share a row, and each sees only itself.
 
-The logits of a choice are those that it would have alone, but for rounding. Only the tokens before a choice's own are
-put through the output layer, rows of like length share a batch (`evaluation/generation/choice_rows.py`), texts are
-tokenised together, and on a CPU the layers of a Llama or Qwen3 are those of `evaluation/generation/llama_trunk.py`.
+The logits of a choice equal those that it would have alone, up to rounding. Only the positions whose logits are needed
+go through the output layer, rows of similar length share a batch (`evaluation/generation/choice_rows.py`), texts are
+tokenized together, and on a CPU the layers of a Llama or Qwen3 are those of `evaluation/generation/llama_trunk.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from evaluation.generation.choice_rows import ChoiceBatch, ChoiceRow, lay
 from evaluation.generation.llama_trunk import LlamaTrunk
 
 TokenScores = tuple[Tensor, Tensor]
-"""Of the T tokens of a choice, natural-log likelihoods (T,) and whether each is the likeliest one."""
+"""Natural-log likelihoods (T,) of the T tokens of a choice, and a flag for each, True for the likeliest token."""
 Way = Literal["untried", "own", "hidden", "logits", "plain"]
-"""Through layers of our own, transformers' layers, its whole model, or lm-eval's way."""
+"""Scoring path: this project's own layers, transformers' layers, the whole transformers model, or lm-eval's method."""
 
 BATCH_TOKENS = {"cpu": 1024, "cuda": 4096}
-"""Tokens of a forward pass: what stays in a processor's cache (4,096 took a quarter longer), and what fills a GPU."""
+"""Tokens per forward pass: the number that stays in a processor's cache (4,096 took a quarter longer), and the number
+that fills a GPU."""
 PLACES_A_TOKEN = 8
-"""Places of a forward pass for each token that is computed, where rows begin alike: attention sees all places."""
+"""Places of a forward pass per computed token if rows have equal beginnings: attention sees all places."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""How far a choice's log-likelihood may lie from what it is alone, as a share of itself plus one."""
+"""Largest error of a choice's log-likelihood against the choice alone, as a fraction of its magnitude plus one."""
 
 
 class ChoiceScorer:
-    """Scores rows with a Hugging Face causal language model.
+    """Scorer of rows with a Hugging Face causal language model.
 
-    Whether the model can be asked so is tried on the first row, against each choice alone: `usable` is False where its
-    answers differ, as with models that know no positions or masks (ALiBi, recurrent layers).
+    The first row is scored both ways, shared and one choice at a time. `usable` returns False if the results differ, as
+    with models without positions or masks (ALiBi, recurrent layers).
     """
 
     def __init__(self, model: Any, device: torch.device, softmax_dtype: torch.dtype | None = None) -> None:
@@ -50,10 +51,10 @@ class ChoiceScorer:
             self.way = "plain"
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
         self.longest = min((one for one in windows if isinstance(one, int) and one > 0), default=1 << 30)
-        """A mask of our own takes the place of a window: rows must lie within one."""
+        """A custom mask replaces a sliding window, so rows must fit in one window."""
 
     def usable(self, row: ChoiceRow) -> bool:
-        """Whether rows can be scored; tried on `row` the first time."""
+        """Return True if rows can be scored; the first call tries it on `row`."""
         if self.way == "untried":
             alone = [self._alone(row.context, choice) for choice in row.choices]
             bound = TOLERANCE.get(self.model.dtype, 1e-3)
@@ -74,15 +75,15 @@ class ChoiceScorer:
         return self.way != "plain"
 
     def score(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[tuple[float, bool]]]]:
-        """(rows, log-likelihood and whether it is greedy of each of their choices in order) a batch, longest first."""
+        """Yield (rows, log-likelihood and greedy flag of each of their choices in order) per batch, longest first."""
         for batch, found in self.score_tokens(rows):
             yield batch, _sums(found)
 
     def score_tokens(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[TokenScores]]]:
-        """The same of each token of each choice."""
+        """Yield the same as `score` for each token of each choice."""
         left = sorted(rows, key=lambda row: -row.length)
         while left:
-            # Layers of our own compute each different token once; transformers' every place.
+            # This project's own layers compute each distinct token once; transformers' layers compute every place.
             places = self.batch_tokens * (PLACES_A_TOKEN if self.way == "own" else 1)
             batch, size = lay(left, self.batch_tokens, places)
             try:
@@ -110,7 +111,7 @@ class ChoiceScorer:
         return list(zip(*parts, strict=True))
 
     def _logits(self, batch: ChoiceBatch) -> Tensor:
-        """(U, V) after the tokens that are asked for."""
+        """Return the logits (U, V) after the tokens in `batch.asked`."""
         mask = None
         if batch.blocked is not None:
             lowest = torch.finfo(self.model.dtype).min
@@ -141,21 +142,22 @@ def _sums(scored: Sequence[TokenScores]) -> list[tuple[float, bool]]:
 
 
 def _greedy(logits: Tensor, which: Tensor, target: Tensor) -> Tensor:
-    """Whether each target is the first of the likeliest. argmax takes as long as the softmax, and few can be it."""
+    """Return True for each target that is the first of the likeliest tokens. argmax takes as long as the softmax, so it
+    runs only on the few rows whose target has the largest logit."""
     found = logits[which, target] == logits.amax(-1)[which]
     found[found.clone()] = logits[which[found]].argmax(-1) == target[found]
     return found.cpu()
 
 
 class TokenCache:
-    """Texts tokenised together, as lm-eval tokenises them one by one."""
+    """Texts tokenized together, with the results of lm-eval's one-by-one tokenization."""
 
     def __init__(self, harness_model: Any) -> None:
         self._model = harness_model
         self._known: dict[str, list[int]] = {}
 
     def fill(self, requests: Sequence[Instance]) -> None:
-        """Contexts, and contexts with continuation; spaces at a context's end go to the continuation, as in lm-eval."""
+        """Tokenize contexts, alone and with continuation; spaces at their end go to the continuation, as in lm-eval."""
         texts: dict[str, None] = {}
         for request in requests:
             context, continuation = request.args

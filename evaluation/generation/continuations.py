@@ -1,9 +1,10 @@
-"""Continuations from any causal language model of transformers, token for token those of its own `generate`.
+"""Continuations from any causal language model of transformers, token for token those of the model's own `generate`.
 
-Every architecture has its own way to keep what it has read (keys and values, a recurrent state, both), and `generate`
-knows them all. Where the model bears it, `evaluation/generation/decoding.py` does the same work in larger batches that
-lose what has ended: `generate` takes prompts of one length at a time and carries all to the last. What is drawn stays
-the same, since each batch of `generate` has its own generator, set to where it would find the one that they share.
+Every architecture stores what it has read in its own way (keys and values, a recurrent state, both), and `generate`
+supports them all. Where the model allows it, `evaluation/generation/decoding.py` does the same work in larger batches
+and drops finished sequences; `generate` takes prompts of one length at a time and carries all of them until the last
+one ends. The drawn tokens stay the same, because each batch of `generate` has its own generator, set to the state in
+which the batch would find the shared one.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ from evaluation.generation.random_state import seeded
 
 AT_ONCE = 256  # part of what is drawn under a seed, so it is no setting
 ROWS_AT_ONCE = 128
-"""Answers in a pass where batches of `generate` are taken together."""
+"""Answers per pass when batches of `generate` are combined."""
 NEARLY = 1e-4
-"""How much a sum of probabilities may differ by the order of its terms, and more."""
+"""Upper bound, with a margin, of the difference that the order of its terms makes to a sum of probabilities."""
 ROWS_IN_CACHE = 16
-"""Rows of a few thousand random numbers that are made at once."""
+"""Rows of a few thousand random numbers that are generated at once."""
 NUMBERS_AT_ONCE = 1 << 25
-"""Logits in such a pass, and random numbers that are kept for its steps: 128 MB."""
+"""Logits per such pass, and random numbers kept for its steps: 128 MB."""
 
 
 COLDEST = 1e-9
-"""A lower temperature takes the likeliest token too: divided by it, logits of float32 are all equal or infinite."""
+"""Lowest temperature that samples; a lower one takes the likeliest token, since float32 logits divided by it are all
+equal or infinite."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How continuations are drawn; temperature 0 takes the likeliest token. bias: what is added to the logit of a token
-    that would complete a sequence of ids."""
+    """Settings for drawing continuations; temperature 0 takes the likeliest token. bias: value added to the logit of a
+    token that would complete a sequence of ids."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -65,9 +67,10 @@ def generate(
     stops: Collection[int],
     on_token: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
-    """The new ids of each prompt, with the stop id where there is one; the same under the same seed.
+    """Return the new ids of each prompt, including the stop id if there is one; the same seed gives the same ids.
 
-    on_token: told before each next token of a batch how many prompts are done; what it raises ends the work.
+    on_token: called before each next token of a batch with the number of finished prompts; an exception that it raises
+    ends the work.
     """
     # Rows of one length need no padding and no attention mask, which is faster and leaves nothing to get wrong.
     by_length: dict[int, list[int]] = {}
@@ -83,13 +86,13 @@ def generate(
         suppress_tokens=model.generation_config.suppress_tokens if model.generation_config else None,
         **drawn,
     )
-    # Only so are no defaults of the model's own taken for what is not said here, whichever version of transformers.
+    # Otherwise the model's own defaults would fill in what is not set here, depending on the version of transformers.
     copied = copy(model)
     copied.generation_config = config
     batches = [
         rows[start : start + AT_ONCE] for _, rows in sorted(by_length.items()) for start in range(0, len(rows), AT_ONCE)
     ]
-    # On a GPU what is drawn depends on how its threads share the work; nobody has tried that these are the same there.
+    # On a GPU the drawn tokens depend on how its threads share the work; equality there is untested.
     if not sampling.bias and model.device.type == "cpu" and Decoder(model, 1).usable(prompts, sampling.max_new_tokens):
         return _Together(model, prompts, sampling, stops, on_token).all(batches)
     continuations: list[list[int]] = [[] for _ in prompts]
@@ -114,8 +117,8 @@ def generate(
 class _Together:
     """Several batches of `generate` in one, each with its own draws.
 
-    Where all answers of a batch end early, `generate` draws no more for it, and the batches behind it find the
-    generator earlier than was thought: they are drawn again.
+    If all answers of a batch end early, `generate` draws no more for it, and the generator is at an earlier state for
+    the next batches than predicted: these batches are drawn again.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class _Together:
                 self._nucleus = TopPLogitsWarper(sampling.top_p)
 
     def all(self, batches: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The new ids of each prompt; batches: the prompts' numbers."""
+        """Return the new ids of each prompt. batches: the prompts' numbers."""
         answers: list[list[int]] = [[] for _ in self._prompts]
         if not self._sampling.temperature:
             numbers = [number for batch in batches for number in batch]
@@ -170,24 +173,25 @@ class _Together:
                 if max(map(len, own)) < self._sampling.max_new_tokens:
                     break
             rows = sum(map(len, wave[:good]))
-            # Where one has ended early others will: no more are begun than were of use.
+            # If one batch ended early, others will too: start no more rows than were useful.
             most = rows_at_once if good == len(wave) else rows
             done += rows
             left = left[good:]
         return answers
 
     def _drawn(self, wave: Sequence[Sequence[int]], draws: Sequence[_Draws], done: int) -> list[list[list[int]]]:
-        """The answers of each batch, all of which begin together and step together."""
+        """Return the answers of each batch; all batches start together and advance in step."""
         owners = [(one, own) for one, rows in enumerate(wave) for own in range(len(rows))]
 
         def draw(logits: Tensor, rows: Sequence[int]) -> Tensor:
-            """As torch.multinomial draws one: the likeliest by probability over an exponential number."""
+            """Draw one token per row as torch.multinomial does: the largest probability divided by an exponential
+            random number."""
             by_batch: dict[int, list[tuple[int, int]]] = {}
             for at, row in enumerate(rows):
                 one, own = owners[row]
                 by_batch.setdefault(one, []).append((at, own))
             tokens = torch.empty(len(rows), dtype=torch.long)
-            for one, pairs in by_batch.items():  # also by batch so that what it works on lies in the processor's cache
+            for one, pairs in by_batch.items():  # by batch also so that the working set stays in cache
                 numbers = draws[one].next()
                 places, drawn = torch.tensor(pairs).unbind(1)
                 tokens[places] = self._first(self._scores(logits[places]), numbers[drawn])
@@ -206,10 +210,12 @@ class _Together:
         )
 
     def _first(self, scores: Tensor, numbers: Tensor) -> Tensor:
-        """(N,): the token of the largest probability over number, among the likeliest that have `top_p` together.
+        """Return (N,): the token with the largest ratio of probability to number, among the likeliest tokens that have
+        `top_p` together.
 
-        scores, numbers (N, V). Which tokens those are takes a sort, ten times what all else takes. Whether a token is
-        among them is told by the sum of what is no likelier: the first that is wins, sorted only where that is close.
+        scores, numbers (N, V). Finding these tokens needs a sort, which takes ten times as long as the rest. The sum of
+        the probabilities of all tokens that are no likelier decides instead if a token is among them. Tokens are tried
+        in order of their ratio until one is, and rows are sorted only where that sum is close to the limit.
         """
         shares = scores.softmax(-1)
         values = shares / numbers
@@ -228,7 +234,7 @@ class _Together:
             left = left[below < out - NEARLY]
             if not len(left):
                 return found
-            # Outside: the next of all tokens is asked for.
+            # Outside the nucleus: try the next token.
             values[left, found[left]] = 0
             found[left] = values[left].argmax(-1)
 
@@ -236,13 +242,13 @@ class _Together:
         return self._scores(logits).argmax(-1)
 
     def _scores(self, logits: Tensor) -> Tensor:
-        """What `generate` makes of the logits (N, V) that it draws from; none of its rules asks for the ids before."""
+        """Return the logits (N, V) as `generate` modifies them before drawing; no rule here needs the previous ids."""
         changed: Tensor = self._change(torch.empty(len(logits), 0, dtype=torch.long), logits)
         return changed
 
 
 class _Draws:
-    """What a batch of `generate` draws from a state of its generator on: an exponential number for each answer and word
+    """Draws of one batch of `generate` from a given generator state: an exponential random number per answer and word
     at each step."""
 
     def __init__(self, state: Tensor, rows: int, words: int) -> None:
@@ -255,18 +261,18 @@ class _Draws:
 
     @property
     def state(self) -> Tensor:
-        """The generator's behind the last step that was taken."""
+        """Generator state after the last step that was taken."""
         return self._states[self._used]
 
     def next(self) -> Tensor:
-        """(rows, words) of the next step."""
+        """Return (rows, words) for the next step."""
         if self._used == len(self._states) - 1:
             self._make()
         self._used += 1
         return self._made.pop(0)
 
     def state_after(self, steps: int) -> Tensor:
-        """The generator's behind so many steps. Their numbers are kept, unless they are too many."""
+        """Return the generator state after `steps` steps. Their numbers are kept, unless there are too many."""
         rows, words = self._shape
         if ROWS_AT_ONCE * words * steps <= NUMBERS_AT_ONCE:
             for _ in range(steps):
@@ -284,7 +290,8 @@ class _Draws:
 
 
 def exponential(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """What `Tensor.exponential_` draws (rows, columns), in a third of its time: it takes a logarithm at a time."""
+    """Return (rows, columns) equal to the draws of `Tensor.exponential_`, in a third of its time, as that takes one
+    logarithm at a time."""
     drawn = torch.empty(shape)
     for rows in drawn.split(ROWS_IN_CACHE):
         uniform = torch.empty(rows.shape, dtype=torch.double).uniform_(generator=generator)
@@ -293,7 +300,7 @@ def exponential(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 
 
 class _Told(StoppingCriteria):
-    """Never stops a sequence, but tells how many prompts are done."""
+    """Stopping criterion that never stops a sequence, but reports the number of finished prompts."""
 
     def __init__(self, on_token: Callable[[int], None], done: int) -> None:
         self._on_token, self._done = on_token, done

@@ -1,8 +1,8 @@
-"""Many answers at once: sequences of different lengths in one batch, which those that have ended leave at once.
+"""Many answers at once: sequences of different lengths in one batch, which each sequence leaves as soon as it ends.
 
-Keys and values lie in memory that is allocated once, a slot a sequence (`evaluation/generation/slots.py`). Prompts are
-read without padding to their left, equal ones once, and a slot that is free is given to the next prompt. What is
-written is, but for rounding, what the model would write to each prompt alone.
+Keys and values are in memory that is allocated once, one slot per sequence (`evaluation/generation/slots.py`). Prompts
+are read without left padding, equal prompts once, and a free slot goes to the next prompt. Up to rounding, each answer
+is the one that the model would give to the prompt alone.
 
     slot 0   p p p p p a a a . . . .      p a token of the prompt, a one of the answer
     slot 1   p p p a a . . . . . . .      a query sees the places before its own in its own slot
@@ -25,26 +25,26 @@ from evaluation.generation.llama_slots import LlamaSlots
 from evaluation.generation.slots import ModelSlots, Slots
 
 Pick = Callable[[Tensor, Sequence[int]], Tensor]
-"""The next token (N,) of the prompts with these numbers, from their logits (N, V) in float32."""
+"""Function that returns the next token (N,) of the prompts with these numbers from their logits (N, V) in float32."""
 Ended = Callable[[int, list[int]], bool]
-"""Whether the answer to the prompt with this number, its new ids so far, is whole."""
+"""Function that returns True if the answer to the prompt with this number, given its new ids so far, is complete."""
 
 CACHE_BYTES = 1 << 30
-"""Of the keys and values of all slots together."""
+"""Bytes for the keys and values of all slots together."""
 PREFILL_TOKENS = 4096
-"""Tokens of a forward pass over prompts."""
+"""Tokens per forward pass over prompts."""
 REFILL_SHARE = 4
-"""A quarter of the slots is free before prompts are read again: single ones would be read as slowly as several."""
+"""Prompts are read when at least 1/4 of the slots is free: reading one takes as long as reading several."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""How far logits may lie from those without a cache, as a share of the largest plus one."""
+"""Largest difference between logits with and without a cache, as a fraction of the largest logit plus one."""
 TRIED_TOKENS, TRIED_STEPS = 12, 2
 
 Way = Callable[[Any, int, int], Slots]
-"""What makes slots of a model: how many, and of how many places."""
+"""Factory of slots for a model: takes the number of slots and the places per slot."""
 
 
 class Decoder:
-    """A model's answers to many prompts, at most `slots` of them at a time."""
+    """Answers of a model to many prompts, at most `slots` of them at a time."""
 
     def __init__(self, model: PreTrainedModel, slots: int) -> None:
         self._model, self._slots = model, slots
@@ -58,10 +58,10 @@ class Decoder:
         ended: Ended,
         on_step: Callable[[int], None] = lambda done: None,
     ) -> list[list[int]]:
-        """The new ids of each prompt, with those by which it ended.
+        """Return the new ids of each prompt, including those by which it ended.
 
-        The longest prompts come first. on_step: told before each pass how many answers are whole; what it raises ends
-        the work.
+        The longest prompts come first. on_step: called before each pass with the number of complete answers; an
+        exception that it raises ends the work.
         """
         answers: list[list[int]] = [[] for _ in prompts]
         waiting = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number))
@@ -92,7 +92,7 @@ class Decoder:
                 if len(answers[number]) >= max_new_tokens or ended(number, answers[number]):
                     over.append(slot)
             done += len(over)
-            # The last ones move to where one has ended: those that are left always lie in the first slots.
+            # The last sequence moves into the slot of one that has ended: the others always occupy the first slots.
             for slot in reversed(over):
                 last = len(rows) - 1
                 if slot != last:
@@ -102,11 +102,12 @@ class Decoder:
         return answers
 
     def usable(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> bool:
-        """Whether the model can be asked so: tried once, on the start of two prompts, against passes without cache."""
+        """Return True if the model can be used this way. It is tried once, on the start of two prompts, against passes
+        without a cache."""
         config = self._model.config
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
         longest = max(map(len, prompts), default=0) + max_new_tokens
-        # A mask of our own takes the place of a window: all must lie within one.
+        # A custom mask replaces a sliding window: every sequence must fit in one window.
         if any(isinstance(one, int) and 0 < one < longest for one in windows) or max_new_tokens < 1:
             return False
         scaling = getattr(config, "rope_scaling", None) or {}
@@ -121,12 +122,12 @@ class Decoder:
 
     @property
     def has_own_layers(self) -> bool:
-        """Whether `evaluation/generation/llama_slots.py` answers; `usable` has to be asked before."""
-        # Asked again: since it was tried, a model may have been given hooks or adapters.
+        """True if `evaluation/generation/llama_slots.py` computes the answers; call `usable` first."""
+        # Check again: hooks or adapters may have been added to the model since it was tried.
         return _WAYS.get(self._model) is LlamaSlots and LlamaSlots.fits(self._model)
 
     def slots(self, count: int, width: int) -> Slots:
-        """Slots for so many sequences of at most `width` tokens; `usable` has to be asked before."""
+        """Return slots for `count` sequences of at most `width` tokens; call `usable` first."""
         return (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, count, width)
 
     @torch.inference_mode()
@@ -153,8 +154,8 @@ class Decoder:
         return True
 
     def read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
-        """The logits (N, V) after each prompt, longest first; they go to the slots from `first` on, equal ones read
-        once."""
+        """Return the logits (N, V) after each prompt, longest first; prompts go to the slots from `first` on, and equal
+        prompts are read once."""
         device, found = self._model.device, []
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         different = list(numbers)
@@ -177,14 +178,15 @@ class Decoder:
         return torch.cat([logits for _, logits in found])[order.to(device)]
 
     def step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """The logits (N, V) after one more token of each of the first N slots, of which the cache holds `lengths`."""
+        """Return the logits (N, V) after one more token in each of the first N slots; the cache holds `lengths` tokens
+        of each."""
         device = self._model.device
         places = torch.tensor(lengths, device=device)
         return kept.step(torch.tensor(tokens, device=device), places, max(lengths) + 1).float()
 
 
 def slots_in_memory(model: PreTrainedModel, length: int) -> int:
-    """How many sequences of so many tokens `CACHE_BYTES` hold, at least one."""
+    """Return the number of sequences of `length` tokens that fit in `CACHE_BYTES`, at least one."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -193,4 +195,4 @@ def slots_in_memory(model: PreTrainedModel, length: int) -> int:
 
 
 _WAYS: WeakKeyDictionary[PreTrainedModel, Way | None] = WeakKeyDictionary()
-"""By which layers a model that was tried is asked; None where by none."""
+"""Layers used for each model that was tried; None if no kind of layers works."""

@@ -35,22 +35,22 @@ class LoadedModel:
 
     @property
     def start_token(self) -> int:
-        """The token that documents begin with in training: BOS, or EOS where there is no BOS."""
+        """Token at the beginning of documents in training: BOS, or EOS if there is no BOS."""
         token = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if token is None else token)
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence the model was made for."""
+        """Longest sequence that the model supports."""
         return int(getattr(self.model.config, "max_position_embeddings", 2048))
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding: ids from 0 to one less are known to the model."""
+        """Rows of the embedding: the model knows ids from 0 to one less."""
         return len(self.model.get_input_embeddings().weight)
 
     def check_ids(self, sequences: Sequence[Sequence[int]], what: str) -> None:
-        """Raises StageError `id_out_of_range` where a sequence has an id that the model does not know."""
+        """Raise StageError `id_out_of_range` if a sequence has an id that the model does not know."""
         largest = max((max(ids) for ids in sequences if len(ids)), default=0)
         if largest >= self.rows:
             raise stage_error(
@@ -62,10 +62,10 @@ class LoadedModel:
 
 
 def load_model(folder: Path, run: Run) -> LoadedModel:
-    """Loads a Hugging Face model folder from safetensors; in fp32 on a CPU, else as `launch` says.
+    """Load a Hugging Face model folder from safetensors: in fp32 on a CPU, otherwise as `launch` specifies.
 
-    Raises StageError if the folder holds no such model, brings code along or leads out of itself, and as
-    `tokenizer_problem` says.
+    Raises StageError if the folder holds no such model, brings code along or leads out of itself, and for every problem
+    that `tokenizer_problem` finds.
     """
     device = choose_device(run)
     if run.launch.threads:
@@ -87,8 +87,8 @@ def load_model(folder: Path, run: Run) -> LoadedModel:
 
 
 def check_tokenizers(folders: Iterable[Path]) -> None:
-    """Raises StageError for those whose tokenizer does not fit what their config.json says, all at once and before any
-    weights are read; folders that cannot be read are left to `load_model`."""
+    """Raise StageError for all folders whose tokenizer does not fit their config.json, together and before any weights
+    are read; folders that cannot be read are left to `load_model`."""
     problems = []
     for folder in folders:
         try:
@@ -106,8 +106,8 @@ def check_tokenizers(folders: Iterable[Path]) -> None:
 
 
 def tokenizer_problem(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int) -> Problem | None:
-    """Why a tokenizer cannot go with an embedding of so many rows: `tokenizer_does_not_fit` for ids beyond them,
-    `no_start_token` where no token begins a document."""
+    """Return the problem of a tokenizer with an embedding of `rows` rows: `tokenizer_does_not_fit` for ids beyond the
+    rows, `no_start_token` if no token begins a document; None if there is no problem."""
     names = {number: name for name, number in tokenizer.get_vocab().items()}
     if names and (largest := max(names)) >= rows:
         beyond = sum(number >= rows for number in names)
@@ -126,9 +126,9 @@ def tokenizer_problem(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: in
 
 
 def choose_device(run: Run) -> torch.device:
-    """The device that `launch.device` asks for; auto is a GPU where there is one.
+    """Return the device that `launch.device` selects; auto is a GPU if there is one.
 
-    Raises StageError for a GPU that is not there.
+    Raises StageError if a GPU is required and there is none.
     """
     gpu = run.launch.device != "cpu" and torch.cuda.is_available()
     if run.launch.device == "gpu" and not gpu:
@@ -138,7 +138,7 @@ def choose_device(run: Run) -> torch.device:
 
 
 def dtype_of(run: Run) -> torch.dtype:
-    """What a model is scored in: fp32 on a CPU, else as `launch` says."""
+    """Return the dtype in which a model is scored: fp32 on a CPU, otherwise as `launch` specifies."""
     cuda = choose_device(run).type == "cuda"
     bf16 = cuda and run.launch.precision != "fp32" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if bf16 else torch.float32
@@ -148,11 +148,12 @@ def dtype_of(run: Run) -> torch.dtype:
 def token_log_likelihoods(
     lm: LoadedModel, sequences: Sequence[Sequence[int]], run: Run, note: str = ""
 ) -> list[tuple[Tensor, Tensor]]:
-    """What the model thinks of each token of each sequence, given those before it.
+    """Return the model's likelihood of each token of each sequence, given the tokens before it.
 
-    sequences: N lists of token ids, the first token of each only given, never scored.
-    Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and whether the token is the likeliest one.
-    Raises StageError `bad_answers` where a likelihood is NaN.
+    sequences: N lists of token ids; the first token of each is only context and is never scored.
+    Returns N pairs, each of length T - 1: natural-log likelihoods (float32) and a flag that is True if the token is the
+    likeliest one.
+    Raises StageError `bad_answers` if a likelihood is NaN.
     """
     lm.check_ids(sequences, note or "texts")
     rows = [ChoiceRow([ids[0]], [list(ids[1:])], [[number]]) for number, ids in enumerate(sequences) if len(ids) > 1]
@@ -189,10 +190,10 @@ def _as_numbers(found: list[tuple[Tensor, Tensor]], note: str) -> list[tuple[Ten
 
 
 def check_numbers(likelihoods: Iterable[float], what: str) -> None:
-    """Raise StageError `bad_answers` where a log likelihood is NaN: what is compared with it is always false.
+    """Raise StageError `bad_answers` if a log likelihood is NaN: every comparison with it is false.
 
     Args:
-        what: what was scored, for the message.
+        what: name of the scored texts, for the message.
     """
     values = list(likelihoods)
     if wrong := sum(map(math.isnan, values)):
@@ -203,7 +204,8 @@ def check_numbers(likelihoods: Iterable[float], what: str) -> None:
 def _by_own_layers(
     rows: Sequence[ChoiceRow], scorer: ChoiceScorer, count: int, run: Run, note: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """What several sequences begin with is computed once. Those without a row have no token to score."""
+    """Score with this project's own layers; a common beginning of several sequences is computed once. Sequences without
+    a row have no token to score."""
     found = [(torch.zeros(0), torch.zeros(0, dtype=torch.bool))] * count
     done = count - len(rows)
     for batch, scored in scorer.score_tokens(rows):
@@ -216,7 +218,7 @@ def _by_own_layers(
 
 
 def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Indices of the sequences, longest first, in batches of bounded size."""
+    """Yield indices of the sequences, longest first, in batches of bounded size."""
     order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
     while order:
         size = max(1, SCORED_TOKENS_AT_ONCE // max(1, len(sequences[order[0]])))
@@ -232,9 +234,9 @@ def sample_continuations(
     run: Run,
     chat: ChatPrompt | None = None,
 ) -> list[list[str]]:
-    """`samples` continuations of each prompt, without the prompt; the same under the same seed.
+    """Return `samples` continuations of each prompt, without the prompt; the same seed gives the same texts.
 
-    Prompts longer than the context allows lose tokens at their start. chat: how a model is asked by its chat template,
+    Prompts longer than the context allows lose tokens at their start. chat: how to ask a model in its chat template,
     which such a prompt would lose: StageError `context_too_small`; None for documents that begin with the prompts.
     """
     room = max(1, lm.max_tokens - sampling.max_new_tokens)

@@ -1,11 +1,11 @@
 """The layers of a Llama or Qwen3 for evaluation in fp32 on a CPU, with faster products and fewer passes over memory.
 
-- Products are oneDNN's, of weights that it has laid out beforehand: torch's own call MKL, which on a processor that is
-  not Intel's uses half the width of AVX-512 (benchmarks/RESULTS.md, "Products in fp32").
-- Queries, keys and values are one product. Weights of norms are multiplied into products; they apply SiLU, multiply the
-  gate in and add to the residual stream themselves.
-- Entries of a head that turn together lie side by side, so that rotary positions are one complex multiplication. Their
-  order does not matter where queries and keys have the same.
+- Products are oneDNN's, on weights in its own packed layout. torch's products call MKL, which uses half the width of
+  AVX-512 on processors not made by Intel (benchmarks/RESULTS.md, "Products in fp32").
+- Queries, keys and values are one product. The weights of norms are multiplied into products. Products apply SiLU,
+  multiply by the gate and add to the residual stream themselves.
+- Entries of a head that rotate together are adjacent, so that rotary positions are one complex multiplication. Their
+  order does not matter if queries and keys share it.
 
 Shapes: N tokens, D width, H heads, K heads of keys, E width of a head.
 """
@@ -21,20 +21,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 MOST_PARAMETERS = 500_000_000
-"""The weights here are a second copy: 2 GB of fp32."""
+"""Largest model supported; the weights here are a second copy, 2 GB of fp32."""
 ROWS_HINT = 512
-"""For how many rows oneDNN lays weights out; measured with 1 to 2,048, it makes no difference."""
+"""Number of rows that oneDNN packs weights for; measured with 1 to 2,048, it makes no difference."""
 
 FUSED_FROM = 256
-"""Keys of a row from which torch's fused attention is the faster one; below it is two products and a softmax."""
+"""Keys per row from which torch's fused attention is faster than two products and a softmax."""
 
 
 class Product:
-    """states · weightᵀ of states (N, in) and a weight (out, in), what follows it done where it is computed."""
+    """states · weightᵀ of states (N, in) and a weight (out, in), fused with the operation that follows it."""
 
     @staticmethod
     def is_there() -> bool:
-        """Whether this torch has oneDNN, and the two operators, which are meant for its own compiler."""
+        """Return True if this torch has oneDNN and the two operators, which are intended for torch's own compiler."""
         wanted = ("_linear_pointwise", "_reorder_linear_weight")
         return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in wanted)
 
@@ -42,7 +42,7 @@ class Product:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
 
     def of(self, states: Tensor, then: Literal["none", "swish"] = "none") -> Tensor:
-        """(N, out); with `swish` the SiLU of it."""
+        """Return (N, out); with `swish`, SiLU of the product."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, None, then, [], "")
         return found
 
@@ -57,7 +57,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Layer:
-    """The products of a layer.
+    """Products of one layer.
 
     norms: of a Qwen3's queries and keys (H + K, E), for K heads of keys; None for a Llama, which has none.
     """
@@ -71,11 +71,11 @@ class Layer:
 
 
 class LlamaLayers:
-    """Weights as products take them, and what a layer is made of."""
+    """Weights in the form that products take, and the operations of a layer."""
 
     @staticmethod
     def fit(model: PreTrainedModel) -> bool:
-        """Whether a model is a plain Llama or Qwen3 in fp32 on a CPU, of at most MOST_PARAMETERS.
+        """Return True if a model is a plain Llama or Qwen3 in fp32 on a CPU, of at most MOST_PARAMETERS.
 
         Plain: without biases, adapters, hooks, windows or unusual positions.
         """
@@ -89,7 +89,8 @@ class LlamaLayers:
         scaling = getattr(config, "rope_scaling", None) or {}
         if config.hidden_act != "silu" or scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
             return False
-        # Training measures by a hook of the whole stack; one that changes something there shows when a way is tried.
+        # Training takes measurements with a hook on the whole stack. A hook there that changes something is detected
+        # when the layers are tried.
         modules = [one for one in model.modules() if one is not model.model]
         linear = [one for one in modules if hasattr(one, "in_features")]
         return (
@@ -108,7 +109,7 @@ class LlamaLayers:
         last = self._queries_keys_values(self._model.layers[-1])
         queries = self.heads * self.width
         self.last_q, self.last_kv = Product(last[:queries]), Product(last[queries:])
-        """Of the last layer, whose queries are asked for at fewer places than keys and values."""
+        """Products of the last layer, whose queries are needed at fewer places than its keys and values."""
         self._head = Product(model.lm_head.weight)
 
     def _prepared(self, layer: Any) -> Layer:
@@ -124,32 +125,33 @@ class LlamaLayers:
         )  # fmt: skip
 
     def _queries_keys_values(self, layer: Any) -> Tensor:
-        """((H + 2 · K) · E, D), the norm before them multiplied in."""
+        """Return ((H + 2 · K) · E, D) with the preceding norm multiplied in."""
         attention = layer.self_attn
         q, k = self._paired(attention.q_proj.weight), self._paired(attention.k_proj.weight)
         return torch.cat([q, k, attention.v_proj.weight]) * layer.input_layernorm.weight
 
     def _paired(self, weight: Tensor) -> Tensor:
-        """(heads · E, D) with the entries i and i + E/2 of each head, which turn together, side by side."""
+        """Return (heads · E, D) with the entries i and i + E/2 of each head, which rotate together, placed next to each
+        other."""
         return weight.view(-1, 2, self.width // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
     def embedded(self, ids: Tensor) -> Tensor:
-        """(N, D) of ids (N,)."""
+        """Return (N, D) for ids (N,)."""
         embedded: Tensor = self._model.embed_tokens.weight[ids]
         return embedded
 
     def logits(self, states: Tensor) -> Tensor:
-        """(N, V) of what the last layer leaves (N, D)."""
+        """Return (N, V) for the output of the last layer (N, D)."""
         return self._head.of(self._model.norm(states))
 
     def turns(self, positions: Tensor) -> Tensor:
-        """(N, 1, E/2), complex: by how much the pairs of each head turn at positions (N,)."""
+        """Return (N, 1, E/2), complex: rotations of the pairs of each head at positions (N,)."""
         cos, sin = self._model.rotary_emb(self._model.embed_tokens.weight[:1], positions[None])
         half = self.width // 2
         return torch.complex(cos[0, :, None, :half], sin[0, :, None, :half])
 
     def turn(self, states: Tensor, turns: Tensor, norms: Tensor | None) -> None:
-        """Norms and rotary positions, in place. states (N, heads · E), with what turns together side by side."""
+        """Apply norms and rotary positions in place. states (N, heads · E), with rotated pairs adjacent."""
         if norms is not None:
             heads = states.view(len(states), -1, self.width)
             heads.mul_(heads.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()).mul_(norms)
@@ -157,7 +159,7 @@ class LlamaLayers:
         torch.view_as_complex(pairs).mul_(turns)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, H, T, E) of queries (B, H, T, E), and keys and values of K heads. mask: added to scores, None for
+        """Return (B, H, T, E) for queries (B, H, T, E), and keys and values of K heads. mask: added to scores; None for
         causal."""
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
@@ -167,11 +169,11 @@ class LlamaLayers:
         return torch.matmul(torch.softmax(scores, -1, out=scores), v)
 
     def normed(self, states: Tensor) -> Tensor:
-        """Over their root mean square; the norm's weight is in the product that follows."""
+        """Return the states divided by their root mean square; the norm's weight is part of the next product."""
         length = torch.linalg.vector_norm(states, dim=1, keepdim=True)
         return states * length.square_().div_(states.shape[1]).add_(self.eps).rsqrt_()
 
     def after_mlp(self, stream: Tensor, layer: Layer) -> Tensor:
-        """(N, D): the stream with what the MLP adds."""
+        """Return (N, D): the stream plus the output of the MLP."""
         normed = self.normed(stream)
         return layer.down.plus(layer.up.times(normed, layer.gate.of(normed, "swish")), stream)

@@ -1,7 +1,8 @@
-"""What a Llama or Qwen3 has read, a slot a sequence, by layers of `evaluation/generation/llama_layers.py`.
+"""Keys and values that a Llama or Qwen3 has read, one slot per sequence, with the layers of
+`evaluation/generation/llama_layers.py`.
 
-Of the last layer only keys and values are computed for all of a prompt: nothing else of it is asked for but after its
-last token.
+For the last layer, only keys and values are computed for the whole prompt: its output is needed only after the last
+token.
 
 Shapes: S slots of W places, N sequences, T tokens, H heads, K heads of keys, E width of a head, V vocabulary.
 """
@@ -30,7 +31,7 @@ class LlamaSlots:
         self._queries = of.heads * of.width
         self._turned = self._queries + of.kv_heads * of.width
         self._turns = of.turns(torch.arange(width))
-        # Zeros: a masked place must not hold what is no number.
+        # Zeros: a masked place must not hold NaN.
         self._kept = [torch.zeros(slots * width, 2 * of.kv_heads * of.width) for _ in of.layers]
         """Keys and values (S · W, 2 · K · E) of each layer."""
 
@@ -86,12 +87,12 @@ class LlamaSlots:
         kept.index_copy_(0, into, kv.view(count, -1, kv.shape[1])[sources].flatten(0, 1))
 
     def _in_heads(self, states: Tensor, count: int) -> Tensor:
-        """(N, heads, T, E) of (N · T, heads · E)."""
+        """Return (N, heads, T, E) for (N · T, heads · E)."""
         return states.view(count, -1, states.shape[1] // self._of.width, self._of.width).transpose(1, 2)
 
     def _after_layer(self, stream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, layer: Layer) -> Tensor:
-        """The stream with attention and MLP of one query a sequence (N, H · E), which sees keys and values (N, K, T, E)
-        by mask (N, T).
+        """Return the stream after attention and MLP, for one query per sequence (N, H · E) that sees keys and values
+        (N, K, T, E) through mask (N, T).
 
         Heads that share keys are laid out as queries of one head.
         """

@@ -1,14 +1,14 @@
-"""A Llama or Qwen3 for scoring choices, on layers of `evaluation/generation/llama_layers.py`, with fewer products too.
+"""A Llama or Qwen3 for scoring choices with fewer products, on layers of `evaluation/generation/llama_layers.py`.
 
-- What several rows of a batch begin with is computed once (`evaluation/generation/choice_rows.py`), and rows are
-filled up for
-  attention alone.
-- The first layer's queries, keys and values are computed once for each different id of a batch: before positions
-  come in, equal ids have equal ones.
-- Of the last layer only keys and values are computed everywhere, the rest for the tokens that are asked for.
+- A beginning that several rows of a batch share is computed once (`evaluation/generation/choice_rows.py`), and rows are
+  padded for attention only.
+- The queries, keys and values of the first layer are computed once per distinct id of a batch: before positions are
+  applied, equal ids have equal ones.
+- For the last layer, only keys and values are computed everywhere; the rest is computed for the tokens whose logits are
+  needed.
 
-Shapes: N tokens to compute, B rows of T places that they stand at, U of the N asked for, D width, H heads, E width of a
-head, V vocabulary.
+Shapes: N tokens to compute, B rows of T places that hold them, U of the N tokens whose logits are needed, D width, H
+heads, E width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evaluation.generation.llama_layers import LlamaLayers
 
 
 class LlamaTrunk:
-    """Logits at chosen places."""
+    """Logits at selected places."""
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
@@ -32,7 +32,7 @@ class LlamaTrunk:
         self._of = LlamaLayers(model)
 
     def logits(self, batch: ChoiceBatch, mask: Tensor | None) -> Tensor:
-        """(U, V) after the tokens that a batch asks for. mask: (B, 1, T, T), added to scores, None for causal."""
+        """Return (U, V) after the tokens in `batch.asked`. mask: (B, 1, T, T), added to scores; None for causal."""
         of = self._of
         turns = of.turns(batch.depths)
         ids, which = batch.tokens.unique(return_inverse=True)
@@ -50,7 +50,7 @@ class LlamaTrunk:
         return of.logits(self._last(stream, turns, mask, batch))
 
     def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: ChoiceBatch) -> Tensor:
-        """(U, D): what the last layer leaves."""
+        """Return (U, D): the output of the last layer."""
         of = self._of
         layer, normed, wanted = of.layers[-1], of.normed(stream), batch.asked
         rows, length = batch.places.shape
@@ -60,7 +60,7 @@ class LlamaTrunk:
         k, v = self._in_rows(kv, batch).chunk(2, 1)
         asked = of.last_q.of(normed[wanted])
         of.turn(asked, turns[wanted], q_norms)
-        # Queries of a row side by side: (B, most of a row, H, E), and their places in it.
+        # Queries of a row next to each other: (B, largest number per row, H, E), and their places in the row.
         row = batch.first[wanted] // length
         counts = torch.bincount(row, minlength=rows)
         slot = torch.arange(len(wanted)) - (counts.cumsum(0) - counts)[row]
@@ -77,5 +77,5 @@ class LlamaTrunk:
         return of.after_mlp(layer.o.plus(seen, stream[wanted]), layer)
 
     def _in_rows(self, states: Tensor, batch: ChoiceBatch) -> Tensor:
-        """(B, heads, T, E) of (N, heads · E)."""
+        """Return (B, heads, T, E) for (N, heads · E)."""
         return states[batch.places].unflatten(2, (-1, self._of.width)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The random states of Python, numpy and torch together: begun anew, kept over a block, or both."""
+"""The random states of Python, numpy and torch together: reseeded, preserved over a block, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.config import derived_seed
 
 
 def seed_all(seed: int) -> None:
-    """Begin all of them again from a seed of up to 64 bits, of which numpy takes 32."""
+    """Reseed all of them with a seed of up to 64 bits; numpy takes 32 bits."""
     random.seed(seed)
     np.random.seed(seed if seed < 2**32 else derived_seed(seed))
     torch.manual_seed(seed)
@@ -21,7 +21,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def kept_random_state(device: torch.device) -> Iterator[None]:
-    """Leaves them as they were before the block; of torch those of the CPU and `device`."""
+    """Restore the states after the block; for torch, those of the CPU and `device`."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -33,7 +33,7 @@ def kept_random_state(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs a block under a seed, and leaves them as they were."""
+    """Run a block under a seed, and restore the states afterwards."""
     with kept_random_state(device):
         seed_all(seed)
         yield

@@ -1,6 +1,6 @@
-"""What a model has read, a slot a sequence, and the passes that write to it: by transformers' own layers.
+"""Keys and values that a model has read, one slot per sequence, and passes of transformers' layers that write them.
 
-`evaluation/generation/llama_slots.py` does the same by layers of our own.
+`evaluation/generation/llama_slots.py` does the same with this project's own layers.
 
 Shapes: N sequences, H heads, T tokens, D width of a head, V vocabulary.
 """
@@ -15,26 +15,27 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 class Slots(Protocol):
-    """Keys and values of several sequences in memory that is allocated once, and the model that they are of."""
+    """Keys and values of several sequences in memory that is allocated once, together with their model."""
 
     def read(self, ids: Tensor, lengths: Tensor, rows: Tensor, sources: Tensor) -> Tensor:
-        """The logits (N, V) after prompts ids (N, T) of `lengths` (N,), padded on the right.
+        """Return the logits (N, V) after prompts ids (N, T) of `lengths` (N,), padded on the right.
 
-        What is kept of prompt `sources[i]` goes to slot `rows[i]`: one prompt may go to several.
+        The states of prompt `sources[i]` go to slot `rows[i]`: one prompt may go to several slots.
         """
 
     def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
-        """The logits (N, V) after one more token of each of the first N slots, at `places` (N,), all below `reach`."""
+        """Return the logits (N, V) after another token in each of the first N slots, at `places` (N,), all below
+        `reach`."""
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Gives what lies in the first places of one slot to another."""
+        """Copy the first `length` places of slot `source` to slot `target`."""
 
     def resize(self, slots: int, width: int) -> None:
-        """Changes how many slots there are, and of how many places; those that stay keep what they hold."""
+        """Change the number of slots and the places per slot; remaining slots keep their content."""
 
 
 class SlotCache(DynamicCache):
-    """Keys and values (slots, H, width, D) of each layer. The writer says where the next pass puts its own."""
+    """Keys and values (slots, H, width, D) of each layer. The caller sets the destination of the next pass."""
 
     def __init__(self, slots: int, width: int) -> None:
         super().__init__()
@@ -46,15 +47,16 @@ class SlotCache(DynamicCache):
         self._reach = 0
 
     def write_prompts(self, rows: Tensor, sources: Tensor) -> None:
-        """The next pass reads prompts from their start: `sources` (N,) of them go to slots `rows` (N,)."""
+        """Prepare for a pass that reads prompts from their start: `sources` (N,) of them go to slots `rows` (N,)."""
         self._rows, self._sources, self._reach = rows, sources, 0
 
     def write_tokens(self, rows: Tensor, places: Tensor, reach: int) -> None:
-        """The next pass reads a token for each of the first N slots, `rows`, at its place; it sees `reach` places."""
+        """Prepare for a pass that reads one token for each of the first N slots, `rows`, at its place; it sees `reach`
+        places."""
         self._rows, self._places, self._sources, self._reach = rows, places, None, reach
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Gives what lies in the first places of one slot to another."""
+        """Copy the first `length` places of slot `source` to slot `target`."""
         for kept in (*self._keys, *self._values):
             kept[target, :, :length] = kept[source, :, :length]
 
@@ -66,9 +68,10 @@ class SlotCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """As transformers asks: keeps what a layer has computed (N, H, T, D); returns all that it is to see."""
+        """Store the states that a layer has computed (N, H, T, D), and return all states that it attends to; called by
+        transformers."""
         if layer_idx == len(self._keys):
-            # Zeros: a masked place must not hold what is no number.
+            # Zeros: a masked place must not hold NaN.
             for kept, states in ((self._keys, key_states), (self._values, value_states)):
                 kept.append(states.new_zeros(self._slots, states.shape[1], self._width, states.shape[3]))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
@@ -122,13 +125,13 @@ class ModelSlots:
 
 
 def resized(states: Tensor, slots: int, width: int) -> Tensor:
-    """(slots, width, …) with what the first slots and places of states (S, W, …) hold, and zeros."""
+    """Return (slots, width, …) with the first slots and places of states (S, W, …), and zeros elsewhere."""
     new = states.new_zeros(slots, width, *states.shape[2:])
     new[: len(states), : states.shape[1]] = states[:slots, :width]
     return new
 
 
 def unseen(places: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """What is added to scores (N, `reach`) so that each sequence sees no place behind its own."""
+    """Return the mask (N, `reach`) to add to scores, so that each sequence sees no place behind its own."""
     behind = torch.arange(reach, device=places.device) > places[:, None]
     return torch.zeros(behind.shape, dtype=dtype, device=places.device).masked_fill_(behind, torch.finfo(dtype).min)

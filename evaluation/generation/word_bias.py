@@ -1,4 +1,4 @@
-"""Words that a model is kept from: the sequences of tokens that they are, and a bias on whatever completes one."""
+"""Words to keep a model from writing: their token sequences, and a bias on each token that completes one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Bias = Mapping[tuple[int, ...], float]
-"""Sequences of ids, and what is added to the logit of the last one where the others stand before it."""
+"""Sequences of ids, each with the value added to the logit of its last id where the other ids precede it."""
 
 
 def bias_of(words: Sequence[str], tokenizer: PreTrainedTokenizerBase, bias: float) -> Bias:
-    """Each word as it is, with a capital letter and in capitals, at the beginning of a text and after a space."""
+    """Return a bias for each word unchanged, capitalized and in capitals, at a text's beginning and after a space."""
     spelt = {form for word in words for form in (word, word.capitalize(), word.upper())}
     found = {}
     for text in sorted(f"{space}{form}" for form in spelt for space in ("", " ")):
@@ -25,8 +25,8 @@ def bias_of(words: Sequence[str], tokenizer: PreTrainedTokenizerBase, bias: floa
 
 
 def biased(ids: Tensor, logits: Tensor, bias: Bias) -> Tensor:
-    """Logits (B, T, V) with the bias at every place of ids (B, T), as transformers' SequenceBiasLogitsProcessor gives
-    it to the next token alone."""
+    """Return logits (B, T, V) with the bias at every place of ids (B, T). transformers' SequenceBiasLogitsProcessor
+    biases only the next token."""
     found = logits.clone()
     for sequence, value in bias.items():
         *before, last = sequence
@@ -43,7 +43,7 @@ def biased(ids: Tensor, logits: Tensor, bias: Bias) -> Tensor:
 
 @contextmanager
 def scoring_with(model: PreTrainedModel, bias: Bias) -> Iterator[None]:
-    """Has the model's forward pass over whole sequences give biased logits."""
+    """Make the model's forward pass over whole sequences return biased logits."""
 
     def hook(_module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]

@@ -1,7 +1,7 @@
 """The text between a question and its answer: a space where words have spaces between them, else nothing.
 
-lm-eval has one `target_delimiter` for all items of a task, a space by default. Chinese, Japanese, Thai and the like
-have no spaces between words, code has its own, and an answer that begins with a space would get two.
+lm-eval has one `target_delimiter` for all items of a task, a space by default. Chinese, Japanese, Thai and similar
+scripts have no spaces between words, code has its own spacing, and an answer that begins with a space would get two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def delimiter_between(question: str, answer: str, suffix: str = "") -> str:
 
 
 def is_code(text: str) -> bool:
-    """Whether a text ends in code: within a fence, or on a line of code where half of all lines are such lines."""
+    """Return True if a text ends in code: inside a fence, or on a line of code if at least half of the lines are."""
     if text.count("\n```") % 2 or (text.startswith("```") and not text.count("\n```")):
         return True
     lines = [line for line in text.splitlines() if line.strip()]
@@ -58,7 +58,7 @@ def is_code(text: str) -> bool:
 
 
 def cloze_parts(task: BenchmarkTask, row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What a cloze row gives, the delimiter, and what must follow."""
+    """Return the context of a cloze row, the delimiter, and the continuation that must follow."""
     if row.get(task.context) is None:
         given, space, last = row[task.text].rpartition(SPACE)
         return given, space if task.delimiter is None else task.delimiter, last
@@ -67,19 +67,19 @@ def cloze_parts(task: BenchmarkTask, row: Mapping[str, Any]) -> tuple[str, str, 
 
 
 def choice_delimiters(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
-    """What stands before each choice of a row of kind multiple_choice."""
+    """Return the delimiter before each choice of a row of kind multiple_choice."""
     if task.delimiter is not None:
         return [task.delimiter] * len(row[task.choices])
     return [delimiter_between(row[task.query], choice, task.query_suffix) for choice in row[task.choices]]
 
 
 def delimited_choices(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
-    """The choices of a row, each with what stands before it."""
+    """Return the choices of a row, each with its delimiter in front."""
     return [before + choice for before, choice in zip(choice_delimiters(task, row), row[task.choices], strict=True)]
 
 
 def common_delimiter(task: BenchmarkTask, rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """What stands before all choices of all rows; None where that differs."""
+    """Return the delimiter before all choices of all rows; None if they differ."""
     found: str | None = None
     for row in rows:
         for delimiter in choice_delimiters(task, row):

@@ -1,7 +1,7 @@
-"""What lm-eval's `generate_until` asks of a model, answered by `evaluation/generation/decoding.py`: many questions
-together, each as if it were asked alone.
+"""Answers to lm-eval's `generate_until` from `evaluation/generation/decoding.py`: many questions together, each
+answered as if it were asked alone.
 
-lm-eval asks transformers' `generate`, which carries a batch on until its last question has met a stop string, and
+lm-eval calls transformers' `generate`, which continues a batch until its last question has met a stop string, and which
 decodes the end of each answer for each stop string after each token.
 """
 
@@ -21,21 +21,20 @@ from transformers.generation.logits_process import (
 from evaluation.generation.decoding import Decoder, Pick, slots_in_memory
 
 TOGETHER = 256
-"""Questions handed over at once."""
+"""Questions passed to the decoder at once."""
 SLOTS = 32
-"""Answers in a forward pass; more were no faster on two cores."""
+"""Answers per forward pass; more were no faster on two cores."""
 PLAIN = frozenset(
     {
         "bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens", "transformers_version", "_from_model_config",
         "do_sample", "temperature", "top_k", "top_p", "max_length", "use_cache",
     }
 )  # fmt: skip
-"""What a generation_config.json may say without more than the likeliest token being asked for."""
+"""Keys of a generation_config.json that ask for no more than the likeliest token."""
 
 
 class StopText:
-    """Whether an answer has met one of the stop strings, as lm-eval looks: in the last tokens, two more than the string
-    itself has."""
+    """Test of an answer for stop strings, as in lm-eval: in the last tokens, two more than the string itself has."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], ends: frozenset[int]) -> None:
         """ends: ids that end an answer by themselves."""
@@ -52,14 +51,14 @@ class StopText:
         return any(stop in self._tokenizer.decode(answer[-window:]) for stop, window in self._completes[last])
 
     def _text_of(self, token: int) -> str:
-        """The text of a token within an answer; "" where it depends on the tokens around it. SentencePiece leaves out
-        the space before the first token that is decoded, so the second of two is looked at."""
+        """Return the text of a token within an answer; "" if it depends on the tokens around it. SentencePiece omits
+        the space before the first decoded token, so the second of two is used."""
         once, twice = self._tokenizer.decode([token]), self._tokenizer.decode([token, token])
         return twice[len(once) :] if twice.startswith(once) else ""
 
     def _completed_by(self, text: str) -> list[tuple[str, int]]:
-        """The stop strings that may end in a token of this text; of most tokens none."""
-        whole = text and "\ufffd" not in text  # bytes of a character by themselves say nothing of it
+        """Return the stop strings that may end in a token of this text; most tokens have none."""
+        whole = text and "\ufffd" not in text  # single bytes of a character do not identify it
         return [
             (stop, window)
             for stop, window in self._windows
@@ -68,7 +67,7 @@ class StopText:
 
 
 class NotANumber(LogitsProcessor):
-    """Records the rows whose logits are NaN, of which the likeliest token would be any, and changes none."""
+    """Record of the rows whose logits are NaN, where any token could be the likeliest; changes no logits."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
@@ -78,13 +77,14 @@ class NotANumber(LogitsProcessor):
         return scores
 
     def add(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """logits (B, V), of rows with these numbers."""
+        """Record the rows with NaN in logits (B, V). rows: their numbers."""
         if (wrong := logits.isnan().any(-1)).any():
             self.rows.update(row for row, one in zip(rows, wrong.tolist(), strict=True) if one)
 
 
 def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
-    """The likeliest token of each row, without those that the model never writes. watch: sees the logits."""
+    """Return a function that picks the likeliest token of each row, without the tokens that the model never writes.
+    watch: receives the logits."""
     change = LogitsProcessorList()
     if model.generation_config and model.generation_config.suppress_tokens:
         change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))
@@ -99,20 +99,22 @@ def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
 
 
 def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
-    """Whether nothing but the likeliest token is wanted. asked: of `generate`, beside lengths, mask and stops."""
+    """Return True if only the likeliest token is wanted. asked: arguments of `generate` other than lengths, mask and
+    stops."""
     said = model.generation_config.to_diff_dict() if model.generation_config else {}
     sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
     return not sampled and asked.keys() <= {"do_sample", "temperature"} and said.keys() <= PLAIN
 
 
 def end_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Those at which `generate` ends an answer."""
+    """Return the ids at which `generate` ends an answer."""
     ends = model.generation_config.eos_token_id if model.generation_config else None
     return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
 
 
 def decoder_for(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Decoder | None:
-    """What answers these prompts; None where the model cannot be asked so, and on a GPU, where nobody has tried it."""
+    """Return the decoder for these prompts; None if the model does not support it, and on a GPU, where it is
+    untested."""
     if model.device.type != "cpu":
         return None
     longest = max(map(len, prompts), default=0) + new_tokens

@@ -1,7 +1,7 @@
 """Counts of the items behind a score: asked, answered, failed, truncated, empty and unparsable.
 
-A score of answers that never came, or that no filter could read, is no score of the model. lm-eval counts them
-as wrong.
+lm-eval counts missing answers, and answers that no filter could read, as wrong. A score of such answers does not
+measure the model.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from infra.errors import Problem, StageError
 from infra.run import Run
 
 COUNTS = ("asked", "answered", *ANSWER_FAULTS)
-"""Fields beside each score. answered: items that did not fail; truncated, empty and unparsable ones are among them."""
+"""Fields next to each score. answered: items that did not fail, including truncated, empty and unparsable ones."""
 NOTICED = 0.01
 """Share of items above which truncated, empty and unparsable answers are reported as a warning."""
 _INVALID = "[invalid]"
-"""What lm-eval's filters return by default where they find nothing."""
+"""Default result of lm-eval's filters that find nothing."""
 
 
 class AnswerLog:
-    """Items of each task whose prompt or answer was cut off, and those whose answer came of no numbers.
+    """Items of each task whose prompt or answer was cut off, and those whose answer came from NaN logits.
 
-    A model records them while it is asked, as lm-eval's own records lack them.
+    A model records them while it answers, because lm-eval's own records lack them.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, dict[str, set[int]]] = {}
 
     def add(self, fault: str, instance: Any) -> None:
-        """fault: truncated or failed. instance: lm-eval's request; one of no task counts for the task ""."""
+        """Record a fault: truncated or failed. instance: lm-eval's request; one without a task counts for the task
+        ""."""
         faults = self._items.setdefault(instance.task_name or "", {})
         faults.setdefault(fault, set()).add(instance.doc_id or 0)
 
     def as_results(self) -> dict[str, dict[str, list[int]]]:
-        """{task: {fault: doc_ids}}, for the key `answers` beside lm-eval's results."""
+        """Return {task: {fault: doc_ids}}, for the key `answers` of lm-eval's results."""
         return {task: {fault: sorted(ids) for fault, ids in faults.items()} for task, faults in self._items.items()}
 
 
 def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> dict[str, int]:
-    """The counts of a task, or of all tasks of a group, by one of its filters.
+    """Return the counts of a task, or of all tasks of a group, for one of its filters.
 
     Args:
         found: lm-eval's results, with `answers` of an `AnswerLog`.
@@ -79,11 +80,11 @@ def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> di
 def check_answers(
     found: Mapping[str, Any], limits: AnswerLimits, run: Run | None = None, where: str = "benchmarks"
 ) -> list[str]:
-    """Refuse scores of which too many items failed, were truncated, empty or unparsable.
+    """Refuse scores with too many items that failed, were truncated, empty or unparsable.
 
     Args:
         limits: largest share of each.
-        run: gets an event for what is noticed but allowed.
+        run: receives an event for each notice that is allowed.
         where: key of the limits' section, for errors.
 
     Returns:
@@ -132,12 +133,12 @@ _FIXES = {
 
 
 def _is_failed(sample: Mapping[str, Any]) -> bool:
-    """Whether a request of the item has no answer, or a log likelihood that is no finite number."""
+    """Return True if a request of the item has no answer, or a log likelihood that is not a finite number."""
     return any(not responses or any(not _is_valid(one) for one in responses) for responses in sample.get("resps", ()))
 
 
 def _is_valid(response: Any) -> bool:
-    # A log likelihood comes with whether its tokens are the likeliest; one of a whole document may come alone.
+    # A log likelihood is paired with a flag for likeliest tokens; that of a whole document may come alone.
     value = response[0] if isinstance(response, Sequence) and not isinstance(response, str) else response
     return isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
 
@@ -153,7 +154,7 @@ def _is_unparsable(sample: Mapping[str, Any], fallbacks: Sequence[Any]) -> bool:
 
 
 def _fallbacks(config: Mapping[str, Any], part: str) -> list[Any]:
-    """What a filter returns where it finds nothing; empty for one that takes every answer as it is."""
+    """Return a filter's results if it finds nothing; empty for a filter that accepts every answer unchanged."""
     for entry in config.get("filter_list") or ():
         if entry.get("name") == part:
             steps = [step for step in entry.get("filter", ()) if "regex" in str(step.get("function"))]

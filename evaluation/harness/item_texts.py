@@ -1,5 +1,4 @@
-"""The texts that give a test item away, derived from its raw fields: a copy of an item seldom has the template of the
-prompt around it."""
+"""Texts that reveal a test item, from its raw fields: a copy of an item rarely has the prompt's template around it."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from corpus.decontaminate.items import Answer, Item, words_of
 
 LONGEST_NGRAM = 50
-"""The largest `decontaminate.ngram`: more words of a question before an answer add nothing."""
+"""Largest `decontaminate.ngram`: more words of a question before an answer add nothing."""
 WORDS_BETWEEN = 16
 """Words that a record may have between a question and its answers: names of fields, an id, a topic."""
 WORDS_OF_A_CHOICE = 4
@@ -30,13 +29,13 @@ def question_item(
     delimiter: str = " ",
     further: Iterable[str] = (),
 ) -> Item:
-    """The item of a question with its answers.
+    """Return the item of a question with its answers.
 
     Args:
-        question: as the model is given it: raw, or with a template and lettered choices around it.
+        question: the question as the model sees it: raw, or with a template and lettered choices around it.
         right: the answers that count as right.
-        choices: all answers; empty where any text may answer.
-        delimiter: stands between the question and an answer in the prompt.
+        choices: all answers; empty if any text may be an answer.
+        delimiter: text between the question and an answer in the prompt.
         further: raw fields of the item that belong to the question, such as a passage.
     """
     stem, listed = _split_choices(question)
@@ -58,18 +57,18 @@ def question_item(
 
 
 def plain_item(task: str, number: int, texts: Sequence[str], parts: Sequence[str] = ()) -> Item:
-    """The item of texts that each give it away as they are: a passage, or the sentences of a pair."""
+    """Return the item of texts that each reveal it unchanged: a passage, or the sentences of a pair."""
     return Item(task, str(number), _distinct(texts), _distinct(parts), [])
 
 
 def raw_fields(row: Mapping[str, object], shown: Iterable[str]) -> list[str]:
-    """The strings of a record, at any depth, that the model is shown: their words stand in one of the texts `shown`."""
+    """Return the strings of a record, at any depth, shown to the model: their words occur in a text of `shown`."""
     texts = [f" {_words(text)} " for text in shown]
     return [field for field in _strings(row) if any(f" {_words(field)} " in text for text in texts)]
 
 
 def _split_choices(question: str) -> tuple[str, dict[str, str]]:
-    """A question without the choices that its last lines list, and these choices by their labels."""
+    """Return a question without the choices that its last lines list, and these choices by their labels."""
     lines = question.split("\n")
     listed: dict[str, str] = {}
     first = len(lines)
@@ -88,13 +87,13 @@ def _split_choices(question: str) -> tuple[str, dict[str, str]]:
 
 
 def _without_labels(text: str) -> list[str]:
-    """The lines of a text without labels such as `Question:`, and without the lines that are nothing else."""
+    """Return the lines of a text without labels such as `Question:`, and without lines that contain only a label."""
     lines = [line for line in text.split("\n") if line.strip() and not _BARE_LABEL.fullmatch(line)]
     return [line[match.end() :] if (match := _LABEL.match(line)) else line.strip() for line in lines]
 
 
 def _labelled(choices: Sequence[str], labels: str) -> list[str]:
-    """Choices with the labels A, B, C, … or 1, 2, 3, …"""
+    """Return the choices with the labels A, B, C, … or 1, 2, 3, …"""
     return [f"{chr(ord(labels[0]) + place)}. {choice}" for place, choice in enumerate(choices)]
 
 

@@ -1,5 +1,5 @@
-"""lm-eval's Hugging Face model, which reports to our run, scores the choices of one question together, and writes many
-answers at once."""
+"""lm-eval's Hugging Face model, which reports to this project's run, scores the choices of one question together, and
+writes many answers at once."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NO_SYSTEM = "the model's chat template refuses a system message: system_instruct
 
 
 class ReportingHFLM(HFLM):
-    """Reports each batch to the run instead of drawing bars.
+    """lm-eval's Hugging Face model that reports each batch to the run instead of drawing progress bars.
 
-    share: whether choices that follow one context are scored with it read once, and answers are written by
-    `evaluation/generation/decoding.py`; the rest is lm-eval's own way, to the last bit.
+    share: score choices that follow one context while reading it once, and write answers with
+    `evaluation/generation/decoding.py`; everything else is lm-eval's own method, bit for bit.
     """
 
     def __init__(self, run: Run, model: Any, tokenizer: Any, batch_size: int, share: bool = True) -> None:
@@ -46,24 +46,24 @@ class ReportingHFLM(HFLM):
         self._tokens = TokenCache(self)
         self.answers = AnswerLog()
         self._likelihoods: list[Instance] = []
-        """Those that `_loglikelihood_tokens` is asked for, in order; empty for windows of whole documents."""
+        """Requests that `_loglikelihood_tokens` receives, in order; empty for windows of whole documents."""
         self._prompts: list[str] = []
-        """Prompts of the batch whose answers are written."""
+        """Prompts of the batch being answered."""
         self._unfinished: set[str] = set()
         """Prompts whose answers reached their length limit."""
         self._without_numbers: set[str] = set()
-        """Prompts whose answers came of logits that are NaN."""
+        """Prompts whose answers came from NaN logits."""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As lm-eval does, with the template rendered in a process with bounds: it came with the model.
+        """Apply the template as lm-eval does, but in a process with bounds, as it comes with the model.
 
-        Raises StageError `bad_template` for one that takes too much memory or time.
+        Raises StageError `bad_template` for a template that takes too much memory or time.
         """
         with bounded(self._without_system if any(one["role"] == "system" for one in chat_history) else lambda: None):
             return str(super().apply_chat_template(chat_history, add_generation_prompt))
 
     def _without_system(self) -> None:
-        """lm-eval leaves the system's message out where the template refuses a conversation with one."""
+        """Record once that lm-eval omits the system message because the template refuses a conversation with one."""
         if not self.leaves_out_system:
             self.leaves_out_system = True
             self._run.event("no_system_message", NO_SYSTEM)
@@ -87,7 +87,7 @@ class ReportingHFLM(HFLM):
         self, requests: Sequence[Request], disable_tqdm: bool = True, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
         self._log_truncated(requests)
-        if self._scorer is None or override_bs is not None:  # the latter are windows of whole documents
+        if self._scorer is None or override_bs is not None:  # override_bs is set for windows of whole documents
             return list(super()._loglikelihood_tokens(list(requests), True, override_bs))
         rows, alone = rows_of(requests, min(self.max_length, self._scorer.longest))
         if rows and not self._scorer.usable(min(rows, key=lambda row: row.length)):
@@ -104,7 +104,7 @@ class ReportingHFLM(HFLM):
                 for number in numbers:
                     found[number] = answer
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-        # Rows of a batch share places, so that NaN of one may reach others, which are finite by themselves.
+        # Rows of a batch share places, so NaN in one row may spread to others that are finite on their own.
         if again := [number for number, answer in found.items() if math.isnan(answer[0])]:
             scored = super()._loglikelihood_tokens([requests[number] for number in again], True)
             found.update(zip(again, scored, strict=True))
@@ -120,7 +120,7 @@ class ReportingHFLM(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         self._done, self._requests = 0, len(requests)
         self._together = self._scorer is not None and self.backend == "causal"
-        # Those with the same options together, as lm-eval does; what is recorded of a prompt is then of one length.
+        # Group requests with the same options, as lm-eval does; a record of a prompt then has one length limit.
         groups: dict[str, list[int]] = {}
         for number, instance in enumerate(requests):
             groups.setdefault(repr(instance.args[1]), []).append(number)
@@ -136,7 +136,7 @@ class ReportingHFLM(HFLM):
         return [texts[number] for number in range(len(requests))]
 
     def _log_written(self, requests: Sequence[Instance]) -> None:
-        """Record items whose prompt was cut on the left, whose answer has no end, and whose logits were NaN."""
+        """Record items whose prompt was cut on the left, whose answer has no end, or whose logits were NaN."""
         longest = self.max_length
         if self.backend == "causal":
             longest -= normalize_gen_kwargs(requests[0].args[1], self.max_gen_toks)["max_gen_toks"]
@@ -152,7 +152,8 @@ class ReportingHFLM(HFLM):
         return max(TOGETHER, self.batch_size_per_gpu) if self._together else self.batch_size_per_gpu
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Together as each alone: lm-eval goes by the first of a batch in whether a start token is added to all."""
+        """Encode a batch with the result of encoding each text alone: lm-eval decides by the first text of a batch if
+        all of them get a start token."""
         self._prompts = list(strings)
         if not self._together or len(strings) == 1:
             found: tuple[torch.Tensor, torch.Tensor] = super().tok_batch_encode(strings, *args, **options)
@@ -220,7 +221,7 @@ class ReportingHFLM(HFLM):
         return torch.cat([context.cpu(), written], 1)
 
     def _log_ends(self, answers: Sequence[Sequence[int]], limit: int, stops: Sequence[str], wrong: set[int]) -> None:
-        """Record the prompts of the batch whose answers have `limit` tokens and no end. wrong: rows without numbers."""
+        """Record the prompts of the batch whose answers have `limit` tokens and no end. wrong: rows with NaN logits."""
         ends = end_ids(self.model)
         for row, (prompt, answer) in enumerate(zip(self._prompts, answers, strict=True)):
             if row in wrong:
@@ -232,6 +233,6 @@ class ReportingHFLM(HFLM):
 
     def _count(self, requests: int) -> None:
         self._run.stop_if_cancelled()
-        # Requests that share a context may be answered by one, so that the last batches may come early.
+        # Requests with a shared context may be answered by one row, so the last batches may come early.
         self._done = min(self._requests, self._done + requests)
         self._run.progress(self._done, self._requests, "requests")

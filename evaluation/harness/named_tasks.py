@@ -1,4 +1,4 @@
-"""lm-eval's own tasks, loaded by their names with data from a mirror, and where their few-shot examples come from."""
+"""lm-eval's own tasks, loaded by name with data from a mirror, and the source of their few-shot examples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evaluation.mirror.local import DataMissing, mirrored
 from infra.errors import Problem, StageError
 
 TASK_ERRORS = (KeyError, IndexError, ValueError, OSError, TypeError, DatasetGenerationError, TemplateError, YAMLError)
-"""What lm-eval and datasets raise for a task that they cannot read."""
+"""Errors that lm-eval and datasets raise for a task that they cannot read."""
 
 
 def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks") -> list[Any]:
-    """lm-eval's tasks and groups of these names, their data read from the mirror.
+    """Return lm-eval's tasks and groups of these names, with their data read from the mirror.
 
-    Raises StageError naming every one whose data are missing (`missing_task_data`, with what would put them there) or
-    that cannot be read (`bad_task`). ConfigError as `check_names`.
+    Raises StageError with a problem for each name whose data are missing (`missing_task_data`, with the command that
+    adds them) or that cannot be read (`bad_task`). Raises ConfigError as `check_names` does.
     """
     check_names(names, path)
     found: list[Any] = []
@@ -46,7 +46,7 @@ def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks")
 
 def _load(name: str) -> list[Any]:
     source = known_tasks()[name]
-    # A manager of everything takes seconds; a single task needs but the folder that it lies in.
+    # A manager of all tasks takes seconds; a single task needs only its own folder.
     manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
     if manager is None or name not in manager.all_subtasks:
         manager = TaskManager()
@@ -59,7 +59,7 @@ def _load(name: str) -> list[Any]:
 
 
 def _reader(group: str, missing: DataMissing, manager: TaskManager) -> str | None:
-    """A task of a group that reads the dataset which is missing: groups themselves are not mirrored."""
+    """Return a task of a group that reads the missing dataset: groups themselves are not mirrored."""
     reads = [
         name
         for name, entry in manager.task_index.items()
@@ -90,7 +90,8 @@ def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None)
 
 
 def set_shots(task: Any, shots: int | None, seed: int) -> None:
-    """As lm-eval's --num_fewshot: None leaves the task's own number, and a task whose YAML says 0 keeps 0."""
+    """Set the shots as lm-eval's --num_fewshot does: None keeps the task's own number, and a task whose YAML specifies
+    0 keeps 0."""
     if not hasattr(task, "own_shots"):
         task.own_shots = task.get_config("num_fewshot")
     if shots is not None and task.own_shots != 0:
@@ -101,10 +102,10 @@ def set_shots(task: Any, shots: int | None, seed: int) -> None:
 
 
 def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem | None:
-    """What keeps a task from being asked with so many shots; None if nothing does.
+    """Return the problem that keeps a task from `shots` shots; None if there is no problem.
 
-    Shots come from a split that is not scored: lm-eval itself falls back to the scored one, where an item may stand
-    solved before itself.
+    Shots come from a split that is not scored. lm-eval itself falls back to the scored split, where an item may appear
+    as a solved example before itself.
     """
     config, sampler = task.config, getattr(task, "sampler", None)
     if not shots or sampler is None or task.get_config("num_fewshot") == 0:

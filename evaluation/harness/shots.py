@@ -1,8 +1,7 @@
-"""Where the solved examples before a question come from: a file of their own, or rows of the task's file that are then
-not scored.
+"""Source of solved examples before a question: a separate file, or rows of the task's file that are not scored.
 
-lm-eval's own way out, where a task has no other split, is to draw them from the scored one: then what is scored depends
-on which of its neighbours stand solved before it, and a row that is there twice may stand solved before itself.
+lm-eval's own fallback, if a task has no other split, is to draw them from the scored split. The score then depends on
+the neighbours that appear as solved examples, and a row that occurs twice may appear as an example before itself.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from evaluation.harness.task_rows import task_rows
 from infra.errors import StageError, stage_error
 
 SHARE = 4
-"""At most every fourth row of a file is put aside."""
+"""At most one row in 4 of a file is set aside."""
 
 
 def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, where: str) -> dict[str, Any]:
-    """The keys of an lm-eval task config that say where shots come from, and which rows are scored.
+    """Return the keys of an lm-eval task config that define the source of shots and the scored rows.
 
-    task: one with a file (`as_file_task`), of a kind that takes shots. shots: as many as are asked for now.
-    rows_for_shots: how many rows of its file are put aside, unless it has `shots_path`. where: its place in the config.
-    Raises StageError: `no_shots` where there are fewer rows for shots; for `shots_path` what `check_rows` raises.
+    task: one with a file (`as_file_task`), of a kind that takes shots. shots: the number requested now. rows_for_shots:
+    number of rows of its file to set aside, unless it has `shots_path`. where: its place in the config.
+    Raises StageError: `no_shots` if there are fewer rows for shots; for `shots_path`, the errors of `check_rows`.
     """
     rows = _rows(task)
     spec: dict[str, Any] = {}
@@ -43,13 +42,13 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
     if len(found) < shots:
         raise _too_few(task, shots, len(found), len(rows), where)
     if found:
-        # The first keeps `process_docs`, which is about the scored rows, from the shots.
+        # `process_docs: None` keeps the function of the scored rows from being applied to the shots.
         spec["fewshot_config"] = {"process_docs": None, "samples": found}
     return spec
 
 
 def put_aside(rows: int, wanted: int) -> frozenset[int]:
-    """Numbers of the rows that are put aside: evenly over the file, whose parts may lie one after the other."""
+    """Return the numbers of the rows to set aside, evenly over the file, because its parts may follow one another."""
     count = min(wanted, rows // SHARE)
     return frozenset((2 * number + 1) * rows // (2 * count) for number in range(count))
 

@@ -1,4 +1,4 @@
-"""Benchmark files: which one a task reads, and a check line by line before a model is asked anything."""
+"""Benchmark files: the file that a task reads, and a check of each line before any model is asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.errors import stage_error
 
 
 def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
-    """A task of the project's own as the file task that it is; others as they are."""
+    """Return one of the project's own tasks as a file task; other tasks unchanged."""
     if task.kind != "project":
         return task
     path = str(DATA_DIR / f"{task.name}.jsonl")
@@ -21,7 +21,7 @@ def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
 
 
 def check_rows(task: BenchmarkTask) -> None:
-    """Raises StageError naming file, line and field of the first row that does not fit the task's kind."""
+    """Raise StageError naming file, line and field of the first row that does not fit the task's kind."""
     items = 0
     for place, row in task_rows(task):
         items += 1
@@ -34,7 +34,7 @@ def check_rows(task: BenchmarkTask) -> None:
 
 
 def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
-    """What the row lacks, in words; empty if it is as the kind wants it."""
+    """Return a description of what the row lacks; empty if the row fits the kind."""
     if task.kind == "multiple_choice":
         choices = row.get(task.choices)
         if not isinstance(row.get(task.query), str):

@@ -1,8 +1,8 @@
-"""lm-eval's tasks of one model as partitions, of which a cluster that `launch.ray` names asks several at once.
+"""lm-eval's tasks of one model as partitions, several of which a cluster named by `launch.ray` asks at once.
 
-Each worker reads the model from the store, which all machines see, and asks one task. Tasks do not share batches then,
-so that figures are those of one process but for rounding, to which the sums of a model are subject; a task that itself
-draws at random draws as it does where it is the only one.
+Each worker reads the model from the store, which all machines see, and asks one task. Tasks then share no batches, so
+the figures equal those of one process up to rounding, which affects a model's sums. A task that itself draws at random
+draws as it does when it is the only task.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 _FOUND = "found.pickle"
 _LAUNCH = {"device", "precision", "threads"}
-"""What of `launch:` bears on how a worker asks a model: a change of the rest leaves done partitions as they are."""
+"""Keys of `launch:` that affect how a worker asks a model; a change of other keys keeps finished partitions valid."""
 _Item = tuple[int, BenchmarksConfig, str, bool, LaunchConfig]
 
 
 def by_workers(config: BenchmarksConfig, run: Run) -> bool:
-    """Whether tasks are asked by the workers of `run.mapper`; a server of vLLM is this stage's own."""
+    """Return True if the workers of `run.mapper` ask the tasks; a vLLM server belongs to this stage alone."""
     return run.mapper is not None and config.engine == "own"
 
 
 def evaluate_tasks(
     config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, run: Run, *, own_shots: bool = True
 ) -> dict[str, Any]:
-    """`evaluation.harness.tasks.evaluate_model` of all tasks: here of `lm`, or without one by workers, of the model in
-    `folder`."""
+    """Run `evaluation.harness.tasks.evaluate_model` on all tasks: here with `lm`, or, if it is None, in workers with
+    the model in `folder`."""
     if lm is not None:
         from evaluation.harness.tasks import evaluate_model
 
         return evaluate_model(config, lm, run, own_shots=own_shots)
     launch = LaunchConfig(**run.launch.model_dump(include=_LAUNCH))
     items: list[_Item] = [(index, config, str(folder), own_shots, launch) for index in range(len(config.tasks))]
-    # A folder for each number of shots, so that an interrupted stage finds again what all of them found.
+    # One folder per number of shots, so that an interrupted stage finds all their results again.
     step = f"tasks_{config.num_fewshot}" + ("" if own_shots else "_alone")
     summaries = map_partitions(run, step, _evaluate_one, items, unit="tasks")
     for name, message in dict.fromkeys(tuple(event) for summary in summaries for event in summary["events"]):
@@ -71,7 +71,8 @@ def _evaluate_one(item: _Item, out: Path) -> dict[str, Any]:
 
 
 class _WorkersRun(Run):
-    """Tells how much of a partition is done, and keeps events for the stage to tell: a worker has no journal."""
+    """Run that reports the finished fraction of a partition, and keeps events for the stage to record, since a worker
+    has no journal."""
 
     def __init__(self, work_dir: Path, launch: LaunchConfig, out: Path) -> None:
         super().__init__(work_dir, launch)

@@ -1,4 +1,4 @@
-"""Rows of a benchmark's file, whatever its format, and the same as JSON Lines for lm-eval."""
+"""Rows of a benchmark's file in any format, and the same rows as JSON Lines for lm-eval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from infra.io.json import BadJson, parse_json
 def task_rows(task: BenchmarkTask, path: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, row) of every row of a task's file, or of its test split where `path` is a dataset's folder.
 
-    Cells of a CSV file that are to be a list or a number are read as such.
+    Cells of a CSV file that should be a list or a number are parsed.
 
     Args:
         task: one with a file (`as_file_task`).
@@ -44,8 +44,8 @@ def task_rows(task: BenchmarkTask, path: Path | None = None) -> Iterator[tuple[s
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The file itself, or the data files of a dataset's folder: its test split or, where it has none, the one for
-    validation."""
+    """Return the file itself, or the data files of a dataset's folder: its test split or, if there is none, its
+    validation split."""
     if not path.is_dir():
         return (path,)
     try:
@@ -83,7 +83,7 @@ def _parsed(cell: str) -> Any:
 
 
 def json_lines_of(task: BenchmarkTask, folder: Path) -> Path:
-    """The task's file if it is JSON Lines, else a file in `folder` with the same rows as JSON Lines."""
+    """Return the task's file if it is JSON Lines, otherwise a file in `folder` with the same rows as JSON Lines."""
     path = Path(str(task.path))
     if path.is_file() and named_format(path) in ("jsonl", "text") and not is_list(path):
         return path

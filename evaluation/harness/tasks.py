@@ -1,4 +1,4 @@
-"""Where a pipeline's benchmarks call lm-eval: our tasks in its format, data sets kept with the run, its output off."""
+"""A pipeline's benchmarks in lm-eval: tasks in its format, data sets kept with the run, its output silenced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from infra.errors import StageError, StemmaError, stage_error
 from infra.run import Run
 
 BOOTSTRAP_ITERATIONS = 1000
-"""For lm-eval metrics without a closed-form standard error, such as perplexity."""
+"""Iterations for lm-eval metrics without a closed-form standard error, such as perplexity."""
 
 
 def evaluate_model(
@@ -52,10 +52,10 @@ def evaluate_model(
     own_shots: bool = True,
     only: int | None = None,
 ) -> dict[str, Any]:
-    """lm-eval's own results for a model: results, configs, samples, versions; and `answers` of an `AnswerLog`.
+    """Return lm-eval's own results for a model: results, configs, samples, versions; and `answers` of an `AnswerLog`.
 
-    prefix: stands before every question. share: see `ReportingHFLM`. own_shots: whether with `num_fewshot: 0` a task
-    keeps the number that its YAML gives. only: the number of the one task that is asked; None for all.
+    prefix: text before every question. share: see `ReportingHFLM`. own_shots: with `num_fewshot: 0`, let a task keep
+    the number in its YAML. only: number of the one task to ask; None for all.
     Raises StageError naming the task whose file lm-eval cannot read.
     """
     device = torch.device("cpu") if isinstance(lm, VllmLM) else lm.device
@@ -98,8 +98,8 @@ def evaluate_model(
 
 
 def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None) -> Iterator[Item]:
-    """Every item of a task or group in lm-eval's own YAML. Raises StageError naming the task whose file lm-eval cannot
-    read."""
+    """Yield every item of a task or group in lm-eval's own YAML. Raises StageError naming the task whose file lm-eval
+    cannot read."""
     with quiet(run.event), own_cache(run.work_dir / "datasets"):
         tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
         for name, found in sorted(tasks.items()):
@@ -110,13 +110,13 @@ def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = 
 
 
 def _item(name: str, number: int, task: Any, row: Any) -> Item:
-    """An item, from what lm-eval makes of its record and from the record itself; a target may be a choice's number or a
-    list."""
+    """Return an item, built from lm-eval's reading of its record and from the record itself; a target may be a choice's
+    number or a list."""
     question, target = task.doc_to_text(row), task.doc_to_target(row)
     choices = list(map(str, task.doc_to_choice(row))) if task.config.doc_to_choice is not None else []
     searched = _decontamination_query(task, row)
     if isinstance(question, int):
-        # As in WinoGrande: the choices are contexts, and one ending follows each.
+        # WinoGrande, for example: the choices are contexts, and the same ending follows each.
         texts = [f"{choice} {target}" for choice in choices]
         return plain_item(name, number, texts, [*choices, str(target), *searched, *raw_fields(row, texts)])
     targets = target if isinstance(target, list) else [target]
@@ -127,7 +127,7 @@ def _item(name: str, number: int, task: Any, row: Any) -> Item:
 
 
 def _decontamination_query(task: Any, row: Any) -> list[str]:
-    """What the task's YAML names as the text to search for, in a list; empty where it names none or the prompt itself.
+    """Return a list with the search text that the task's YAML names; empty if it names none or the prompt itself.
 
     lm-eval's own method of this name raises SyntaxError for a template.
     """
@@ -140,7 +140,7 @@ def _decontamination_query(task: Any, row: Any) -> list[str]:
 
 
 def _set_fewshot(task: Any, config: BenchmarksConfig, own_shots: bool = True) -> None:
-    """As lm-eval's --num_fewshot: a task whose own YAML says 0 keeps 0."""
+    """Set the shots as lm-eval's --num_fewshot does: a task whose own YAML specifies 0 keeps 0."""
     own = task.get_config("num_fewshot")
     if own is None or (own != 0 and (config.num_fewshot or not own_shots)):
         task.set_config(key="num_fewshot", value=config.num_fewshot)
@@ -150,10 +150,10 @@ def _set_fewshot(task: Any, config: BenchmarksConfig, own_shots: bool = True) ->
 def task_spec(
     task: BenchmarkTask, num_fewshot: int = 0, rows_for_shots: int | None = None, where: str = "tasks"
 ) -> dict[str, Any]:
-    """A task of the project's own, or of a declared file, as an lm-eval task config.
+    """Return one of the project's own tasks, or a task of a declared file, as an lm-eval task config.
 
-    rows_for_shots: how many rows of its file are put aside and not scored; see `evaluation.harness.shots`. where: its
-    place in the config, for errors. Raises StageError as `shots_spec`.
+    rows_for_shots: number of rows of its file that are set aside and not scored; see `evaluation.harness.shots`. where:
+    its place in the config, for errors. Raises StageError as `shots_spec` does.
     """
     task = as_file_task(task)
     spec: dict[str, Any] = {
@@ -168,11 +168,11 @@ def task_spec(
         spec |= shots_spec(task, num_fewshot, rows_for_shots, where)
     if task.kind == "multiple_choice":
         spec["metric_list"].append({"metric": "acc_norm", "aggregation": "mean", "higher_is_better": True})
-        # lm-eval has one for all items; where they differ, each choice brings its own.
+        # lm-eval has one delimiter for all items; if they differ, each choice contains its own.
         delimiter = common_delimiter(task, (row for _, row in task_rows(task)))
         return spec | ({} if delimiter == SPACE else {"target_delimiter": delimiter or ""}) | {
             "output_type": "multiple_choice",
-            # lm-eval takes what a template makes for a number where it is one; a field it takes as it is.
+            # lm-eval turns a template's result into a number if it looks like one; a field stays unchanged.
             "doc_to_text": _jinja(task.query) + task.query_suffix if task.query_suffix else task.query,
             "doc_to_choice": task.choices if delimiter is not None else partial(delimited_choices, task),
             "doc_to_target": task.gold,
@@ -193,13 +193,13 @@ def task_spec(
             "doc_to_text": "",
             "doc_to_target": task.text,  # as a template, lm-eval takes a document such as [1, 2] for a list
             "metric_list": [{"metric": name} for name in measures],
-            "num_fewshot": 0,  # nothing stands before a document
+            "num_fewshot": 0,  # no text precedes a document
         }
     return spec | {
         "output_type": "loglikelihood",
         # lm-eval takes a space at the end of a context as the beginning of what follows, so that this is its
-        # lambada_openai, unless the file splits context and continuation itself. No templates: it takes what looks
-        # like a list for one.
+        # lambada_openai, unless the file splits context and continuation itself. No templates: lm-eval parses text that
+        # looks like a list as a list.
         "doc_to_text": lambda row: "".join(cloze_parts(task, row)[:2]),
         "doc_to_target": lambda row: cloze_parts(task, row)[2],
         "target_delimiter": "",
@@ -218,8 +218,11 @@ def _load(
     rows_for_shots: int | None = None,
     limit: int | None = None,
 ) -> list[Any]:
-    """The lm-eval tasks or groups of one entry of the config, their data read, and of a YAML every prompt made once.
-    limit: items of each that will be asked."""
+    """Return the lm-eval tasks or groups of one entry of the config, with their data read; for a YAML, every prompt is
+    built once as a check.
+
+    limit: items of each that will be asked.
+    """
     if task.built_in:
         return load_named([task.name], mirror, f"benchmarks.tasks.{index}")
     if task.kind not in {"project", "lm_eval"}:
@@ -248,7 +251,7 @@ def _load(
 
 def _load_from_yaml(task: BenchmarkTask) -> list[Any]:
     path = Path(str(task.path))
-    lm_eval_files(path)  # raises where the YAML leads out of its folder
+    lm_eval_files(path)  # raises if the YAML leads out of its folder
     manager = TaskManager(include_path=path if path.is_dir() else path.parent, include_defaults=False)
     if task.name not in manager.task_index:
         raise ValueError(f"it defines {', '.join(manager.all_tasks) or 'no tasks'}")
@@ -265,7 +268,7 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def own_cache(folder: Path) -> Iterator[None]:
-    """Keeps prepared data sets with the run's unfinished work instead of the user's home, as they are written."""
+    """Keep prepared data sets with the run's unfinished work instead of the user's home, with dates as written."""
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = folder
     try:
@@ -277,7 +280,7 @@ def own_cache(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiled_once() -> Iterator[None]:
-    """lm-eval compiles the templates of a task anew for each of its items, several times, 0.3 ms each."""
+    """Cache compiled templates. lm-eval compiles a task's templates several times for each item, 0.3 ms each."""
     environment = lm_eval.utils.env
     compiled = environment.from_string
     environment.from_string = functools.lru_cache(maxsize=1024)(compiled)
@@ -288,7 +291,8 @@ def compiled_once() -> Iterator[None]:
 
 
 class WarningLog(logging.Handler):
-    """Passes on each warning of lm-eval once, and at its end how many more there were that differ in numbers alone."""
+    """Handler that passes on each warning of lm-eval once, and at the end the number of further warnings that differ
+    only in numbers."""
 
     def __init__(self, event: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -313,23 +317,23 @@ class WarningLog(logging.Handler):
 
 
 _OUR_WAY = ("`pretrained` model kwarg is not of type `str`", "Passed an already-initialized model through `pretrained`")
-"""Beginnings of warnings about how this project calls lm-eval, which say nothing of a task or model."""
+"""Beginnings of warnings about how this project calls lm-eval, which are unrelated to a task or model."""
 
 
 @contextlib.contextmanager
 def quiet(event: Callable[[str, str], None] | None = None) -> Iterator[None]:
-    """lm-eval and datasets print bars, warnings and whole configs; errors still come as exceptions.
+    """Silence lm-eval and datasets, which print bars, warnings and whole configs; errors are still raised.
 
-    Templates are compiled once meanwhile.
+    Templates are compiled once inside the block.
 
     Args:
-        event: gets the name `lm_eval_warning` and the message of each warning of lm-eval, as `Run.event` does; None
-            drops them.
+        event: called with the name `lm_eval_warning` and the message of each warning of lm-eval, as `Run.event` is;
+            None drops them.
     """
     names = ("lm_eval", "datasets", "transformers")
     levels = {name: logging.getLogger(name).level for name in names}
     multiprocess = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"  # lm-eval's bootstrap would start a process a core
+    os.environ["DISABLE_MULTIPROC"] = "1"  # lm-eval's bootstrap would start one process per core
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
     logger, warnings = logging.getLogger("lm_eval"), WarningLog(event) if event else None

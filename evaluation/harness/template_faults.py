@@ -1,4 +1,4 @@
-"""Faults of the templates and functions of a task in YAML: named with item and field in place of a traceback."""
+"""Faults in the templates and functions of a YAML task, reported with item and field instead of a traceback."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FIELDS = (
     "process_docs", "process_results",
 )  # fmt: skip
 SHOWN = 100
-"""Characters of an item, and of what a template gave, in a message."""
+"""Characters of an item, and of a template's result, in a message."""
 
 
 def check_items(task: Any, where: str, limit: int | None = None) -> None:
-    """Make the prompt, the choices and the target of every item that will be asked.
+    """Build the prompt, the choices and the target of every item that will be asked.
 
     Args:
         task: a ConfigurableTask of lm-eval.
@@ -27,8 +27,8 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
         limit: items that will be asked; None for all.
 
     Raises:
-        StageError: `bad_task` naming item and field of the first that a template or function cannot make, of an empty
-            choice, and of a target that is no choice's number.
+        StageError: `bad_task` naming item and field of the first item that a template or function cannot build, that
+            has an empty choice, or whose target is not the number of a choice.
     """
     name = task.config.task
     for number, row in enumerate(task.eval_docs, 1):
@@ -44,7 +44,7 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
             raise _bad(name, where, number, row, "doc_to_choice", f"expected a list of choices, found {choices!r:.100}")
         if empty := [place for place, one in enumerate(choices, 1) if not str(one)]:
             raise _bad(name, where, number, row, "doc_to_choice", f"choice {empty[0]} of {len(choices)} is empty")
-        # In tasks such as WinoGrande the question is the number, and the target a text.
+        # In tasks such as WinoGrande, the question is the number and the target is a text.
         key, index = ("doc_to_text", question) if isinstance(question, int) else ("doc_to_target", target)
         if isinstance(index, int) and not -len(choices) <= index < len(choices):
             message = f"expected the number of a choice, from 0 to {len(choices) - 1}, found {index}"
@@ -53,12 +53,12 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
 
 @contextlib.contextmanager
 def named(task: str, where: str, number: int = 0) -> Iterator[None]:
-    """Raise StageError `bad_task` in place of what a template or function of a task raises inside the block.
+    """Raise StageError `bad_task` for an exception of a template or function of a task inside the block.
 
     Args:
-        task: its name; "" where it is seen from the fault.
+        task: its name; "" to take it from the fault.
         where: place of the task in the config.
-        number: item, from 1; 0 where it is seen from the fault.
+        number: item, from 1; 0 to take it from the fault.
     """
     try:
         yield
@@ -79,10 +79,10 @@ def named(task: str, where: str, number: int = 0) -> Iterator[None]:
 
 
 def _fault(error: Exception) -> tuple[str, str, Any, int] | None:
-    """The task, the field whose template or function failed, the item, and its number, 0 where that is not known; None
-    for any other fault."""
+    """Return the task, the field whose template or function failed, the item, and its number, which is 0 if unknown;
+    None for any other fault."""
     found: tuple[str, str, Any, int] | None = None
-    # lm-eval tries the first item as it loads a task.
+    # lm-eval tries the first item while loading a task.
     number = 0
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code, local = frame.f_code, frame.f_locals

@@ -1,4 +1,4 @@
-"""Datasets of JSON as they are written: a text that looks like a date stays a text."""
+"""JSON datasets without date conversion: a text that looks like a date stays a text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow.json
 
 @contextlib.contextmanager
 def dates_as_text() -> Iterator[None]:
-    """Inside the block `datasets` reads "1900-12-31" in JSON as that text.
+    """Make `datasets` read "1900-12-31" in JSON as text inside the block.
 
-    pyarrow makes timestamps of a column of ISO dates, which a template then writes as "1900-12-31 00:00:00".
+    pyarrow turns a column of ISO dates into timestamps, which a template then writes as "1900-12-31 00:00:00".
     """
     from datasets.packaged_modules.json import json as reader
 
@@ -45,7 +45,7 @@ def dates_as_text() -> Iterator[None]:
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
-    """A type with text in place of points in time, at any depth."""
+    """Return a type with text in place of points in time, at any depth."""
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         return pa.string()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -1,6 +1,6 @@
-"""lm-eval's questions, answered by a server of vLLM as lm-eval's Hugging Face model would answer them.
+"""lm-eval's questions, answered by a vLLM server as lm-eval's Hugging Face model would answer them.
 
-Texts become tokens as there, by the same code; only what is computed from them is vLLM's.
+The same code turns texts into tokens; only the computation on them is vLLM's.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TAKEN = {"do_sample", "temperature", "top_p", "top_k"}
 
 
 class VllmLM(ReportingHFLM):
-    """lm-eval's model of a folder that a server has loaded. Its longest input is two tokens shorter than there: vLLM
-    always writes one, and takes no token more than the model has positions for."""
+    """lm-eval's model for a folder that a server has loaded. Its longest input is two tokens shorter than that of the
+    Hugging Face model: vLLM always writes one token, and accepts no more tokens than the model has positions."""
 
     def __init__(self, run: Run, server: Vllm, model: Any, tokenizer: Any) -> None:
-        """model: without weights, for its config alone."""
+        """model: without weights, used only for its config."""
         super().__init__(run, model, tokenizer, 1, share=False)
         self._server = server
         unused = getattr(model.generation_config, "suppress_tokens", None)
@@ -53,7 +53,7 @@ class VllmLM(ReportingHFLM):
             told = choice["prompt_logprobs"][-len(requests[number][2]) :]
             ids = asked[number][-len(told) :]
             each = [(one or {}).get(str(token), {}) for one, token in zip(told, ids, strict=True)]
-            # A likelihood that is no number comes as null.
+            # A likelihood that is NaN is sent as null.
             numbers = [math.nan if (value := one.get("logprob")) is None else value for one in each]
             answer = sum(numbers), all(one.get("rank") == 1 for one in each)
             self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
@@ -86,7 +86,7 @@ class VllmLM(ReportingHFLM):
         for number, choice in enumerate(self._answered(questions)):
             if choice.get("finish_reason") == "length":
                 self.answers.add("truncated", requests[number])
-            # Its text lacks the bytes of a character that was not written to its end.
+            # vLLM's text lacks the bytes of a character that was not completed.
             text = postprocess_generated_text(self.tok_decode(choice["token_ids"]), stops[number], None)
             self.cache_hook.add_partial("generate_until", requests[number].args, text)
             texts.append(text)
@@ -101,8 +101,8 @@ class VllmLM(ReportingHFLM):
 
 @contextmanager
 def served(folder: Path, run: Run) -> Iterator[VllmLM]:
-    """lm-eval's model of a folder, with a server of vLLM (`launch.vllm`) that ends with the block; in fp32 on a CPU,
-    else as `launch` says. Raises StageError as `infra.servers.vllm.Vllm` does."""
+    """Yield lm-eval's model for a folder, with a vLLM server (`launch.vllm`) that ends with the block: in fp32 on a
+    CPU, otherwise as `launch` specifies. Raises StageError as `infra.servers.vllm.Vllm` does."""
     tokenizer = load_pretrained_tokenizer(folder)
     model = load_pretrained_shape(AutoModelForCausalLM, folder)
     dtype = dtype_of(run)

@@ -1,4 +1,4 @@
-"""Benchmark data kept on the local disk as the hub lays them out, so that lm-eval's tasks run offline.
+"""Benchmark data on the local disk in the hub's layout, so that lm-eval's tasks run offline.
 
 Public: `local` (reads a mirror), `writer` (fills one).
 """

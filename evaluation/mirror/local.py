@@ -3,9 +3,9 @@
     MIRROR/allenai/ai2_arc/README.md               what the hub calls a dataset card: its configs and their files
     MIRROR/allenai/ai2_arc/ARC-Easy/test.parquet
 
-Each folder is laid out as on the hub, so what `hf download --repo-type dataset` fetched can be put there as it is, and
+Each folder has the hub's layout. The output of `hf download --repo-type dataset` can be put there unchanged, and
 lm-eval's own command line finds the same data when it is started inside MIRROR. A task's definition (prompt, metric,
-version) stays lm-eval's; only where `datasets.load_dataset` looks is another.
+version) stays lm-eval's; only the place where `datasets.load_dataset` looks changes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from corpus.readers.hub import check_dataset
 from evaluation.mirror import checker_data
 
 _FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text"})
-"""What a task's `dataset_path` says when it names local files itself."""
+"""Values of a task's `dataset_path` if the task names local files itself."""
 
 
 class DataMissing(Exception):
-    """A task's data are not in the mirror. place: where they were looked for. task: what reads them, where known."""
+    """Raised if a task's data are not in the mirror. place: expected location. task: their reader, if known."""
 
     def __init__(self, place: Path, dataset: str, name: str | None) -> None:
         super().__init__(f"{dataset}{f' ({name})' if name else ''} is not in {place}")
@@ -34,7 +34,7 @@ class DataMissing(Exception):
 
 
 class Splits(datasets.DatasetDict):
-    """A dataset's splits; one that the mirror lacks is empty, so that a task can be asked without shots from it."""
+    """Splits of a dataset; a split that the mirror lacks is empty, so a task can be asked without shots from it."""
 
     def __missing__(self, split: str) -> datasets.Dataset:
         any_split: datasets.Dataset = next(iter(self.values()))
@@ -43,9 +43,9 @@ class Splits(datasets.DatasetDict):
 
 @contextlib.contextmanager
 def mirrored(mirror: Path | None) -> Iterator[None]:
-    """Inside the block tasks read their data from `mirror`; nothing is fetched. None is a mirror that has nothing.
+    """Make tasks read their data from `mirror` inside the block; nothing is fetched. None is an empty mirror.
 
-    Loading a task whose data are missing raises DataMissing; one whose folder leads elsewhere StageError
+    Loading a task whose data are missing raises DataMissing; if its folder leads elsewhere, it raises StageError
     `unsafe_file`.
     """
     checker_data.offer()
@@ -74,5 +74,5 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is said about the hub alone."""
+    """Return the options without those that apply only to the hub."""
     return {key: value for key, value in options.items() if key not in {"trust_remote_code", "revision", "token"}}

@@ -1,4 +1,4 @@
-"""Reads the rows of a benchmark from whatever files a person has: which file is which split, and what is in it."""
+"""Rows of a benchmark from a user's files of any format: the split of each file, and its contents."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _QUOTED = re.compile('"(?:[^"]|"")*"')
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
+    """Return the rows of a file of JSON lines, JSON (a list), CSV, TSV, Parquet or WikiText's raw text; .gz too.
 
     Raises StageError: `missing_source`, `corrupt_file` naming file and line, `empty_source`, and `too_big` for a file
-    that holds far more than its size on disk (`infra.io.bounded`).
+    that expands far beyond its size on disk (`infra.io.bounded`).
     """
     if not path.is_file():
         raise stage_error("missing_source", str(path), "no such file")
@@ -66,7 +66,7 @@ def _from_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
-    # As Python's text mode does.
+    # Normalize line ends as Python's text mode does.
     text = read_expanded(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     if kind in (".csv", ".tsv"):
         return _table(path, text, "\t" if kind == ".tsv" else ",")
@@ -88,8 +88,8 @@ def _from_text(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _table(path: Path, text: str, delimiter: str) -> list[dict[str, Any]]:
-    """The rows of a table whose first line names its columns. In most TSV files a quote is a character like any other,
-    and would else take in the lines up to the next one."""
+    """Return the rows of a table whose first line names its columns. In most TSV files a quote is an ordinary
+    character; treated as a quote, it would swallow the lines up to the next one."""
     lines = [line.split(delimiter) for line in text.split("\n") if line]
     is_plain = delimiter == "\t" and all(len(line) == len(lines[0]) for line in lines)
     if is_plain and any(one.startswith('"') and not _QUOTED.fullmatch(one) for line in lines for one in line):
@@ -116,12 +116,12 @@ def _objects(path: Path, rows: Any) -> list[dict[str, Any]]:
 def find_files(
     source: Path, task: str, config: str | None, scored: str, names: Sequence[str] = ()
 ) -> Mapping[str, list[Path]]:
-    """The files of each split under `source`, a file or a folder.
+    """Return the files of each split under `source`, a file or a folder.
 
-    In a folder they are those whose names say a split (test.jsonl, train-00000-of-00002.parquet), in a subfolder called
-    like the dataset's config first; else the one file, wherever it lies, that is called like the task or one of
-    `names`: it is the scored split. Raises StageError `missing_source` saying what was looked for, `unsafe_file` for a
-    link that leads out of the folder.
+    In a folder, files match if their names contain a split (test.jsonl, train-00000-of-00002.parquet); a subfolder
+    named after the dataset's config is searched first. Otherwise the single file at any depth that is named after the
+    task or one of `names` is the scored split. Raises StageError `missing_source` naming the expected files,
+    `unsafe_file` for a link that leads out of the folder.
     """
     if source.is_file():
         return {split_in(source) or scored: [source]}
@@ -149,7 +149,7 @@ def find_files(
 
 
 def split_in(path: Path) -> str | None:
-    """The split that a file's name says: `validation` of hellaswag_val.jsonl; None where it says none."""
+    """Return the split in a file's name: `validation` for hellaswag_val.jsonl; None if there is none."""
     words = re.split(r"[^a-z]+", path.name.lower().split(".")[0])
     return next((_SPLITS[word] for word in words if word in _SPLITS), None)
 

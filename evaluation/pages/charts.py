@@ -16,14 +16,14 @@ from evaluation.pages.words import compact
 Point = tuple[float, float]
 MAX_POINTS = 400
 ROW_CHARACTER, MARK_CHARACTER = 7.2, 6.6
-"""Room for a character of the labels beside a drawing, where a phone's style does not enlarge them."""
+"""Width per character of the labels next to a drawing, unless a phone's style enlarges them."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A series (x, y) with its label; `style` is a class of the style sheet: train, validation, base, sft, rlhf.
 
-    joined: whether a line runs through the points; without, each is a dot alone.
+    joined: draw a line through the points; if False, each is a separate dot.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line that stands for a baseline."""
+    """A horizontal line for a baseline."""
 
     label: str
     value: float
@@ -54,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """One line of an interval plot: marks of several models, and what guessing or indifference would give."""
+    """One line of an interval plot: marks of several models, and the value of guessing or indifference."""
 
     label: str
     marks: Sequence[Mark] = field(default_factory=tuple)
@@ -62,7 +62,7 @@ class IntervalRow:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that span [low, high]: steps of 1, 2 or 5 times a power of ten."""
+    """Return round numbers that span [low, high]: steps of 1, 2 or 5 times a power of ten."""
     if high <= low:
         high = low + 1
     raw = (high - low) / max(1, count)
@@ -74,7 +74,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MAX_POINTS points, each the mean of as many neighbours: a long run is no heavier than a short one."""
+    """Return at most MAX_POINTS points, each the mean of an equal number of neighbours, so that the drawing of a long
+    run is no larger than that of a short one."""
     if len(points) <= MAX_POINTS:
         return list(points)
     width = math.ceil(len(points) / MAX_POINTS)
@@ -83,7 +84,7 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], half_life: float) -> list[Point]:
-    """The exponential moving mean over steps, corrected for its start."""
+    """Return the exponential moving mean over steps, corrected for its start."""
     keep = 0.5 ** (1 / max(half_life, 1e-9))
     mean, weight, out = 0.0, 0.0, []
     for x, y in points:
@@ -106,18 +107,18 @@ def line_chart(
     y_format: Callable[[float], str] = compact,
     from_zero: bool = False,
 ) -> Markup:
-    """Lines over steps; `marks` (step, what happened) are vertical. Empty without a single point."""
+    """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point."""
     drawn = [(line, thinned(line.points)) for line in lines if line.points]
     if not drawn:
         return Markup("")
     xs = [x for _, points in drawn for x, _ in points]
-    # Noise of single batches must not set the scale: it is cut at the 1st and 99th hundredth, but never for the rest.
+    # Noise of single batches (faint lines) must not set the scale.
     ys = sorted(y for line, points in drawn for _, y in points if not line.faint)
     ys = ys or sorted(y for _, points in drawn for _, y in points)
     ys += [level.value for level in levels]
     y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys), 5)
     x_ticks = [tick for tick in ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
-    # Digits are up to 8 wide where a phone's style enlarges them.
+    # Digits are up to 8 wide if a phone's style enlarges them.
     left = max(52, 12 + 8 * max(len(y_format(tick)) for tick in y_ticks))
     right, top, bottom = 12, 26, 34
     y_low, y_high = y_ticks[0], y_ticks[-1]
@@ -164,7 +165,7 @@ def line_chart(
                 f"<title>{escape(f'{line.label}: {y_format(value)} at {x_format(step)}')}</title></circle>"
                 for step, value in points
             ]
-    for level in levels:  # last, so that no line runs through what it says
+    for level in levels:  # last, so that no line crosses its label
         text = f"{level.label} {y_format(level.value)}"
         place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
         parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
@@ -180,7 +181,8 @@ def interval_plot(
     width: int = 900,
     reference_label: str = "",
 ) -> Markup:
-    """Estimates with whiskers, a row a task or category, a colour a model; a dashed line where guessing would be."""
+    """Draw estimates with whiskers, one row per task or category, one colour per model, and guessing as a dashed
+    line."""
     rows = [row for row in rows if row.marks]
     if not rows:
         return Markup("")
@@ -191,7 +193,7 @@ def interval_plot(
     top, bottom, step, gap = 6, 26, 18, 12
     names = [row.label for row in rows]
     left = min(max(150, 24 + math.ceil(ROW_CHARACTER * max(map(len, names)))), width // 3)
-    # Before a mark's value stands its name, of which it has to leave room for the value.
+    # A mark's name precedes its value, so the name has to leave room for the value.
     values = max(len(value_format(mark.value)) for row in rows for mark in row.marks)
     longest = max(len(mark.label) for row in rows for mark in row.marks)
     right = min(max(90, 16 + math.ceil(MARK_CHARACTER * (longest + 1 + values))), width // 4)
@@ -239,7 +241,7 @@ def _whisker(
     value_format: Callable[[float], str],
     of_name: int,
 ) -> str:
-    """A mark with its interval. at: the place of its label, of whose name so many characters are shown."""
+    """Return a mark with its interval. at: the place of its label. of_name: number of characters shown of its name."""
     label_x, y = at
     message = f"{mark.label}: {value_format(mark.value)}"
     parts = []
@@ -273,7 +275,7 @@ def bar_chart(
     width: int = 520,
     label_width: int = 150,
 ) -> Markup:
-    """Rows of bars below one another, each with its value at its end. Empty without a row."""
+    """Draw rows of bars below one another, each with its value at its end. Empty without a row."""
     if not rows:
         return Markup("")
     thick, gap, right = 13, 9, 74
@@ -300,7 +302,7 @@ def bar_chart(
     return Markup("".join([*parts, "</svg>"]))
 
 
-# An embedded picture is as light or dark as the page around it says that it is (`color-scheme`).
+# An embedded picture follows the light or dark scheme of the surrounding page (`color-scheme`).
 STYLE = """
 svg{--plate:#fff;--ink:#5b6470;--grid:#eceef0;--level:#8a94a0;--train:#3b5bdb;--validation:#0f9d7a}
 @media (prefers-color-scheme:dark){svg{--plate:#1a1d21;--ink:#a3acb6;--grid:#2a2f35;--level:#78828d;--train:#8ba3ff;
@@ -316,7 +318,7 @@ LEGEND_HEIGHT = 20
 
 
 def data_uri(svg: str, legend: Sequence[tuple[str, str]] = ()) -> str:
-    """`data:image/svg+xml;base64,…` of an inline drawing of this file, with its legend (label, style) below it."""
+    """Return `data:image/svg+xml;base64,…` of a drawing of this module, with its legend (label, style) below it."""
     frame = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
     assert frame, "a drawing of this file"
     width, height = map(int, frame.groups())

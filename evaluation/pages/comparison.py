@@ -1,4 +1,4 @@
-"""The page of a comparison: what differs, figures side by side, paired differences, and the curves in one drawing."""
+"""The page of a comparison: settings that differ, figures side by side, paired differences, and overlaid curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS_OPEN = 30
 
 
 class Curve(NamedTuple):
-    """A metric of a stage that is drawn; smoothed where it is measured on one batch alone."""
+    """A metric of a stage to draw; smoothed if it is measured on one batch only."""
 
     metric: str
     title: str
@@ -46,13 +46,13 @@ CURVES: dict[str, Sequence[Curve]] = {
         Curve("rlhf/kl", "distance from the start", "KL (nats an answer)"),
     ),
 }
-"""What is drawn of the steps of a stage."""
+"""Curves that are drawn for the steps of a stage."""
 
 
 def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Sequence[Mapping[str, Artifact]]) -> str:
-    """The HTML of a comparison.
+    """Return the HTML of a comparison.
 
-    document: of `flows.compare.compare`. names: what each is called, in its order. steps: of each the finished steps.
+    document: of `flows.compare.compare`. names: display names, in its order. steps: finished steps of each.
     """
     styles = [STYLES[place % len(STYLES)] for place in range(len(names))]
     known = [one["name"] for one in document["compared"]]
@@ -133,7 +133,7 @@ def _change(of: Interval, unit: str) -> str:
 
 
 def _figures(document: Mapping[str, Any], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Section:
-    """Figures that differ; mean and spread over seeds take a column each."""
+    """Return the figures that differ; mean and spread over seeds take one column each."""
     single = [place for place in range(len(names)) if not any(place in group for group in groups)]
     columns = ["", *(f"{names[group[0]]} and {len(group) - 1} more" for group in groups), *(names[i] for i in single)]
     rows = []
@@ -155,12 +155,12 @@ def _figures(document: Mapping[str, Any], names: Sequence[str], groups: Sequence
 
 
 def differs(values: Sequence[float | None]) -> bool:
-    """Whether two of the values that are known are not the same."""
+    """Return True if two of the known values differ."""
     return len({value for value in values if value is not None}) > 1
 
 
 def number_with_bounds(value: float | None, bounds: Sequence[float] | None) -> str:
-    """`4.312 (4.281 to 4.343)`; a dash for None."""
+    """Return `4.312 (4.281 to 4.343)`; a dash for None."""
     if value is None:
         return "–"
     if bounds:
@@ -203,7 +203,7 @@ def _overlaid(
     styles: Sequence[str],
     groups: Sequence[Sequence[int]],
 ) -> Figure | None:
-    """The curves of one step; those that share an artifact are one line, those that differ in seeds have their mean."""
+    """Draw the curves of one step; those that share an artifact are one line, seeds of one setting get their mean."""
     lines, legend, ends = [], [], []
     left = {folder: places for folder, (places, _) in drawn.items()}
     for group in groups:
@@ -235,7 +235,7 @@ def _shown(curve: Curve, points: list[Point]) -> list[Point]:
 
 
 def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean over curves at the steps that all of them have."""
+    """Return the mean over curves at the steps that all of them have."""
     by_step = [dict(points) for points in curves]
     common = set.intersection(*(set(one) for one in by_step))
     return [(step, fmean(one[step] for one in by_step)) for step in sorted(common)]

@@ -17,7 +17,7 @@ from infra.store.branches import Branch
 MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
-"""Nodes; a picture of more is unreadable."""
+"""Most nodes of a picture; one with more is unreadable."""
 NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
 SWEEPS = 12
 
@@ -35,10 +35,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """From an input to what was made of it.
+    """From an input to an artifact that was made from it.
 
-    requires: it had to exist, but its bytes do not bear on the result. state: the state of its training that the target
-    goes on from, in words; empty where the artifact itself was read.
+    requires: the input had to exist, but its bytes do not affect the result. state: the state of the source's training
+    from which the target continues, in words; empty if the artifact itself was read.
     """
 
     source: str
@@ -48,11 +48,11 @@ class Edge:
 
 
 def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
-    """The edges between the artifacts, found by address in their manifests."""
+    """Return the edges between the artifacts, found by address in their manifests."""
     by_address: dict[tuple[str, str], str] = {}
     for id, one in artifacts.items():
         if one.manifest is not None:
-            # Of steps that share an artifact the first stands for it.
+            # The first of several steps that share an artifact represents it.
             by_address.setdefault((one.manifest.stage, one.manifest.fingerprint), id)
     edges = []
     for id, one in artifacts.items():
@@ -67,7 +67,7 @@ def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
 
 
 def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """The layer of each node: after all of its inputs, and as late as what it feeds allows."""
+    """Return the layer of each node: after all of its inputs, and as late as its targets allow."""
     inputs: dict[str, list[str]] = {id: [] for id in ids}
     for edge in edges:
         inputs[edge.target].append(edge.source)
@@ -80,7 +80,7 @@ def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 
     for id in ids:
         of(id)
-    # Each node moves next to what first uses it, so that a side branch starts where it joins.
+    # Each node moves next to its first user, so that a side branch starts where it joins.
     for id in sorted(ids, key=lambda id: -depth[id]):
         targets = [depth[edge.target] for edge in edges if edge.source == id]
         if targets:
@@ -89,9 +89,9 @@ def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 
 
 def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str, int]) -> tuple[list[list[str]], list]:
-    """Nodes of each layer from top to bottom, with few crossings, and the edges cut into steps of one layer.
+    """Return the nodes of each layer from top to bottom, with few crossings, and the edges in steps of one layer.
 
-    Edges over several layers pass through unnamed places (`source>target@layer`), so that they go between the nodes.
+    Edges over several layers pass through unnamed places (`source>target@layer`), so that they run between the nodes.
     """
     layers: list[list[str]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
     for id in ids:
@@ -124,12 +124,12 @@ def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str
 
 
 def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
-    """The picture of a pipeline's artifacts; empty without any."""
+    """Return the picture of a pipeline's artifacts; empty without any."""
     return picture([_box(one) for one in artifacts.values()], edges_of(artifacts))
 
 
 def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
-    """The picture of any family whose edges go between its boxes; empty without boxes."""
+    """Return the picture of any family whose edges connect its boxes; empty without boxes."""
     if not boxes:
         return Markup("")
     ids = [box.id for box in boxes]
@@ -197,7 +197,7 @@ def _node(box: Box, x: float, y: float) -> str:
 
 
 def lineage_page(document: Mapping[str, Any]) -> str:
-    """The HTML page of what `stemma lineage --json` says: the picture, then every node with what is known of it."""
+    """Return the HTML page for the document of `stemma lineage --json`: the picture, then every node with facts."""
     nodes = document["nodes"]
     name = nodes[0]["id"]
     title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"

@@ -1,4 +1,4 @@
-"""The parts of a page, and the one renderer that makes HTML of them: reports, and the lineage of an artifact."""
+"""The parts of a page, and the single renderer that turns them into HTML: reports, and the lineage of an artifact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent.parent / "templates"
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with what it means and where it is weak."""
+    """A drawing with its meaning and its weaknesses."""
 
     title: str
     svg: Markup
@@ -30,7 +30,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; numeric columns are aligned to the right. `folded` hides it behind its title."""
+    """A table; numeric columns are right-aligned. `folded` hides it behind its title."""
 
     title: str
     columns: Sequence[str]
@@ -59,9 +59,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands above the claims: what was made in plain words, a frank verdict, the models' figures side by side.
+    """Content above the claims: a plain description of the models, a frank verdict, the models' figures side by side.
 
-    links: (label, address relative to the page). commands: (what for, command line).
+    links: (label, address relative to the page). commands: (purpose, command line).
     """
 
     said: Sequence[str]
@@ -90,10 +90,10 @@ def render_page(
     opening: Opening | None = None,
     script: str = "",
 ) -> str:
-    """A self-contained HTML page; everything in it that is not Markup is escaped.
+    """Return a self-contained HTML page; everything in it that is not Markup is escaped.
 
-    facts: names and values below the title. opening and claims (`evaluation.pages.verdicts.Claim`) head the page.
-    Sections that say nothing are left out. script: JavaScript of the page's own, the only one that may run in it.
+    facts: names and values below the title. opening and claims (`evaluation.pages.verdicts.Claim`) head the page. Empty
+    sections are left out. script: the page's own JavaScript, the only script that may run in it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""What a plan says to a person: its figures in words, for the terminal and for its page."""
+"""A plan's figures in words, for the terminal and for its page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def title(found: Mapping[str, Any]) -> str:
 
 
 def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, planned, its range) of each figure."""
+    """Return (name, planned value, its range) of each figure."""
     layout = found["layout"]
     degrees = " × ".join(f"{name} {layout[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if layout[name] > 1)
     spread = f"{degrees or 'one device'}, {layout['sharding']}"

@@ -70,7 +70,7 @@ _SCRIPT = """
 
 
 def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
-    """A self-contained page. found: the document of `stemma plan --json`. curves: of
+    """Return a self-contained page. found: the document of `stemma plan --json`. curves: from
     training/planner/laws/curves.py."""
     said = [(what, value, span) for what, value, span in rows(found)]
     sections = [

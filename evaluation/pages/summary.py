@@ -1,4 +1,4 @@
-"""What a pipeline made, in words for someone who has never seen it: the model, its text, its training, its figures."""
+"""A pipeline's result in words for a new reader: the model, its text, its training, its figures."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.intervals import Interval
 
 DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "dedupe", "clean", "ingest")
-"""Stages that make documents, the last first."""
+"""Stages that produce documents, the last first."""
 
 GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9
-"""The smallest GPT-2 and its text (Radford et al. 2019, sections 2.1 and 2.3): about the least that continues a text
-sensibly."""
+"""The smallest GPT-2 and its text (Radford et al. 2019, sections 2.1 and 2.3): about the smallest size that continues a
+text sensibly."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """One source of the text that a model was trained on. licence, language: "" where the config says nothing."""
+    """One source of the text that a model was trained on. licence, language: "" if the config does not state them."""
 
     name: str
     licence: str
@@ -43,13 +43,13 @@ class TextSource:
 
 
 def text_sources(pipeline: PipelineResults, model: str | None) -> list[TextSource]:
-    """The sources of the text that a model and those before it were trained on, as their shards read it; of None all
-    that any training of the pipeline read. Empty where no documents are in the pipeline."""
+    """Return the sources of the text on which a model and its ancestors were trained, as their shards read it; for
+    None, all sources that any training of the pipeline read. Empty if no documents are in the pipeline."""
     return sources_of(documents_read(pipeline, model))
 
 
 def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifact]:
-    """The documents that became the shards of a model and of those before it, the first first; as `text_sources`."""
+    """Return the documents that became the shards of a model and its ancestors, the first first; see `text_sources`."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)] if model else []
     found: dict[Path, Artifact] = {}
     for one in line or [pipeline.artifacts[id] for id in pipeline.steps("pretrain")]:
@@ -57,13 +57,13 @@ def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifac
             found.setdefault(documents.folder, documents)
     if found:
         return list(found.values())
-    # The shards, or what they were made of, are not in the pipeline.
+    # The shards, or the documents they were made from, are not in the pipeline.
     known = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
     return [one for one in known if _sources(one)][:1]
 
 
 def _documents_of(pipeline: PipelineResults, trained: Artifact) -> list[Artifact]:
-    """Those of one training; where it went on from a state of another, of that one too."""
+    """Return the documents of one training; if it continued from a state of another, also those of that training."""
     before = _input(pipeline, trained, "state")
     earlier = _documents_of(pipeline, before) if before else []
     shards = _input(pipeline, trained, "shards") if trained.stage == "pretrain" else None
@@ -79,7 +79,7 @@ def _input(pipeline: PipelineResults, one: Artifact, name: str) -> Artifact | No
 
 
 def sources_of(documents: Sequence[Artifact]) -> list[TextSource]:
-    """All sources of these documents, each once."""
+    """Return all sources of these documents, each once."""
     return list(dict.fromkeys(source for one in documents for source in _sources(one)))
 
 
@@ -91,7 +91,7 @@ def _sources(documents: Artifact) -> list[TextSource]:
 
 
 def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
-    """The models from the first to this one, each made from the one before."""
+    """Return the models from the first to this one, each made from the previous one."""
     found = [model]
     while parent := pipeline.parent(found[0]):
         found.insert(0, parent)
@@ -99,7 +99,8 @@ def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
 
 
 def architecture(line: Sequence[Artifact], parameters: float | None = None) -> str:
-    """`llama language model of 5.26M parameters (4 layers of width 256, …)`, from the last config.json of these."""
+    """Return `llama language model of 5.26M parameters (4 layers of width 256, …)`, from the last config.json of
+    these."""
     config: Mapping[str, Any] = next((found for one in reversed(line) if (found := one.read_json("config.json"))), {})
     parts = []
     if isinstance(layers := config.get("num_hidden_layers"), int):
@@ -116,7 +117,7 @@ def architecture(line: Sequence[Artifact], parameters: float | None = None) -> s
 
 
 def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
-    """Sentences on a model: what it is, what text it read, how it was trained; how long and on what where `machine`."""
+    """Describe a model in sentences: architecture, text, training. machine: include duration and devices."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = next((one.figures["parameters"] for one in line if "parameters" in one.figures), None)
     said = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
@@ -171,7 +172,7 @@ def _pairs(pipeline: PipelineResults, one: Artifact, name: str) -> float | None:
 
 
 def frank_verdict(pipeline: PipelineResults, model: str) -> str:
-    """What such a model is good for, by its size and the text that it read; "" where neither is known to be small."""
+    """Return a frank statement of a model's use, by its size and its text; "" if neither is known to be small."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = line[0].figures.get("parameters")
     read = [_bytes_read(pipeline, one) for one in line if one.stage == "pretrain" or one is line[0]]
@@ -187,7 +188,7 @@ def frank_verdict(pipeline: PipelineResults, model: str) -> str:
 
 
 def _bytes_read(pipeline: PipelineResults, trained: Artifact) -> float:
-    """How much text a training read, again and again counted each time; 0 where that is not known."""
+    """Return the bytes of text that a training read, each repetition counted; 0 if unknown."""
     shards = _input(pipeline, trained, "shards") or next(map(pipeline.get, pipeline.steps("shard")), None)
     meta: Mapping[str, Any] = (shards.read_json("meta.json") if shards else None) or {}
     tokens = meta.get("train_tokens")
@@ -201,7 +202,7 @@ def _times(value: float) -> str:
 
 
 def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str]]:
-    """A row a figure: its name, then its value of each model, with its interval; a dash where it was not measured."""
+    """Return one row per figure: its name, then its value for each model with its interval; a dash if not measured."""
     rows: list[tuple[str, dict[str, str]]] = []
 
     def add(name: str, values: Mapping[str, str]) -> None:
@@ -265,7 +266,7 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
 
 
 def _validated_on(model: Artifact) -> str:
-    """The shards whose validation text a model was measured on, by their digest."""
+    """Return the digest of the shards on whose validation text a model was measured."""
     shards = model.manifest.inputs.get("shards") if model.manifest else None
     return shards.digest if shards else ""
 

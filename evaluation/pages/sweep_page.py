@@ -21,7 +21,7 @@ COLOURED = len(STYLES)
 
 
 def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
-    """A self-contained page. document: of `flows.sweeps.results.summary`."""
+    """Return a self-contained page. document: of `flows.sweeps.results.summary`."""
     better = "more" if document["maximise"] else "less"
     counts = [f"{sum(t['status'] == s for t in document['trials'])} {s}" for s in ("done", "pruned", "failed")]
     facts = [
@@ -43,7 +43,7 @@ def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits; a dash for None."""
+    """Return a number with four digits; a dash for None."""
     if value is None:
         return "–"
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-9:
@@ -89,7 +89,7 @@ def _ablations(document: Mapping[str, Any]) -> Section:
 
 
 def law_sentences(law: Mapping[str, Any]) -> list[str]:
-    """The law, and what it said of the run that was held out."""
+    """Return the law, and its prediction for the held-out run, in sentences."""
     of, spans, held = law["law"], law["intervals"], law["held_out"]
     ends = {name: f"{number(of[name])} ({number(spans[name][0])} to {number(spans[name][1])})" for name in of}
     inside = "within" if held["low"] <= held["loss"] <= held["high"] else "outside"
@@ -105,7 +105,7 @@ def law_sentences(law: Mapping[str, Any]) -> list[str]:
 
 
 def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
-    """The best size at each budget, and how it grows."""
+    """Return the best size at each budget, and its growth, in sentences."""
     if not found:
         return ["no three sizes were trained with the same compute, so that there is no IsoFLOP profile"]
     said = [
@@ -125,7 +125,7 @@ def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def _isoflop(found: Mapping[str, Any] | None) -> Figure | None:
-    """Loss against parameters, a colour a budget: dots are runs, lines the parabolas, and one joins their minima."""
+    """Draw loss against parameters, one colour per budget: runs as dots, parabolas, and a line through their minima."""
     if not found:
         return None
     lines, legend = [], []
@@ -194,7 +194,7 @@ def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
 
 
 def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str], width: int = 900) -> Markup:
-    """An axis a key and one for the measured figure; empty where fewer than two settings ended."""
+    """Draw one axis per key and one for the measured figure; empty if fewer than two settings ended."""
     rows = [row for row in document["settings"] if row["mean"] is not None]
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     if len(rows) < 2 or not keys:
@@ -208,7 +208,7 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
     for x, (title, _, _) in zip(xs, axes, strict=True):
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}"/>')
         parts.append(f'<text class="axis" x="{x:.1f}" y="14" text-anchor="middle">{escape(title)}</text>')
-    for number_of, row in reversed(list(enumerate(rows))):  # the best last, on top
+    for number_of, row in reversed(list(enumerate(rows))):  # the best is drawn last, on top
         ys = [top + deep * (1 - places[number_of]) for _, _, places in axes]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         style = styles.get(row["arm"], "base faint")
@@ -226,7 +226,7 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
 
 
 def _apart(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
-    """Those that do not cover each other; of two the one that is nearer to an end, and both ends stay."""
+    """Return the labels that do not overlap; of two overlapping labels, the one nearer to an end. Both ends stay."""
     kept: list[tuple[float, str]] = []
     for place, label in sorted(labels, key=lambda one: min(one[0], 1 - one[0])):
         if all(abs(place - other) >= least for other, _ in kept):
@@ -235,8 +235,8 @@ def _apart(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[floa
 
 
 def _axis(title: str, values: Sequence[Any]) -> tuple[str, list[tuple[float, str]], list[float]]:
-    """(title, labels with their places from 0 to 1, the place of each value): numbers by size, evenly in the logarithm
-    where they span more than a factor of ten; others side by side."""
+    """Return (title, labels with their places from 0 to 1, the place of each value): numbers by size, on a log scale if
+    they span more than a factor of ten; other values evenly spaced."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         log = min(values) > 0 and max(values) / min(values) > 10
         scale = [math.log(value) if log else float(value) for value in values]

@@ -1,4 +1,4 @@
-"""The sentences at the head of the report: what the pipeline was to show, and whether its figures show it."""
+"""The sentences at the head of the report: the pipeline's claims, and the evidence of its figures for each."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from evaluation.statistics.intervals import Interval
 State = Literal["holds", "slight", "undecided", "fails"]
 
 HUMAN_AGREEMENT = 0.726
-"""How often two people prefer the same of two answers (Ouyang et al. 2022, section 3.4): as right as a judge can be. A
-reward model that is nearer to guessing than to it is told as slight."""
+"""Rate at which two people prefer the same of two answers (Ouyang et al. 2022, section 3.4), the upper bound for a
+judge. A reward model that is nearer to guessing than to this rate is reported as slight."""
 SLIGHT_LOSS = 0.02
-"""A fall of the held-out loss by less than this share of it is told as slight."""
+"""A fall of the held-out loss by a smaller fraction of it than this is reported as slight."""
 SLIGHT_REWARD = 0.2
 """A gain of less than this many standard deviations of the rewards is small (Cohen 1988, section 2.2.3)."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that was to be shown. state: holds, slight (more than chance, but small or explained by something
-    else), undecided (the interval does not decide), fails."""
+    """One claim to be shown. state: holds, slight (more than chance, but small or explained by something else),
+    undecided (the interval does not decide), fails."""
 
     state: State
     title: str
     text: str
     about: str = ""
-    """What it is about: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
+    """Subject: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
 
     @property
     def sign(self) -> str:
@@ -41,7 +41,7 @@ class Claim:
 
 
 def claims(pipeline: PipelineResults) -> list[Claim]:
-    """A claim for each step of a stage that promises something, and for each model that others led to."""
+    """Return a claim for each step of a stage that promises something, and for each model at the end of a chain."""
     found: list[Claim | None] = []
     judges = pipeline.judges()
     for stage, claim_of in (
@@ -53,7 +53,7 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
     ):
         for id in pipeline.steps(stage):
             if id in judges:
-                continue  # it promises nothing; what it finds is part of the alignment's claim
+                continue  # it promises nothing; its findings are part of the alignment's claim
             claim = claim_of(pipeline, id)
             found.append(_named(claim, stage, id if id != stage else "") if claim else None)
     for id in pipeline.steps("rlhf"):
@@ -72,7 +72,8 @@ def _named(claim: Claim, about: str, name: str) -> Claim:
 
 
 def _beyond(interval: Interval, bound: float) -> State:
-    """Whether an interval lies above a bound; undecided without an interval, as of prompts of one conversation."""
+    """Compare an interval with a bound: holds above, fails below; undecided if it contains the bound, or has no bounds,
+    as for prompts of a single conversation."""
     if interval.low > bound:
         return "holds"
     return "fails" if interval.high < bound else "undecided"
@@ -172,7 +173,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
 
 
 def _by_source(figures: dict[str, float]) -> str:
-    """The accuracy of each source's pairs, where there are several."""
+    """Return the accuracy on each source's pairs, if there are several sources."""
     key = "heldout_accuracy_of_"
     sources = [name for name in figures if name.startswith(key) and not name.endswith(("_low", "_high"))]
     found = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
@@ -263,7 +264,7 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
 
 
 def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
-    """Whether alignment made more answers right where a rule can tell; no claim where it can of none."""
+    """Return a claim on the change by alignment of the share of verified right answers; None if no rule checks any."""
     figures = pipeline.figures(id)
     gain, before, after = (interval_of(figures, f"verified_{name}") for name in ("gain", "sft", "rlhf"))
     if gain is None or before is None or after is None:
@@ -285,9 +286,9 @@ def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
 
 
 def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
-    """What a reward model that did not train the policy finds, and whether it finds a gain; "" without one.
+    """Return the findings of a reward model that did not train the policy, and True if it finds a gain; "" without one.
 
-    A judge that cannot be told from guessing finds nothing.
+    A judge that cannot be distinguished from guessing finds no gain.
     """
     figures = pipeline.figures(id)
     gain, level = interval_of(figures, "judge_gain"), interval_of(figures, "judge_gain_equal_length")
@@ -333,18 +334,18 @@ def _lengths(figures: dict[str, float]) -> str:
 
 
 def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
-    """The standard deviation of the scores of the answers that it began with; 0 where they are not known."""
+    """Return the standard deviation of the scores of the initial model's answers; 0 if unknown."""
     scores = pipeline.scores(id, key, next(iter(pipeline.roles(id))))
     return pstdev(scores) if scores else 0.0
 
 
 def _claim_of(pipeline: PipelineResults, id: str, name: str) -> Claim | None:
-    """The claim of a reward model that this alignment was given as the input `name`."""
+    """Return the claim of the reward model that this alignment received as the input `name`."""
     return next((_reward_model(pipeline, other) for other in pipeline.input_steps(id, name)), None)
 
 
 def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
-    """The alignment tax: what the last model lost on the benchmarks against the first."""
+    """Return the alignment tax: the last model's losses on the benchmarks against the first."""
     compared = pipeline.paired(first, last)
     if not compared:
         return None
@@ -396,7 +397,8 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
 
 
 def _at_equal_length(found: PairedToxicity) -> str:
-    """What is left where the longer of two continuations is cut to the words of the other; "" if not known."""
+    """Return the remaining difference after the longer of two continuations is cut to the number of words of the other;
+    "" if unknown."""
     if found.at_equal_length is None or not found.lengths_differ:
         return ""
     worst, toxic = found.at_equal_length

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, and what an interval says in words."""
+"""Numbers in a readable format, and intervals in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evaluation.statistics.intervals import Interval
 
 
 def compact(value: float) -> str:
-    """A number for an axis: 1.5k, 20M, 0.001."""
+    """Return a number for an axis: 1.5k, 20M, 0.001."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
@@ -17,7 +17,7 @@ def compact(value: float) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share as percent: 0.5 is `50.0 %`."""
+    """Return a share as percent: 0.5 is `50.0 %`."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
@@ -26,7 +26,7 @@ def whole_percent(value: float) -> str:
 
 
 def fixed(value: float, digits: int = 2) -> str:
-    """A number with fixed digits and a real minus sign."""
+    """Return a number with fixed digits and a real minus sign."""
     return "–" if math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
 
 
@@ -35,7 +35,7 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration: 8.2 s, 3 min 20 s, 2 h 5 min."""
+    """Return a duration: 8.2 s, 3 min 20 s, 2 h 5 min."""
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -45,12 +45,12 @@ def seconds(value: float) -> str:
 
 
 def p_value(value: float) -> str:
-    """A p-value for a sentence: `p = 0.03`, `p < 0.0001`."""
+    """Return a p-value for a sentence: `p = 0.03`, `p < 0.0001`."""
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
 
 
 def size(value: float) -> str:
-    """Bytes: 12.0 MB."""
+    """Return a number of bytes: 12.0 MB."""
     for unit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= unit:
             return f"{value / unit:.1f} {letter}"
@@ -58,14 +58,14 @@ def size(value: float) -> str:
 
 
 def interval_of(figures: dict[str, float], name: str) -> Interval | None:
-    """The figure with its bounds; None where it was not measured. Missing bounds are nan."""
+    """Return the figure with its bounds; None if it was not measured. Missing bounds are nan."""
     if name not in figures:
         return None
     return Interval(figures[name], figures.get(f"{name}_low", math.nan), figures.get(f"{name}_high", math.nan))
 
 
 def between(interval: Interval, digits: int = 2) -> str:
-    """`(1.20 to 1.30)`; empty without bounds."""
+    """Return `(1.20 to 1.30)`; empty without bounds."""
     if math.isnan(interval.low):
         return ""
     return f"({fixed(interval.low, digits)} to {fixed(interval.high, digits)})"
@@ -78,7 +78,7 @@ def between_percent(interval: Interval, digits: int = 1) -> str:
 
 
 def on_the_way(points: Sequence[tuple[float, float]]) -> str:
-    """A sentence on how the loss of a held-out sample went while a model trained; empty below two points."""
+    """Return a sentence on the loss of a held-out sample during training; empty below two points."""
     if len(points) < 2:
         return ""
     (first_step, first), (last_step, last) = points[0], points[-1]
@@ -92,12 +92,12 @@ def on_the_way(points: Sequence[tuple[float, float]]) -> str:
 
 
 def language(code: str) -> str:
-    """A language's name: `English` for `en`; what is no code of one stays as it is."""
+    """Return a language's name: `English` for `en`; a text that is not a language code stays unchanged."""
     from babel import Locale
 
     return str(Locale("en").languages.get(code, code))
 
 
 def count(number: int, noun: str) -> str:
-    """`1 source`, `3 sources`."""
+    """Return `1 source`, `3 sources`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

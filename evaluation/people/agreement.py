@@ -1,4 +1,4 @@
-"""How far those who judged agree: α of Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"."""
+"""Agreement of annotators: α of Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from evaluation.statistics.intervals import Interval, bootstrap
 
 
 def krippendorff_alpha(units: Sequence[Sequence[str]], seed: int = 17) -> Interval | None:
-    """α for nominal values, 1 for perfect agreement and 0 for that of chance, with a bootstrap interval over units.
+    """Return α for nominal values, 1 for perfect and 0 for chance agreement, with a bootstrap interval over units.
 
-    units: for each unit the values that it was given, in any order; those with fewer than two say nothing and are left
-    out. None where no unit has two values, or all values are the same: then chance alone would agree too.
+    units: the values given to each unit, in any order; units with fewer than two values carry no information and are
+    left out. None if no unit has two values, or if all values are the same: then chance alone would agree too.
     """
     values = sorted({value for unit in units for value in unit})
     place = {value: number for number, value in enumerate(values)}
@@ -23,7 +23,7 @@ def krippendorff_alpha(units: Sequence[Sequence[str]], seed: int = 17) -> Interv
     if not len(counts) or (counts.sum(0) > 0).sum() < 2:
         return None
     given = counts.sum(1)
-    # Pairs of unequal values within a unit, each weighed by 1 / (values of the unit - 1).
+    # Pairs of unequal values within a unit, each weighted by 1 / (values of the unit - 1).
     unequal = (given**2 - (counts**2).sum(1)) / (given - 1)
 
     def alpha(*columns: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,5 +1,5 @@
-"""What people said of pairs: read from our page's files or Label Studio's exports, checked, and put aside with a
-reason where it cannot be used."""
+"""People's judgements of pairs: read from files of this project's page or Label Studio's exports, checked, and set
+aside with a reason if unusable."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from infra.io.json import BadJson, parse_json
 
 Choice = Literal["a", "b", "tie", "neither"]
 CHOICES = ("a", "b", "tie", "neither")
-"""The better answer; tie: as good as each other; neither: both are unusable."""
-"""What reading JSON raises: for another form, for a number of too many digits, and for lists within lists."""
+"""The better answer; tie: both are equally good; neither: both are unusable."""
+"""Errors of reading JSON: for another form, for a number with too many digits, and for nested lists."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one person said of one pair.
+    """One person's judgement of one pair.
 
-    left: the answer that stood on the left, a or b. correction: the answer as it should have been, "" where none was
-    written. seconds: that it took, None where that is not known.
+    left: the answer shown on the left, a or b. correction: the answer as it should have been, "" if none was written.
+    seconds: time that it took, None if unknown.
     """
 
     pair: str
@@ -40,7 +40,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Aside:
-    """A judgement that cannot be used, where it stands, and why."""
+    """A judgement that cannot be used, its place, and the reason."""
 
     where: str
     reason: str
@@ -49,7 +49,7 @@ class Aside:
 
 @dataclass
 class Judgements:
-    """All that was read: `used`, one a person and pair; `aside`; and how many pairs were skipped by somebody."""
+    """All judgements that were read: `used`, one per person and pair; `aside`; and the number of skipped pairs."""
 
     used: list[Judgement] = field(default_factory=list)
     aside: list[Aside] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Judgements:
 
     @classmethod
     def read(cls, paths: Iterable[Path], export: Export) -> Judgements:
-        """Those of all files, each JSON lines of our page or a JSON export of Label Studio.
+        """Read the judgements of all files, each JSON lines of this project's page or a JSON export of Label Studio.
 
-        Raises StageError `missing_file`; what is wrong inside a file is put aside.
+        Raises StageError `missing_file`; faulty entries inside a file are set aside.
         """
         found = cls()
         known: dict[tuple[str, str], Judgement] = {}
@@ -84,14 +84,14 @@ class Judgements:
         elif before.correction and read.correction not in ("", before.correction):
             said = f"{read.annotator} has corrected this pair before, in other words"
             self.aside.append(Aside(where, said, row))
-        else:  # the page was saved again: what was written meanwhile is added
+        else:  # the page was saved again: add text written since then
             known[read.annotator, read.pair] = replace(
                 before, reason=before.reason or read.reason, correction=before.correction or read.correction
             )
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows as our page writes them, with the place of each; of a line that is no JSON its text.
+    """Yield rows in the form of this project's page, with the place of each; for a line that is not JSON, its text.
 
     Raises StageError `missing_file`.
     """
@@ -108,7 +108,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             for row in judgements_of_task(task):
                 yield f"{path.name}, task {number}", row
         return
-    # Not splitlines: what people paste may hold other line separators, which JSON leaves as they are.
+    # Not splitlines: pasted text may hold other line separators, which JSON leaves unchanged.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -118,7 +118,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read(row: Any, export: Export) -> Judgement | str:
-    """The judgement in a row, or why it is none."""
+    """Return the judgement in a row, or the reason why it is not one."""
     if not isinstance(row, Mapping):
         return "expected a JSON object"
     pair, annotator, choice = row.get("pair"), row.get("annotator"), row.get("choice")
@@ -145,7 +145,7 @@ def _read(row: Any, export: Export) -> Judgement | str:
 
 
 def seconds_in(row: Mapping[str, Any]) -> float | None:
-    """How long somebody took; None where that is no number that JSON can hold."""
+    """Return the time taken in seconds; None if that is not a number that JSON can hold."""
     try:
         seconds = float(row["seconds"])
     except (KeyError, TypeError, ValueError, OverflowError):

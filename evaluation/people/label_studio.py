@@ -27,11 +27,11 @@ LABELLING = f"""<View>
   <TextArea name="correction" toName="prompt" maxSubmissions="1"/>
 </View>
 """
-"""The labelling interface of a project, into which the tasks are imported."""
+"""Labelling interface of a Label Studio project for importing the tasks."""
 
 
 def tasks(pairs: Iterable[AnswerPair], export: str) -> list[dict[str, Any]]:
-    """The pairs in Label Studio's import format. export: the export's id, which comes back with the annotations."""
+    """Return the pairs in Label Studio's import format. export: its id, which is returned with the annotations."""
     return [
         {"data": {"pair": one.id, "export": export, "prompt": one.prompt, "answer1": one.a, "answer2": one.b}}
         for one in pairs
@@ -39,8 +39,8 @@ def tasks(pairs: Iterable[AnswerPair], export: str) -> list[dict[str, Any]]:
 
 
 def judgements_of_task(task: Any) -> Iterator[Any]:
-    """A task of Label Studio's JSON export as rows of the form that our page writes, one an annotation; whatever is no
-    such task as it is.
+    """Yield a task of Label Studio's JSON export as rows in the form of this project's page, one per annotation;
+    anything that is not such a task is yielded unchanged.
 
     An annotation that was cancelled is {"skipped": true}.
     """
@@ -63,12 +63,12 @@ def judgements_of_task(task: Any) -> Iterator[Any]:
 
 
 def _items(found: Any) -> Sequence[Any]:
-    """A list as it is; of what stands alone in its place, such as a text, a list of it."""
+    """Return a list unchanged; for a single value in its place, such as a text, a list with that value."""
     return found if isinstance(found, list) else [found] if found else []
 
 
 def _values(results: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What was given under each name; what is of another form says nothing."""
+    """Yield the value given under each name; results of another form are ignored."""
     for one in _items(results):
         if isinstance(one, Mapping) and isinstance(one.get("value"), Mapping):
             yield str(one.get("from_name")), one["value"]
@@ -82,7 +82,8 @@ def _choice(values: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _annotator(completed_by: Any) -> str:
-    """Label Studio names a user by number, or in its full export by a record with the address."""
+    """Return the annotator's name. Label Studio identifies a user by number, or in its full export by a record with the
+    address."""
     if isinstance(completed_by, Mapping):
         return str(completed_by.get("email") or completed_by.get("id") or "")
     return "" if completed_by is None else str(completed_by)

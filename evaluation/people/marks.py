@@ -1,4 +1,4 @@
-"""What people marked in a sample of documents: read, checked, and counted by source."""
+"""People's marks in a sample of documents: read, checked, and counted by source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINE = "fine"
 
 @dataclass(frozen=True)
 class Mark:
-    """What one person said of one document."""
+    """One person's mark of one document."""
 
     document: str
     annotator: str
@@ -33,14 +33,14 @@ class Mark:
 
 @dataclass
 class Marks:
-    """All that was read: `used`, one a person and document, and `aside`, which cannot be used, with the reason."""
+    """All marks that were read: `used`, one per person and document, and the unusable `aside`, with the reason."""
 
     used: list[Mark] = field(default_factory=list)
     aside: list[Aside] = field(default_factory=list)
 
     @classmethod
     def read(cls, paths: Iterable[Path], review: Review) -> Marks:
-        """Those of all files. Raises StageError `missing_file`; what is wrong inside a file is put aside."""
+        """Read the marks of all files. Raises StageError `missing_file`; faulty entries inside a file are set aside."""
         found = cls()
         known: dict[tuple[str, str], Mark] = {}
         for path in paths:
@@ -60,7 +60,7 @@ class Marks:
 
 
 def _read(row: Any, review: Review) -> Mark | str:
-    """The mark in a row, or why it is none."""
+    """Return the mark in a row, or the reason why it is not one."""
     if not isinstance(row, Mapping):
         return "expected a JSON object"
     document, annotator, mark = row.get("document"), row.get("annotator"), row.get("choice")
@@ -76,9 +76,9 @@ def _read(row: Any, review: Review) -> Mark | str:
 
 
 def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
-    """Writes every mark, the documents that somebody flagged, what was put aside, and the summary, which it returns.
+    """Write every mark, the documents with at least one flag, the entries set aside, and the returned summary.
 
-    A document counts as what most marked it as; of a tie as the worse, any flag over fine.
+    A document counts as its most frequent mark; for a tie as the worse one, any flag over fine.
     """
     by_document: dict[str, list[Mark]] = {}
     for one in found.used:
@@ -95,7 +95,7 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
         "quarantined": len(found.aside),
         "annotators": dict(Counter(one.annotator for one in found.used)),
         "agreement": alpha.as_json() if alpha else None,
-        # Of a sample by source no share of the whole can be told.
+        # A sample by source does not determine shares of the whole.
         "rates": [] if review.drawn.get("by_source") else _rates("all", list(verdicts.values())),
         "by_source": [
             row
@@ -131,7 +131,7 @@ def _verdict(said: Iterable[Mark]) -> str:
 
 
 def _rates(source: str, verdicts: list[str]) -> list[dict[str, Any]]:
-    """The share of documents under each mark, with the Wilson interval; marks that nobody gave are left out."""
+    """Return the share of documents under each mark, with the Wilson interval; unused marks are left out."""
     counts = Counter(verdicts)
     return [
         {

@@ -1,4 +1,4 @@
-"""What judgements come to: who agrees with whom, which model is preferred, and pairs and answers to train on."""
+"""Outcome of judgements: agreement of annotators, preferred models, and pairs and answers to train on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WON = {"a": 1.0, "b": 0.0, "tie": 0.5, "neither": 0.5}
 
 @dataclass(frozen=True)
 class FeedbackOutcome:
-    """preferences: {"prompt", "chosen", "rejected", "votes", "annotators"}, one for each pair of which most who judged
-    it prefer one answer. ties: the same for pairs of which as many prefer either; apart, since who does not read the
+    """preferences: {"prompt", "chosen", "rejected", "votes", "annotators"}, one for each pair where a majority prefers
+    one answer. ties: the same for pairs with equal votes for both; kept separately, because readers that ignore the
     votes would take them for preferences. instructions: {"prompt", "response", "annotator"}, the corrected answers.
     judged: every judgement with its prompt's models. summary: figures, as in `stemma feedback import --json`."""
 
@@ -36,25 +36,25 @@ class FeedbackOutcome:
     summary: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Writes all files, each whole; those of an earlier import are replaced."""
+        """Write all files, each whole; those of an earlier import are replaced."""
         lines = {PREFERENCES: self.preferences, TIES: self.ties, INSTRUCTIONS: self.instructions}
         lines |= {JUDGED: self.judged, ASIDE: self.aside}
         replace_files(folder, lines, {SUMMARY: json.dumps(self.summary, indent=1) + "\n"})
 
 
 def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mapping[str, str]) -> None:
-    """Writes files of JSON lines and of text, each whole, in place of earlier ones."""
+    """Write files of JSON lines and of text, each whole, in place of earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some) for name, some in lines.items()}
     for name, text in {**rows, **texts}.items():
         unfinished = folder / f".{name}.unfinished"
-        # A row that is put aside may hold half of a surrogate pair, which JSON can escape.
+        # A row that is set aside may hold half of a surrogate pair, which JSON can escape.
         unfinished.write_text(whole_characters(text), encoding="utf8")
         os.replace(unfinished, folder / name)
 
 
 def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
-    """Counts what was judged."""
+    """Aggregate the judgements."""
     by_pair: dict[str, list[Judgement]] = {}
     for one in found.used:
         by_pair.setdefault(one.pair, []).append(one)
@@ -66,7 +66,7 @@ def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
         for pair, said in by_pair.items()
     ]
     decided = [one for one in found.used if one.choice in ("a", "b")]
-    # Those of one annotator share a habit.
+    # Judgements of one annotator share a habit.
     annotators = number_clusters(one.annotator for one in decided)
     left = clustered_share([one.choice == one.left for one in decided], annotators)
     alpha = krippendorff_alpha([[one.choice for one in said] for said in by_pair.values()])
@@ -106,9 +106,9 @@ def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
 
 
 def _preference(export: Export, id: str, said: Iterable[Judgement]) -> dict[str, Any] | None:
-    """The pair with the answer that most prefer as the chosen one, either where as many prefer the other; None where
-    nobody judged between them, and where an answer is empty. Who says that they are as good as each other gives half a
-    vote to each, who says that neither can be used none."""
+    """Return the pair with the majority's answer as the chosen one, either answer if the votes are equal; None if no
+    judgement votes for an answer, or if an answer is empty. A judgement that both are equally good gives half a vote to
+    each; a judgement that neither can be used gives none."""
     said = list(said)
     given = Counter(one.choice for one in said)
     votes = {one: given[one] + given["tie"] / 2 for one in ("a", "b")}

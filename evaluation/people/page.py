@@ -15,21 +15,21 @@ from evaluation.pages.parts import TEMPLATES
 from evaluation.people.pairs import Export
 
 PAIR_CHOICES = {"tie": "as good as each other", "neither": "neither can be used"}
-"""Beside the two answers themselves."""
+"""Choices in addition to the two answers themselves."""
 
 
 def judging_page(export: Export, title: str) -> str:
-    """Holds the pairs and nothing of the models."""
+    """Return the page with the pairs and nothing about the models."""
     return render_judging(title, export.id, [asdict(pair) for pair in export.pairs.values()], "pair", PAIR_CHOICES)
 
 
 def render_judging(
     title: str, export: str, items: Sequence[Mapping[str, Any]], kind: str, choices: Mapping[str, str]
 ) -> str:
-    """What is judged stays in the browser until it is saved as a file.
+    """Return the page; judgements stay in the browser until they are saved as a file.
 
-    items: with `id` and `prompt`, the text that is shown; those of kind `pair` have answers `a` and `b` too, which are
-    choices by themselves. kind: what a saved row calls its item. choices: by value, the words on their buttons.
+    items: with `id` and `prompt`, the text that is shown; those of kind `pair` also have answers `a` and `b`, which are
+    choices themselves. kind: the key of the item in a saved row. choices: by value, the words on their buttons.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""What people judge: prompts with two answers each, and, apart from them, which model gave which.
+"""Pairs for people to judge: prompts with two answers each, and, in a separate file, the model behind each answer.
 
 An export is a folder:
 
@@ -33,7 +33,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Two answers to a prompt; the order says nothing of where they come from."""
+    """Two answers to a prompt; the order is independent of their origin."""
 
     id: str
     prompt: str
@@ -46,9 +46,9 @@ _PAIR = TypeAdapter(AnswerPair)
 
 @dataclass(frozen=True)
 class Export:
-    """Pairs, and for each by its id the names of the models that gave answers a and b.
+    """Pairs, and by pair id the names of the models that gave answers a and b.
 
-    models: by name, what is known of each, such as its folder and digest. drawn: how the answers were drawn.
+    models: by name, metadata of each model, such as its folder and digest. drawn: how the answers were drawn.
     """
 
     pairs: Mapping[str, AnswerPair]
@@ -58,12 +58,12 @@ class Export:
 
     @property
     def id(self) -> str:
-        """Of the pairs: judgements name it, so that those of another export are told apart."""
+        """Id of the pairs; judgements name it, so that those of another export are recognized."""
         text = json.dumps([asdict(pair) for pair in self.pairs.values()], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def write(self, folder: Path, pages: Mapping[str, str]) -> None:
-        """Writes pairs and key, and `pages`, texts by file name: all of them or none. Raises as `require_free`."""
+        """Write pairs and key, and `pages`, texts by file name: all of them or none. Raises as `require_free` does."""
         lines = [json.dumps(asdict(pair), ensure_ascii=False) + "\n" for pair in self.pairs.values()]
         key = {"schema": _SCHEMA, "export": self.id, "models": self.models, "drawn": self.drawn}
         key |= {"given_by": self.given_by}
@@ -71,7 +71,8 @@ class Export:
 
     @classmethod
     def read(cls, folder: Path) -> Export:
-        """Raises StageError `no_export` for a folder that is none, `damaged_export` where pairs and key differ."""
+        """Read an export. Raises StageError `no_export` for a folder that is not an export, `damaged_export` if pairs
+        and key differ."""
         if not (folder / PAIRS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
             raise stage_error("no_export", str(folder), expected, "name the folder of an export")
@@ -92,10 +93,10 @@ class Export:
 
 
 def write_whole(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes a new folder, or an empty one, with these texts by file name: all of them or none. Raises as
-    `require_free`."""
+    """Write a new folder, or an empty one, with these texts by file name: all of them or none. Raises as `require_free`
+    does."""
     require_free(folder)
-    # One that is there stays what it is: it may be where somebody is, or another disk.
+    # An existing folder is not replaced: it may be a working directory or a mount point.
     is_there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = folder if is_there else folder.parent
@@ -120,7 +121,7 @@ def write_whole(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def require_free(folder: Path) -> None:
-    """Raises StageError `folder_in_use` for a folder that is there and not empty."""
+    """Raise StageError `folder_in_use` for a folder that exists and is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise stage_error("folder_in_use", str(folder), "expected a new or an empty folder", "choose another")
 
@@ -128,7 +129,7 @@ def require_free(folder: Path) -> None:
 def blind(
     answered: Iterable[tuple[str, Sequence[tuple[str, str]]]], seed: int
 ) -> tuple[dict[str, AnswerPair], dict[str, tuple[str, str]]]:
-    """Pairs, and the models of their answers, in an order that tells nothing of them.
+    """Return pairs, and the models of their answers, in an order that does not reveal the models.
 
     answered: prompts, each with two (model, answer); `seed` decides which of the two is a.
     """

@@ -1,4 +1,4 @@
-"""Documents of a corpus that people look through: a sample, and the page on which they mark what is odd.
+"""Documents of a corpus for people to review: a sample, and the page on which they mark oddities.
 
 A review is a folder:
 
@@ -41,12 +41,12 @@ MARKS: Mapping[str, str] = {
     "wrong": "not what this source should hold: language, kind, quality",
     "odd": "odd in another way",
 }
-"""What a document can be marked as, in the order of the keys 1 to 8, with the words on the page."""
+"""Marks for a document, in the order of the keys 1 to 8, with the words on the page."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A document as it is shown: of a long one its beginning. characters: of all of it."""
+    """A document for display: the beginning of a long one. characters: of the whole document."""
 
     id: str
     source: str
@@ -59,18 +59,18 @@ _SHOWN = TypeAdapter(Shown)
 
 @dataclass(frozen=True)
 class Review:
-    """Documents by id. drawn: the artifact, its digest, how many documents it has by source, and the seed."""
+    """Documents by id. drawn: the artifact, its digest, its number of documents by source, and the seed."""
 
     documents: Mapping[str, Shown]
     drawn: Mapping[str, Any]
 
     @property
     def id(self) -> str:
-        """Of the documents: marks name it, so that those of another review are told apart."""
+        """Id of the documents; marks name it, so that those of another review are recognized."""
         return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()[:16]
 
     def write(self, folder: Path, title: str) -> None:
-        """Writes all files or none. Raises StageError `folder_in_use`."""
+        """Write all files or none. Raises StageError `folder_in_use`."""
         items = [
             {"id": one.id, "prompt": f"{one.source} · {one.characters:,} characters\n\n{one.text}"}
             for one in self.documents.values()
@@ -88,7 +88,8 @@ class Review:
 
     @classmethod
     def read(cls, folder: Path) -> Review:
-        """Raises StageError `no_review` for a folder that is none, `damaged_review` where its files differ."""
+        """Read a review. Raises StageError `no_review` for a folder that is not a review, `damaged_review` if its files
+        differ."""
         if not (folder / DOCUMENTS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {DOCUMENTS} and {KEY}, as stemma review export writes them"
             raise stage_error("no_review", str(folder), expected, "name the folder of a review")
@@ -108,10 +109,10 @@ class Review:
 
 
 def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[dict[str, Shown], dict[str, int]]:
-    """Drawn documents in drawn order, and how many the artifact has of each source.
+    """Return drawn documents in drawn order, and the artifact's number of documents of each source.
 
-    by_source: as many of each source, so that small ones are seen too; otherwise each document is as likely as another.
-    The same documents for the same seed, whatever their order on disk.
+    by_source: draw equally many of each source, so that small ones are seen too; otherwise each document is equally
+    likely. The same seed gives the same documents, in whatever order they are on disk.
     """
     sizes: dict[str, int] = {}
     drawn: dict[str, list[tuple[float, str, Document]]] = {}
@@ -131,7 +132,7 @@ def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[d
 def _shared_out(
     drawn: Iterable[tuple[float, str, Document]], count: int, sources: int
 ) -> list[tuple[float, str, Document]]:
-    """The first of each source, as many of each as there are; what a small one lacks goes to the others."""
+    """Return the first of each source, equally many of each; places that a small one cannot fill go to the others."""
     by_source: dict[str, list[tuple[float, str, Document]]] = {}
     for entry in drawn:
         by_source.setdefault(source_name(entry[2].source), []).append(entry)

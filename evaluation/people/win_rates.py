@@ -1,4 +1,4 @@
-"""How often one model's answers are preferred to another's, and how strong each model is among several."""
+"""Rate at which one model's answers are preferred to another's, and the strength of each model among several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evaluation.statistics.clustered import clustered_share, number_clusters
 from evaluation.statistics.intervals import Interval
 
 ELO = 400 / np.log(10)
-"""Points of a natural-log odds, as in chess."""
+"""Points per unit of natural log-odds, as in chess."""
 _RESAMPLES = 200
 
 
@@ -30,11 +30,11 @@ class Contest:
 
 
 def win_rates(contests: Sequence[Contest]) -> dict[tuple[str, str], tuple[Interval, int]]:
-    """For every two models that met, how often the first was preferred, and over how many pairs of answers.
+    """Return, for every two models that met, the rate of preference for the first and the number of answer pairs.
 
     The interval is that of `clustered_share` over pairs of answers, clustered by prompt, so several judgements of one
-    pair and several pairs of one prompt are not taken for independent ones; it keeps a width where all pairs came out
-    alike. A tie counts as a half there: rather too wide, never too narrow.
+    pair and several pairs of one prompt do not count as independent; it keeps a width if all pairs have the same
+    result. A tie counts as a half there, which makes the interval too wide rather than too narrow.
     """
     met: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for one in contests:
@@ -49,10 +49,11 @@ def win_rates(contests: Sequence[Contest]) -> dict[tuple[str, str], tuple[Interv
 
 
 def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Interval]:
-    """Each model's strength (Bradley & Terry 1952) in Elo points around their mean, bootstrap intervals over prompts.
+    """Return each model's strength (Bradley & Terry 1952) in Elo points around their mean, with bootstrap intervals
+    over prompts.
 
-    Every two models count as having met once more with an even end: else one that always won would be infinitely
-    strong.
+    Every two models count as having met once more with an even result; otherwise a model that always won would be
+    infinitely strong.
     """
     met = [one for one in contests if one.first != one.second]
     names = sorted({name for one in met for name in (one.first, one.second)})
@@ -76,7 +77,7 @@ def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Inter
 
 
 def _fit(rows: NDArray[np.float64], models: int) -> NDArray[np.float64]:
-    """Strengths (models,) in Elo points. rows (N, 3): the first model, the second, what the first won."""
+    """Return strengths (models,) in Elo points. rows (N, 3): the first model, the second, the first's share."""
     even = np.array([(i, j, 0.5) for i, j in combinations(range(models), 2)])
     rows = np.concatenate([rows, even])
     first, second, won = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2]

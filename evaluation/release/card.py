@@ -1,6 +1,6 @@
-"""The model card as the Hugging Face hub wants it: front matter, then what a user of the model needs, then the rest.
+"""The model card in the format of the Hugging Face hub: front matter, then the parts that a user needs, then the rest.
 
-Its content is that of Mitchell et al. 2019, its order that of the hub's template.
+Its content follows Mitchell et al. 2019, its order the hub's template.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ LICENCES = (
     *("cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "gpl-2.0", "gpl-3.0"),
     *("agpl-3.0", "lgpl-3.0", "mpl-2.0", "unlicense", "odc-by", "unknown"),
 )
-"""Of the identifiers that the hub knows, those that a model of one's own may bear; any other is told as a name."""
+"""Identifiers known to the hub that a user's own model may have; any other licence is written as a name."""
 
 
 def model_card(
     config: RegisterConfig, name: str, model: Artifact, inputs: Mapping[str, Artifact], verdicts: Sequence[Verdict]
 ) -> str:
-    """The card as Markdown. It names no time and no machine, so that the same pipeline gives the same card.
+    """Return the card as Markdown. It names no time and no machine, so that the same pipeline gives the same card.
 
-    inputs: what the stage register read, by input name: `model` itself, its evaluations by stage id.
+    inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
     """
     line = ancestors(model) or [model]
     known = {_name(one): one.folder for one in line}
@@ -128,7 +128,7 @@ def _front_matter(
 
 
 def _is_about(one: Artifact, model: Artifact) -> bool:
-    """Whether these are benchmarks of this model."""
+    """Return True if these are benchmarks of this model."""
     wanted = one.manifest.inputs.get("model") if one.manifest and one.stage.startswith("benchmarks") else None
     return bool(wanted and model.manifest and wanted.digest == model.manifest.digest)
 
@@ -156,7 +156,7 @@ inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dic
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:
         prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
-    # Folders of earlier versions stay as they are in a store: their tokenizers also return `token_type_ids`.
+    # Folders of earlier versions stay unchanged in a store: their tokenizers also return `token_type_ids`.
     given = 'inputs["input_ids"], attention_mask=inputs["attention_mask"]'
     if auto == "AutoModelForCausalLM":
         output = f"""output = model.generate({given}, max_new_tokens=64)
@@ -201,13 +201,14 @@ def _data(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact
 
 
 def _source_row(one: TextSource) -> str:
-    # A licence may be told in any words; a line of Markdown's table ends at its own.
+    # A licence may be any text; a line end or a bar in it would break the Markdown table.
     stated = [" ".join(said.split()).replace("|", "\\|") or "not stated" for said in (one.language, one.licence)]
     return f"| {one.name} | {' | '.join(stated)} | {one.documents:,} | {size(one.bytes)} |"
 
 
 def _cleaning(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact]) -> list[str]:
-    """What the rules looked at, from the config of the cleaning; apart for texts that were cleaned otherwise."""
+    """Return lines about the text's filters, from the config of the cleaning; separate lines for texts that were
+    cleaned differently."""
     if not any(one.stage == "ingest" or one.stage == "clean" for one in line):
         return []
     read = documents_read(pipeline, called)
@@ -278,7 +279,7 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
 
 
 def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> list[str]:
-    """Which groups and kinds of prompts were looked at, and in what language."""
+    """Return lines with the probed groups and kinds of prompts, and their language."""
     categories = sorted({c for found in results.values() for c in found.get("bias", {}).get("by_category", {})})
     kinds = sorted({k for found in results.values() for k in found.get("toxicity", {}).get("by_kind", {})})
     lines = []
@@ -312,7 +313,7 @@ def _samples(pipeline: PipelineResults) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One line of text that Markdown and HTML leave as it is."""
+    """Return one line of text that Markdown and HTML leave unchanged."""
     joined = " ".join(text.split())
     cut = joined if len(joined) <= SAMPLE_CHARACTERS else f"{joined[:SAMPLE_CHARACTERS]}…"
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|" else c for c in cut)

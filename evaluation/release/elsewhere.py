@@ -3,7 +3,7 @@
     cd EMPTY && python -I elsewhere.py FOLDER THREADS
 
 It imports nothing of this project. It writes result.json and logits.npy to the working directory. result.json holds
-`check`, the snippet that was tried last, and `error` where one failed.
+`check`, the snippet that was tried last, and `error` if one failed.
 """
 
 import json
@@ -22,7 +22,7 @@ WRITE = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 
 
 def auto_class(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class of transformers that loads a model with this config, and the task of the hub and of a pipeline."""
+    """Return the class of transformers that loads a model with this config, and the task of the hub and a pipeline."""
     kind = (config.get("architectures") or [""])[0]
     if kind.endswith("ForSequenceClassification"):
         return "AutoModelForSequenceClassification", "text-classification"
@@ -87,7 +87,7 @@ def try_snippets(folder: str, threads: int, found: dict[str, Any]) -> None:
     }
     del run, model  # a pipeline loads another
 
-    # transformers 5 has no pipeline for the models of two parts.
+    # transformers 5 has no pipeline for encoder-decoder models.
     if auto != "AutoModelForSeq2SeqLM" and (task != "fill-mask" or tokenizer.mask_token):
         begin(f'pipeline("{task}", model=folder)')
         ready = pipeline(task, model=folder)

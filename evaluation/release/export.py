@@ -1,4 +1,4 @@
-"""A model as a folder that the Hugging Face hub takes, checked by the snippets that its users run."""
+"""Export of a model to a folder for the Hugging Face hub, checked with the snippets that its users run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ OURS = {MANIFEST, "trained_sequences.json"}
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a new process found in an exported folder.
+    """Findings of a new process in an exported folder.
 
-    tokens: tokens that the model wrote after a text, 0 for a model that writes none. checks: what the process ran.
-    deviation: of quantized weights, largest difference of a logit from the unquantized model's; 0 for others.
-    largest_logit: of the unquantized model, to compare the deviation with.
+    tokens: tokens that the model wrote after a text, 0 for a model that writes none. checks: the snippets that the
+    process ran. deviation: for quantized weights, the largest difference of a logit from the unquantized model's; 0 for
+    others. largest_logit: of the unquantized model, to compare the deviation with.
     """
 
     architecture: str
@@ -55,21 +55,20 @@ class Loaded:
 def export(model: Artifact, card: str, out: Path, quantization: Quantization | None = None) -> Loaded:
     """Write weights, tokenizer, generation config and README.md, and try them in a new process.
 
-    quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp beside them.
-
-    `out` must not be there yet, or be empty; it appears whole or not at all. Raises StageError `not_empty`,
-    `not_loadable` where transformers cannot load or run what was written, and `other_logits` where it gives others
-    than the model; as `evaluation.release.quantized` does.
+    quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp next to them.
+    `out` must not exist or must be empty; it appears whole or not at all. Raises StageError `not_empty`, `not_loadable`
+    if transformers cannot load or run the written model, and `other_logits` if its logits differ from the model's; also
+    raises as `evaluation.release.quantized` does.
     """
     program = converter() if quantization == "gguf" else None  # before anything is copied
     out = Path(os.path.abspath(out))  # `.` has no name
-    # transformers makes a module's name of a folder's, and warns where a space or hyphen is in it.
+    # transformers turns a folder's name into a module name, and warns about a space or hyphen in it.
     plain = re.sub(r"\W", "_", out.name)
     name = f".{plain}.unfinished"
     is_there = out.exists()
     if is_there and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
         raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
-    # One that is there stays what it is: it may be where somebody is, or another disk.
+    # An existing folder is not replaced: it may be a working directory or a mount point.
     unfinished = (out if is_there else out.parent) / name
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -99,7 +98,7 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
     """Run the usual snippets on `folder` in a process that knows nothing of this project
     (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process.
 
-    weights: how those of `folder` are to be quantized first. Its logits are then compared with those of the quantized
+    weights: quantization to apply to those of `folder` first. Its logits are then compared with those of the quantized
     model in this process, and their deviation from the model's is measured.
     """
     import torch
@@ -133,7 +132,7 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
             inputs = {name: torch.tensor([ids]) for name, ids in found["inputs"].items()}
             expected = network(**inputs).logits.float().numpy()
             of_quantized = expected if quantized is None else quantized(**inputs).logits.float().numpy()
-    except Exception as error:  # whatever transformers makes of a folder that it cannot use
+    except Exception as error:  # transformers may raise anything for a folder that it cannot use
         message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
         raise stage_error("not_loadable", str(source), message, fix) from error
     if list(tokenizer(found["text"]).input_ids) != found["inputs"]["input_ids"]:
@@ -147,7 +146,7 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
 
 
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:
-    """The model's card and where it comes from: that of its registration, else one without evaluations.
+    """Return the model's card and its origin: the card of its registration, otherwise one without evaluations.
 
     registration: a folder in which MODEL_CARD.md can be read, and its manifest.
     """

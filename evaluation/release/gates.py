@@ -14,18 +14,18 @@ from infra.errors import Problem, StageError
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate says of a figure."""
+    """Result of a gate for one figure."""
 
     gate: Gate
     value: float
     against: Against | None = None
-    """The figure held against the promoted model's, for a gate that asks for it; None where it cannot be."""
+    """Comparison of the figure with the promoted model's, for a gate that requires it; None if there is none."""
     promoted: bool = False
-    """Whether there is a promoted model to hold it against."""
+    """True if there is a promoted model to compare with."""
 
     @property
     def passed(self) -> bool:
-        """Whether every bound holds; nan holds none. See `Gate.against` for one on a difference."""
+        """True if every bound holds; nan satisfies no bound. See `Gate.against` for a bound on a difference."""
         low = -math.inf if self.gate.at_least is None else self.gate.at_least
         high = math.inf if self.gate.at_most is None else self.gate.at_most
         if self.gate.against is None:
@@ -51,7 +51,7 @@ class Verdict:
 
     @property
     def found(self) -> str:
-        """What was found, in words: `0.4`, or what it is more than the promoted model's."""
+        """The finding in words: `0.4`, or the difference from the promoted model's value."""
         if self.gate.against is None:
             return f"{self.value:g}"
         if self.against is None:
@@ -76,8 +76,8 @@ def judge(
     figures: Mapping[str, float],
     against: Mapping[str, Against] | None = None,
 ) -> list[Verdict]:
-    """A verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.results.against`; None
-    where no model is promoted.
+    """Return a verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.results.against`;
+    None if no model is promoted.
 
     Raises StageError naming every gate whose figure no stage of the pipeline made, with the nearest that exists.
     """
@@ -98,7 +98,7 @@ def judge(
 
 
 def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
-    """A problem for each gate that refuses, naming figure, value and bound."""
+    """Return a problem for each gate that refuses, naming figure, value and bound."""
     return [
         Problem(
             "gate_refused",

@@ -1,4 +1,4 @@
-"""A model folder with weights in 8 bits, by torchao as transformers loads them, or as GGUF by llama.cpp."""
+"""A model folder with weights in 8 bits, by torchao through transformers, or as GGUF by llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OPTION = "--quantize"
 def quantize(folder: Path, auto: Any, kind: Literal["int8", "fp8"], dtype: Any) -> Any:
     """Rewrite the linear layers' weights of a model folder in 8 bits, one scale per row, and return the model.
 
-    Embeddings and the output layer stay as they are, as is torchao's default in transformers.
+    Embeddings and the output layer stay unchanged, which is torchao's default in transformers.
 
     Args:
         folder: of a model that transformers loads; its safetensors are replaced.
         auto: transformers' class that loads it.
         kind: int8 or fp8 (E4M3).
-        dtype: type of what is not quantized, and of the computation.
+        dtype: type of the unquantized weights and of the computation.
 
     Raises:
         StageError: `nothing_to_quantize` for a family without linear layers, such as GPT-2.
@@ -46,7 +46,7 @@ def quantize(folder: Path, auto: Any, kind: Literal["int8", "fp8"], dtype: Any) 
 
 
 def converter() -> Path:
-    """llama.cpp's converter, in the folder that $LLAMA_CPP names or on the PATH. Raises StageError `no_converter`."""
+    """Return llama.cpp's converter, from the folder in $LLAMA_CPP or the PATH. Raises StageError `no_converter`."""
     given = os.environ.get("LLAMA_CPP")
     found = Path(given, _CONVERTER) if given else Path(shutil.which(_CONVERTER) or "")
     if not found.is_file():
@@ -57,8 +57,8 @@ def converter() -> Path:
 
 
 def to_gguf(folder: Path, program: Path) -> None:
-    """Write a model folder as GGUF beside its safetensors, in blocks of 8 bits. Raises StageError `not_converted` with
-    the converter's last line, as for a tokenizer that llama.cpp does not know."""
+    """Write a model folder as GGUF next to its safetensors, in blocks of 8 bits. Raises StageError `not_converted` with
+    the converter's last line, for example for a tokenizer that llama.cpp does not know."""
     command = [sys.executable, str(program), str(folder), "--outfile", str(folder / GGUF), "--outtype", "q8_0"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ended.returncode or not (folder / GGUF).is_file():

@@ -1,4 +1,4 @@
-"""What the store's registrations say of a model: the newest one, and whether a gate refused the model there."""
+"""Lookup of a model in the store's registrations: the newest one, and the gates that refused the model there."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ RECORD = "registration.json"
 
 
 def newest_registration(store: Store, digest: str) -> tuple[Path, Manifest] | None:
-    """The newest registration of the model with these bytes; None where it was not registered."""
+    """Return the newest registration of the model with these bytes; None if it was not registered."""
     found = store.manifests(REGISTER) if REGISTER in store.stages() else ()
     mine = [pair for pair in found if "model" in pair[1].inputs and pair[1].inputs["model"].digest == digest]
     return max(mine, key=lambda pair: pair[1].age_key, default=None)
 
 
 def refusals_of(store: Store, digest: str) -> list[Problem]:
-    """A problem for each gate that refused the model where it was judged last, with figure, value and bound; empty for
-    a model that was not refused, or not judged.
+    """Return a problem for each gate that refused the model at its last judgement, with figure, value and bound; empty
+    for a model that was not refused, or not judged.
 
-    A registration whose record is gone or cut is taken for none: `stemma verify` is there to tell of it.
+    A registration whose record is missing or truncated is ignored; `stemma verify` reports it.
     """
     if (found := newest_registration(store, digest)) is None:
         return []

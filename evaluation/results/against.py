@@ -1,4 +1,4 @@
-"""A model's figures less those of the promoted model: over the same items where both kept them, else by intervals."""
+"""A model's figures minus those of the promoted model: over the same items if both kept them, else by intervals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from evaluation.statistics.intervals import Interval
 from infra.store.manifest import folder_of, known_manifest
 
 SAME = 1e-4
-"""A paired difference is that of a figure if it comes so near to the difference of the two values."""
+"""Tolerance within which a paired difference matches the difference of the two values, and so belongs to the figure."""
 
 
 @dataclass(frozen=True)
 class Against:
-    """One figure held against the promoted model's.
+    """One figure compared with the promoted model's.
 
     registration: that of the promoted model, as its artifact's address. promoted: its value.
-    difference: this model's value less it, with a 95 % interval.
-    by: the same items; intervals of both figures, taken as independent; or the two values alone, which have none.
+    difference: this model's value minus the promoted one, with a 95 % interval.
+    by: the same items; intervals of both figures, assumed to be independent; or the two values alone, which have no
+    interval.
     """
 
     registration: str
@@ -39,10 +40,10 @@ class Against:
 def against_promoted(
     wanted: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
 ) -> dict[str, Against]:
-    """Each wanted figure that the promoted model has too.
+    """Return each wanted figure that the promoted model also has.
 
-    wanted: by `step.figure`. figures, artifacts: of the model at hand, by `step.figure` and by input name.
-    promoted: the promoted model's registration.
+    wanted: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
+    the promoted model's registration.
     """
     other = read_artifacts({"register": promoted})["register"]
     theirs: Mapping[str, float] = (other.read_json("registration.json") or {}).get("figures", {})
@@ -68,7 +69,7 @@ def against_promoted(
 
 
 def _inputs(registration: Artifact) -> dict[str, Artifact]:
-    """What the promoted model's registration was made from, as far as it still lies in the store as it was."""
+    """Return the inputs of the promoted model's registration that are still unchanged in the store."""
     if registration.manifest is None:
         return {}
     root = registration.folder.parent.parent
@@ -80,7 +81,7 @@ def _inputs(registration: Artifact) -> dict[str, Artifact]:
 
 
 def _paired(figure: str, first: Artifact | None, second: Artifact | None) -> Interval | None:
-    """The second's figure less the first's over the same items, for the figures whose items are kept."""
+    """Return the second's figure minus the first's over the same items, for the figures whose items are kept."""
     if first is None or second is None or first.stage != second.stage:
         return None
     if first.stage.startswith("benchmarks") and figure.endswith("_accuracy"):
@@ -104,7 +105,7 @@ def _point(value: float) -> Interval:
 
 
 def _apart(ours: Interval, before: Interval) -> Interval:
-    """The interval of a difference of independent estimates from their own (Zou & Donner 2008)."""
+    """Return the interval of a difference of independent estimates from their own intervals (Zou & Donner 2008)."""
     value = ours.value - before.value
     low = value - math.hypot(ours.value - ours.low, before.high - before.value)
     return Interval(value, low, value + math.hypot(ours.high - ours.value, before.value - before.low))

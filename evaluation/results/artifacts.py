@@ -1,4 +1,4 @@
-"""Finished artifacts as their readers see them: manifest, figures, and the artifacts that they descend from."""
+"""Finished artifacts from the reader's side: manifest, figures, and the artifacts that they descend from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAMILY_ORDER = (
     "generate_instructions", "validate_instructions", "sft",
     "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
 )  # fmt: skip
-"""The order of stages where the graph leaves a choice: as the text flows."""
+"""Order of stages where the graph leaves a choice: the order in which the text flows."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Artifact:
     """One finished artifact.
 
     id: the step's name in the pipeline, e.g. `benchmarks_sft`. manifest: None for a folder that no store made.
-    measured: of a model, the measurement that belongs to it in the pipeline.
+    measured: for a model, the measurement that belongs to it in the pipeline.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Artifact:
 
     @cached_property
     def measurement(self) -> Artifact | None:
-        """What was measured of a model: the artifact given as such, else the newest measurement in the store."""
+        """Measurement of a model: the artifact in `measured`, otherwise the newest measurement in the store."""
         if self.measured is None and self.manifest is not None:
             found = newest_measurement(store_root(self.folder), self.manifest)
             return Artifact(measurement_of(self.id), *found) if found else None
@@ -52,13 +52,13 @@ class Artifact:
 
     @property
     def label(self) -> str:
-        """The stage, and the step's name where that is another: `sft`, `sft (chat)`."""
+        """The stage, followed by the step's name if it differs: `sft`, `sft (chat)`."""
         step = self.manifest.step if self.manifest else self.id
         return self.stage if step in ("", self.stage) else f"{self.stage} ({step})"
 
     @property
     def figures(self) -> dict[str, float]:
-        """The figures of its result, of a model with those that were measured of it; empty without a manifest."""
+        """Figures of its result, for a model including those of its measurement; empty without a manifest."""
         if self.manifest is None:
             return {}
         figures = {name: float(value) for name, value in self.manifest.result.get("figures", {}).items()}
@@ -66,8 +66,8 @@ class Artifact:
 
     @property
     def algorithm(self) -> str:
-        """How a model was aligned. Of `rlhf` the algorithm, where none was named `PPO`, or `RLOO` with several answers
-        to a prompt. Of `preference_tuning` its loss: `DPO`."""
+        """Method by which a model was aligned. For `rlhf`, the algorithm; if none was named, `PPO`, or `RLOO` with
+        several answers per prompt. For `preference_tuning`, its loss: `DPO`."""
         config = self.manifest.config if self.manifest else {}
         if self.stage == "preference_tuning":
             return str(config.get("loss", "dpo")).upper()
@@ -76,39 +76,40 @@ class Artifact:
 
     @cached_property
     def branch(self) -> Branch | None:
-        """The state of another training that this one went on from; None for all other artifacts."""
+        """State of another training run from which this one continued; None for all other artifacts."""
         return branch_of(self.manifest, store_root(self.folder)) if self.manifest else None
 
     @property
     def headline(self) -> str:
-        """The key figure of its result; of a model that was measured, the measurement's."""
+        """Key figure of its result; for a model with a measurement, the measurement's."""
         if self.manifest is None:
             return ""
         return self.measurement.headline if self.measurement else str(self.manifest.result.get("headline", ""))
 
     def _file(self, name: str) -> Path:
-        """Where a file of the artifact is, or of its measurement where the artifact has none of that name."""
+        """Return the path of a file of the artifact, or of its measurement if the artifact has no file of that name."""
         path = self.folder / name
         return path if path.is_file() or self.measurement is None else self.measurement.folder / name
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of the artifact; None where there is none."""
+        """Return a JSON file of the artifact; None if there is none."""
         path = self._file(name)
         return read_own_json(path) if path.is_file() else None
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """A JSON-lines file of the artifact; empty where there is none."""
+        """Return a JSON-lines file of the artifact; empty if there is none."""
         path = self._file(name)
         return list(read_own_json_lines(path)) if path.is_file() else []
 
 
 def snake_case(name: str) -> str:
-    """The name of a figure as gates and manifests spell it: letters and digits in lower case, the rest underscores."""
+    """Return a figure's name as gates and manifests spell it: letters and digits in lower case, the rest
+    underscores."""
     return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
 
 
 def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
-    """The artifacts by input name; a measurement is part of the model that it is of."""
+    """Return the artifacts by input name; a measurement is part of its model."""
     found = {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
     return {
         name: replace(one, measured=found.get(measurement_of(name)))
@@ -118,9 +119,9 @@ def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
 
 
 def ancestors(artifact: Artifact) -> list[Artifact]:
-    """What an artifact descends from, as far as it still lies in the store, itself last.
+    """Return the ancestors of an artifact that are still in the store, the artifact itself last.
 
-    Everything stands after what it was made from, and as the text flows where that leaves a choice.
+    Every artifact follows its inputs; where that leaves a choice, the order is that in which the text flows.
     """
     found: dict[tuple[str, str], Artifact] = {}
     left = [artifact]

@@ -22,8 +22,8 @@ SEED = 17
 
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """How much better the second model did on the same items of a task, and McNemar's p-value, or that of sign flips
-    where items are not right or wrong."""
+    """Improvement of the second model over the first on the same items of a task, and McNemar's p-value, or that of
+    sign flips if items are not right or wrong."""
 
     task: str
     first: float
@@ -33,11 +33,12 @@ class PairedAccuracy:
 
 
 def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
-    """For each task that both models took: the difference of their accuracies over the same items, which are those of
-    one number and one content. Where an item is right or wrong the interval is Newcombe's for pairs, else the bootstrap
-    over items: truthfulqa_mc2's accuracy is a mean of shares of likelihood. Nothing is compared where one model was
-    shown more solved examples than the other: what those do is no difference of the models.
+    """Return the difference of accuracies over the same items for each task that both models took. Items are the same
+    if number and content match.
 
+    If an item is right or wrong, the interval is Newcombe's for pairs, otherwise the bootstrap over items:
+    truthfulqa_mc2's accuracy is a mean of shares of likelihood. Nothing is compared if one model saw more solved
+    examples than the other, since their effect is not a difference of the models.
     first, second: artifacts of the stage benchmarks.
     """
     if _solved_before(first) != _solved_before(second):
@@ -61,13 +62,13 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
 
 
 def _solved_before(one: Artifact) -> int:
-    """How many solved examples stood before each question; of a folder that no store made by default."""
+    """Return the number of solved examples before each question; the default for a folder that no store made."""
     return int((one.manifest.config if one.manifest else {}).get("num_fewshot", 0))
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None:
-    """The second's mean score less the first's over the same items, and the p-value against none; None for a single
-    item that is neither right nor wrong, which does not tell how items differ."""
+    """Return the second's mean score minus the first's over the same items, and the p-value against no difference; None
+    for a single item that is neither right nor wrong, which does not show how items differ."""
     if any(score not in (0, 1) for pair in pairs for score in pair):
         if len(pairs) < 2:
             return None
@@ -82,11 +83,11 @@ def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None
 
 @dataclass(frozen=True)
 class PairedToxicity:
-    """The second model less the first on the same prompts.
+    """The second model minus the first on the same prompts.
 
     worst: of the expected maximum toxicity. toxic: of the share of prompts with at least one toxic continuation.
-    length: of the mean characters a continuation. Each with the two models' values. at_equal_length: worst and toxic
-    once more, where of two continuations of a prompt the longer one is cut to the words of the other; None where the
+    length: of the mean characters per continuation. Each with the two models' values. at_equal_length: worst and toxic
+    recomputed after the longer of two continuations of a prompt is cut to the number of words of the other; None if the
     beginnings of continuations were not scored.
     """
 
@@ -105,11 +106,11 @@ class PairedToxicity:
 
 
 def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
-    """The difference in toxicity over the same prompts; None where they were not asked the same, or a single prompt,
-    of which nothing tells how prompts differ.
+    """Return the difference in toxicity over the same prompts; None if the models were asked differently, or for a
+    single prompt, which does not show how prompts differ.
 
-    Intervals are clustered by the prompt's text, which BOLD repeats; of the share Newcombe's for pairs, which keeps a
-    width where no prompt tells the models apart. first, second: artifacts of the stage safety.
+    Intervals are clustered by the prompt's text, which BOLD repeats; that of the share is Newcombe's for pairs, which
+    keeps a width if no prompt distinguishes the models. first, second: artifacts of the stage safety.
     """
     results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
     asked = [
@@ -146,7 +147,7 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
 
 
 def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
-    """Each row with its prompt and how many rows before it have the same one, as BOLD's empty prompts do."""
+    """Yield each row with its prompt and the number of earlier rows with the same prompt, as BOLD's empty ones."""
     met: Counter[str] = Counter()
     for row in rows:
         yield (row["prompt"], met[row["prompt"]]), row
@@ -154,22 +155,23 @@ def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int]
 
 
 def _drawn_by(one: Artifact) -> tuple[Any, Any]:
-    """How its continuations were drawn: temperature and nucleus; of a folder that no store made by default."""
+    """Return the temperature and nucleus of its continuations; the defaults for a folder that no store made."""
     config = (one.manifest.config.get("toxicity") if one.manifest else None) or {}
     return config.get("temperature", 1.0), config.get("top_p", 0.9)
 
 
 def _of_shares(toxic: NDArray[np.bool_], texts: Clusters) -> Interval:
-    """The second model's share less the first's over the same prompts; toxic (2, P), texts (P,)."""
+    """Return the second model's share minus the first's over the same prompts; toxic (2, P), texts (P,)."""
     return clustered_difference(toxic[1], toxic[0], texts)[0]
 
 
 def _worst_at_equal_length(
     first: list[dict[str, Any]], second: list[dict[str, Any]], every: int
 ) -> tuple[float, float]:
-    """The highest score of each model's continuations of one prompt, of which the n-th of both have equally many words.
+    """Return the highest score of each model's continuations of one prompt, after the n-th continuations of both are
+    cut to the same number of words.
 
-    every: the number of words that the first of their `beginnings` has.
+    every: number of words of the first of their `beginnings`.
     """
     pairs = [
         (_score_within(one, words, every), _score_within(other, words, every))
@@ -180,18 +182,17 @@ def _worst_at_equal_length(
 
 
 def _score_within(continuation: dict[str, Any], words: int, every: int) -> float:
-    """The score of the longest beginning that has at most so many words, 0 where there is none."""
+    """Return the score of the longest beginning with at most `words` words, 0 if there is none."""
     if words >= len(continuation["text"].split()):
         return float(continuation["toxicity"])
     return float(continuation["beginnings"][words // every - 1]) if words >= every else 0.0
 
 
 def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
-    """The second policy's mean reward on the held-out prompts less the first's, over prompts clustered by
-    conversation.
+    """Return the second policy's mean reward on held-out prompts minus the first's, clustered by conversation.
 
-    None where they were judged by different reward models, whose rewards have no common scale, or asked different
-    prompts or a single one. first, second: artifacts of the stage rlhf.
+    None if they were judged by different reward models, whose rewards have no common scale, or asked different prompts
+    or a single one. first, second: artifacts of the stage rlhf.
     """
     judges = {
         one.manifest.inputs["reward_model"].digest if one.manifest and "reward_model" in one.manifest.inputs else one.id
@@ -214,7 +215,7 @@ def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
 
 @dataclass(frozen=True)
 class Paired:
-    """One figure of the second artifact less that of the first, over the same items."""
+    """One figure of the second artifact minus that of the first, over the same items."""
 
     figure: str
     unit: Literal["share", "characters", "reward"]
@@ -222,7 +223,7 @@ class Paired:
 
 
 def paired_figures(first: Artifact, second: Artifact) -> Iterator[Paired]:
-    """Every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
+    """Yield every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
     if first.stage.startswith("benchmarks"):
         for one in paired_accuracy(first, second):
             yield Paired(f"{one.task} accuracy", "share", one.difference)

@@ -1,4 +1,4 @@
-"""Parts of a long measurement, kept as they are done, so that one that was broken off goes on from them."""
+"""Parts of a long measurement, stored when finished, so that an interrupted measurement continues from them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from infra.run import Run
 
 
 class Keep(Protocol):
-    """Does a part of the work, or gives what it left when it was done before."""
+    """Callable that does a part of the work, or returns its stored result if it was done before."""
 
     def __call__(self, name: str, make: Callable[[], Any]) -> Any: ...
 
 
 def at_once(name: str, make: Callable[[], Any]) -> Any:
-    """Keeps nothing."""
+    """Do the part without storing it."""
     return make()
 
 
 class KeptParts:
-    """Values by name, a JSON file each, of one question alone: those of another are removed.
+    """Values by name, one JSON file each, for a single question: values for another question are removed.
 
-    folder: where they lie. asked: all that the values depend on, in a text. `found` has the names that were there.
+    folder: their folder. asked: a text with everything that the values depend on. `found` has the names of values that
+    existed before.
     """
 
     def __init__(self, folder: Path, asked: str) -> None:
@@ -43,7 +44,7 @@ class KeptParts:
         self.found = self.names()
 
     def __call__(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, as it reads back from JSON: the same whether it was made now or before.
+        """Return the result of `make` as read back from JSON: the same for a new and a stored result.
 
         A value that was cut short by a crash has another name until it is whole.
         """
@@ -55,16 +56,16 @@ class KeptParts:
         return parse_own_json(text)
 
     def names(self) -> tuple[str, ...]:
-        """Of what is kept by now."""
+        """Return the names of the values stored so far."""
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
 
     def clear(self) -> None:
-        """Removes them: what they were kept for is done."""
+        """Remove the values after the measurement is finished."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str, Path], run: Run) -> KeptParts:
-    """What an earlier build of the same stage has left, where it was broken off. sources: the files of its config."""
+    """Return the parts that an interrupted build of the same stage has left. sources: the files of its config."""
     files = {str(path): path for one in sources for path in one.paths}
     asked = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
     kept = KeptParts(run.work_dir / "parts", json.dumps(asked))
@@ -74,8 +75,7 @@ def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str
 
 
 def state_of(places: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:
-    """Name, path, size and time of change (ns) of files and of all files in folders, by which another content is
-    told."""
+    """Return name, path, size and modification time (ns) of files, also of those in folders, to detect changes."""
     files = [
         (name, path)
         for name, place in sorted(places.items())

@@ -1,4 +1,4 @@
-"""The artifacts of a pipeline as the report reads them: models by name, curves, answers, paired scores."""
+"""Artifacts of a pipeline for the report: models by name, curves, answers, paired scores."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MODELS = {
     "preference_tuning": "preference_tuning",
     "rlhf": "rlhf",
 }
-"""Stages that make models which write text, and what the model of a pipeline's usual step is called."""
+"""Stages that make models that write text, with the name of the model of a pipeline's usual step."""
 
 ROLES = {"sft": ("base", "sft"), "preference_tuning": ("reference", "policy"), "rlhf": ("sft", "rlhf")}
-"""What a stage calls the model that it was given and the one that it made, in figures and samples."""
+"""Names that a stage gives, in figures and samples, to its input model and to the model that it made."""
 
 LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
 OTHER_STYLES = 5
 
 
 def asked_in(line: Mapping[str, Any]) -> str:
-    """What a line of samples asks: its prompt, of a conversation with all that was said before it."""
+    """Return the question of a line of samples: its prompt, for a conversation with all turns before it."""
     if not line.get("history"):
         return str(line["prompt"])
     turns = [*line["history"], {"role": "user", "content": line["prompt"]}]
@@ -45,12 +45,12 @@ class PipelineResults:
         return self.artifacts.get(id)
 
     def figures(self, id: str) -> dict[str, float]:
-        """The figures of a stage; empty if the pipeline has none of that name."""
+        """Return the figures of a stage; empty if the pipeline has none of that name."""
         found = self.get(id)
         return found.figures if found else {}
 
     def steps(self, stage: str) -> list[str]:
-        """The steps of a stage, the usual one first."""
+        """Return the steps of a stage, the usual one first."""
         found = [id for id, one in self.artifacts.items() if one.stage == stage or id == stage]
         return sorted(found, key=lambda id: id != stage)
 
@@ -62,15 +62,15 @@ class PipelineResults:
 
     @property
     def models(self) -> list[str]:
-        """The models that the pipeline made: base, sft and rlhf of the usual steps, others by their step's name."""
+        """Models that the pipeline made: base, sft and rlhf for the usual steps, others by their step's name."""
         return list(self._models)
 
     def model(self, name: str) -> Artifact:
-        """The artifact of a model by the name that it has here."""
+        """Return the artifact of a model by its name here."""
         return self._models[name]
 
     def by_address(self, stage: str, fingerprint: str) -> Artifact | None:
-        """The artifact with this address; None where it is not here."""
+        """Return the artifact with this address; None if the pipeline does not have it."""
         return next(
             (
                 one
@@ -81,11 +81,11 @@ class PipelineResults:
         )
 
     def long_name(self, model: str) -> str:
-        """The model in words."""
+        """Return the model's name in words."""
         return LONG_NAMES.get(model, model)
 
     def style(self, model: str) -> str:
-        """The class of the style sheet that draws a model's colour."""
+        """Return the class of the style sheet for a model's colour."""
         others = [name for name in self._models if name not in LONG_NAMES]
         return model if model not in others else f"other{others.index(model) % OTHER_STYLES}"
 
@@ -93,7 +93,7 @@ class PipelineResults:
         return [(self.long_name(name), self.style(name)) for name in models]
 
     def parent(self, model: str) -> str | None:
-        """The model that one was made from; None for the first, or one that is not here."""
+        """Return the model that this one was made from; None for the first, or if that model is not in the pipeline."""
         one = self._models.get(model)
         wanted = one.manifest.inputs.get("model") if one and one.manifest else None
         return self._at(wanted.stage, wanted.fingerprint) if wanted else None
@@ -109,13 +109,14 @@ class PipelineResults:
         )
 
     def roles(self, id: str) -> dict[str, str]:
-        """What the figures and samples of a tuning step call its two models → the models, as they are called here."""
+        """Return a mapping from the names that a tuning step's figures and samples use for its two models to the
+        models' names here."""
         before, after = ROLES[self.artifacts[id].stage if id not in ROLES else id]
         own = MODELS.get(id, id)
         return {before: self.parent(own) or before, after: own}
 
     def first_and_last(self) -> list[tuple[str, str]]:
-        """Each model that no other was made from, after the first of those that it was made from."""
+        """Return each model from which no other was made, paired with its first ancestor (ancestor, model)."""
         parents = {name: self.parent(name) for name in self._models}
         if not any(parents.values()):
             return [(self.models[0], self.models[-1])] if len(self.models) > 1 else []
@@ -129,7 +130,7 @@ class PipelineResults:
         return pairs
 
     def evaluation(self, kind: str, model: str) -> Artifact | None:
-        """The benchmarks or safety artifact of a model; None where it was not measured."""
+        """Return the benchmarks or safety artifact of a model; None if it was not measured."""
         if (usual := self.get(f"{kind}_{model}")) is not None and model in LONG_NAMES:
             return usual
         measured = [one for one in self.artifacts.values() if one.stage.startswith(kind) and one.manifest]
@@ -140,14 +141,14 @@ class PipelineResults:
         return None
 
     def results(self, kind: str, model: str) -> dict[str, Any]:
-        """results.json of benchmarks or safety for a model; empty where it was not measured."""
+        """Return results.json of benchmarks or safety for a model; empty if it was not measured."""
         found = self.evaluation(kind, model)
         return (found.read_json("results.json") if found else None) or {}
 
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
-        """The (step, value) points of a metric; points that are not finite are left out.
+        """Return the (step, value) points of a metric, without points that are not finite.
 
-        Of a step that was told more than once the last counts: a training that went back took the others back.
+        If a step was logged more than once, the last value counts: a training run that went back discarded the others.
         """
         found = self.get(id)
         points: dict[float, float] = {}
@@ -158,18 +159,18 @@ class PipelineResults:
         return sorted(points.items())
 
     def sampled(self, id: str) -> list[tuple[float, float]]:
-        """The loss of the held-out sample that a training looks at; earlier versions called it otherwise."""
+        """Return the loss of the held-out sample that training evaluates; earlier versions used another name."""
         return self.curve(id, "validation/sample_loss") or self.curve(id, "validation/loss")
 
     def corrections(self, id: str) -> list[dict[str, Any]]:
-        """What the guard did while a stage trained, in order; see training/guard/corrections.py."""
+        """Return the guard's actions while a stage trained, in order; see training/guard/corrections.py."""
         found = self.get(id)
         return (found.read_json("aux/corrections.json") if found else None) or []
 
     def samples(self, count: int) -> list[dict[str, Any]]:
-        """The first held-out prompts with the answers of every model, in the order in which they were measured.
+        """Return the first held-out prompts with the answers of every model, in the order in which they were measured.
 
-        The tuning stages each wrote the answers of two models; they are joined by prompt, with what was said before it.
+        Each tuning stage wrote the answers of two models; they are joined by prompt, including the turns before it.
         """
         rows: dict[str, dict[str, Any]] = {}
         for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
@@ -190,7 +191,7 @@ class PipelineResults:
                     if model in row["answers"]:
                         continue
                     row["answers"][model] = answer
-                    # Of this very answer: another step, or another line with this prompt, marked one of its own.
+                    # Only for this answer: another step, or another line with this prompt, marked a different answer.
                     for of in ("verified", "rewards"):
                         if role in (line.get(of) or {}):
                             row[of][model] = line[of][role]
@@ -199,22 +200,22 @@ class PipelineResults:
         return ordered[:count]
 
     def algorithm(self, id: str) -> str:
-        """How an alignment was done, as `Artifact.algorithm` says it."""
+        """Return the method of an alignment, as in `Artifact.algorithm`."""
         found = self.get(id)
         return found.algorithm if found else "PPO"
 
     def scores(self, id: str, key: str, role: str) -> list[float]:
-        """What the answers of one of the two models of an alignment scored, in the order of its held-out prompts.
+        """Return the scores of the answers of one of an alignment's two models, in the order of its held-out prompts.
 
-        key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty where they are
-        not known.
+        key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty if they are
+        unknown.
         """
         found = self.get(id)
         lines = found.read_lines("aux/samples.jsonl") if found else []
         return [float(line[key][role]) for line in lines if role in (line.get(key) or {})]
 
     def input_steps(self, id: str, name: str) -> list[str]:
-        """The steps whose artifact a step read as the input `name`: several where these share one."""
+        """Return the steps whose artifact a step read as the input `name`; several if they share one artifact."""
         found = self.get(id)
         wanted = found.manifest.inputs.get(name) if found and found.manifest else None
         return [
@@ -224,17 +225,17 @@ class PipelineResults:
         ]
 
     def judges(self) -> set[str]:
-        """The reward models that judge an alignment and train none."""
+        """Return the reward models that judge an alignment and train none."""
         alignments = [*self.steps("rlhf"), *self.steps("preference_tuning")]
         judging = {one for id in alignments for one in self.input_steps(id, "judge")}
         return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}
 
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
-        """For each task that both models took: the difference of their accuracies over the same items."""
+        """Return the difference of accuracies over the same items for each task that both models took."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
         return paired_accuracy(a, b) if a and b else []
 
     def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
-        """The difference in toxicity over the same prompts; None where they were not asked the same."""
+        """Return the difference in toxicity over the same prompts; None if the models were asked differently."""
         a, b = self.evaluation("safety", first), self.evaluation("safety", second)
         return paired_toxicity(a, b) if a and b else None

@@ -1,4 +1,4 @@
-"""python -m evaluation.safety runs the stage by itself; see `evaluation.safety.stage`."""
+"""python -m evaluation.safety runs the stage on its own; see `evaluation.safety.stage`."""
 
 from evaluation.config import SafetyConfig
 from evaluation.safety.stage import safety

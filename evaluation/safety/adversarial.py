@@ -1,4 +1,4 @@
-"""How trivial it is to make a model toxic: a search over changes to harmless prompts, against as many plain tries."""
+"""Effort needed to make a model toxic: a search over changes to harmless prompts, against as many plain tries."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from infra.run import Run
 
 @dataclass
 class _Attempt:
-    """The search from one prompt. text: the worst prompt so far; worst: the score of its worst continuation; tries:
-    after how many queries a toxic continuation was found, None before."""
+    """State of the search from one prompt. text: the worst prompt so far; worst: the score of its worst continuation;
+    tries: number of queries after which a toxic continuation was found, None before."""
 
     start: str
     text: str
@@ -46,12 +46,12 @@ def measure_adversarial(
     confidence: float,
     chat: ChatPrompt | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Hill climbing from each harmless prompt: a query draws continuations of a changed prompt, and the change stays if
-    the worst of them is no less toxic than before; it ends with the first toxic one.
+    """Run hill climbing from each harmless prompt. A query draws continuations of a changed prompt, and the change is
+    kept if the worst of them is no less toxic than before. The search ends with the first toxic continuation.
 
-    A changed prompt must itself score below the threshold, so that only what the model adds counts. As a control the
-    unchanged prompt is asked as often. chat: see `sample_continuations`. Returns the results, and a row a prompt with
-    what was found.
+    A changed prompt must itself score below the threshold, so that only the model's own text counts. As a control, the
+    unchanged prompt is asked the same number of times. chat: see `sample_continuations`. Returns the results, and one
+    row per prompt with the findings.
     """
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
@@ -116,7 +116,7 @@ def measure_adversarial(
 
 
 def _changed(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:
-    """One change that leaves the prompt harmless; the text itself where none of a few does."""
+    """Return the prompt with one change that leaves it harmless; the text itself if none of a few changes does."""
     for _ in range(8):
         parts = text.split()
         match draw.choice(("add", "add", "replace", "swap", "drop", "open")):

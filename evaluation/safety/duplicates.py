@@ -1,4 +1,4 @@
-"""Recitation by how often a text was trained on: k-extractable documents by number of copies (Carlini et al. 2022)."""
+"""Recitation by number of copies trained on: k-extractable documents by number of copies (Carlini et al. 2022)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def recited_by_copies(
     seed: int,
     confidence: float,
 ) -> list[dict[str, Any]]:
-    """A row for each number of copies: 1, 2 to 3, 4 to 7 and so on, with the share of documents recited exactly.
+    """Return a row for each number of copies (1, 2 to 3, 4 to 7 and so on) with the share of documents recited exactly.
 
-    A copy is a document whose first tokens, as many as prefix and continuation, are the same. folder: the MDS folder of
-    the training split. seen: which of its sequences were trained on; all of them are read. Up to `config.sequences`
-    different documents of each row are asked, drawn under the seed.
+    A copy is a document with the same first tokens, over the length of prefix and continuation. folder: the MDS folder
+    of the training split. seen: mask of its sequences that were trained on; all of them are read. For each row, up to
+    `config.sequences` distinct documents are asked, drawn under the seed.
     """
     length = config.prefix_tokens + config.continuation_tokens
     texts = first_tokens(folder, seen, length, run)
@@ -58,9 +58,8 @@ def recited_by_copies(
 def first_tokens(
     folder: Path, seen: NDArray[np.bool_], length: int, run: Run
 ) -> Sequence[tuple[NDArray[np.int64], int]]:
-    """The different beginnings of the documents that were trained on, `length` tokens each, with how many begin so.
-
-    In the order in which they stand in the shards.
+    """Return the distinct beginnings of the documents that were trained on, `length` tokens each, with the number of
+    documents that begin with them, in the order of the shards.
     """
     copies: dict[int, int] = {}
     texts: dict[int, NDArray[np.int64]] = {}

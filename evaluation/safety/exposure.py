@@ -1,4 +1,4 @@
-"""Exposure: how far a model gives away a made-up secret that it was trained on (Carlini et al. 2019)."""
+"""Exposure: the degree to which a model reveals a made-up secret that it was trained on (Carlini et al. 2019)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def measure_exposure(
     seed: int,
     confidence: float,
 ) -> list[dict[str, Any]]:
-    """A row for each canary of the shards; none where none were planted.
+    """Return a row for each canary of the shards; empty if none were planted.
 
     A row is {format, text, planted, trained, space, compared, rank, exposure: {value, low, high}, p_value, p_holm}.
-    rank: how many of the `compared` texts of the format, itself among them, are at least as likely as the canary; all
-    of the space where it has at most `candidates`, else so many drawn under the seed. trained: how many of the planted
-    copies lie whole in sequences that the model was trained on; None where it does not say. p_value: how often a text
-    that was never trained on comes so far up.
+    rank: number of the `compared` texts of the format, the canary included, that are at least as likely as the canary.
+    These are all texts of the space if it has at most `candidates`, otherwise `candidates` texts drawn under the seed.
+    trained: number of planted copies that are whole in sequences that the model was trained on; None if the model does
+    not record them. p_value: probability that a text that was never trained on reaches this rank.
     """
     canaries = read_canaries(shards)
     copies = trained_copies(lm, canaries, shards, trained, run)
@@ -53,7 +53,7 @@ def measure_exposure(
             found = exposure(own, not_itself, exact=whole, confidence=confidence)
             row = {"format": form.text, "text": one.text, "planted": one.copies, "trained": copies[place]}
             rows.append({**row, "space": form.space, **found})
-    # In the order of the file, corrected for their number.
+    # Sort in the order of the file; correct for the number of rows.
     order = {one.text: place for place, one in enumerate(canaries)}
     rows.sort(key=lambda row: order[row["text"]])
     adjusted = holm([row["p_value"] for row in rows])
@@ -61,11 +61,12 @@ def measure_exposure(
 
 
 def exposure(own: float, others: NDArray[np.float64], *, exact: bool, confidence: float) -> dict[str, Any]:
-    """log2 of the number of texts less log2 of the canary's rank among them, in bits.
+    """Return log2 of the number of texts minus log2 of the canary's rank among them, in bits.
 
-    own: the canary's log likelihood. others: those of other texts of its format (N,), as likely ones rank before it.
-    exact: whether these are all that there are; else the interval is that of the share that ranks before it (Wilson).
-    Where none does, the exposure may be larger than so many texts can show, and the value is the high end.
+    own: the canary's log likelihood. others: log likelihoods of other texts of its format (N,); equally likely texts
+    rank before it. exact: True if these are all other texts of the format; otherwise the interval is that of the share
+    that ranks before it (Wilson). If no text ranks before it, the exposure may be larger than N texts can show, and the
+    value is the high end.
     """
     before, compared = int((others >= own).sum()), len(others) + 1
     rank = before + 1
@@ -86,7 +87,7 @@ def exposure(own: float, others: NDArray[np.float64], *, exact: bool, confidence
 def trained_copies(
     lm: LoadedModel, canaries: Sequence[Canary], shards: Path, trained: TrainedSequences | None, run: Run
 ) -> list[int | None]:
-    """How often each canary stands whole in the sequences that were trained on; None where that is not known."""
+    """Return the number of whole occurrences of each canary in the sequences that were trained on; None if unknown."""
     if not canaries or trained is None or location_of(shards / "train"):
         return [None] * len(canaries)
     seen = trained.of(split_fingerprint(shards / "train"))
@@ -110,7 +111,7 @@ def trained_copies(
 
 
 def _log_likelihoods(lm: LoadedModel, texts: Sequence[str], run: Run) -> NDArray[np.float64]:
-    """Of each text, as a document of its own."""
+    """Return the log likelihood of each text as a separate document."""
     encoded = [
         [lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][: lm.max_tokens] for text in texts
     ]

@@ -1,4 +1,4 @@
-"""Personal data in what a model writes, found by the detectors that `clean` masks it with."""
+"""Personal data in a model's output, found by the detectors with which `clean` masks it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evaluation.config import GeneratedPersonalDataConfig
 from evaluation.statistics.intervals import share_of_clusters
 
 _RESERVED = re.compile(r"@(?:[\w-]+\.)*(?:example\.(?:com|net|org)|(?:[\w-]+\.)?(?:example|invalid|localhost|test))$")
-"""Names that are kept free for documentation and tests (RFC 2606): such an address is nobody's."""
+"""Domain names reserved for documentation and tests (RFC 2606): such an address belongs to no one."""
 
 
 def personal_kinds(text: str, config: GeneratedPersonalDataConfig) -> list[str]:
-    """The kinds of personal data that a text holds, sorted; what `clean` puts in its place by default counts as none,
-    nor do addresses of reserved names."""
+    """Return the kinds of personal data in a text, sorted; default replacements of `clean` and addresses with reserved
+    names do not count."""
     found = find_personal_data(text, frozenset(config.kinds), config.phone_regions)
     return sorted({one.kind for one in found if not _is_nobodys(one.kind, text[one.start : one.end])})
 
@@ -25,10 +25,10 @@ def personal_kinds(text: str, config: GeneratedPersonalDataConfig) -> list[str]:
 def measure_personal_data(
     continuations: Sequence[Sequence[str]], config: GeneratedPersonalDataConfig, *, confidence: float
 ) -> tuple[dict[str, Any], list[list[list[str]]]]:
-    """The share of continuations with any personal data, and with each kind.
+    """Measure the share of continuations with any personal data, and with each kind.
 
-    continuations: K texts of each of P prompts. Those of one prompt are alike, so that the interval is that of a
-    beta-binomial mean. Returns the results, and of each continuation the kinds found.
+    continuations: K texts of each of P prompts. Continuations of one prompt are similar, so the interval is that of a
+    beta-binomial mean. Returns the results, and the kinds found in each continuation.
     """
     kinds = [[personal_kinds(text, config) for text in texts] for texts in continuations]
     samples = len(continuations[0])

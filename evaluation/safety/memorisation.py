@@ -20,7 +20,7 @@ from infra.errors import stage_error
 from infra.io.json import read_own_json
 from infra.run import Run
 
-# At most so many sequences are looked at for each one that is wanted: with short documents, few hold a whole window.
+# Most sequences examined per requested one: with short documents, few hold a whole window.
 _LOOKS = 50
 
 
@@ -34,12 +34,12 @@ def measure_memorisation(
     seed: int,
     confidence: float,
 ) -> dict[str, Any]:
-    """Shares of documents recited exactly: of text that the model was trained on and, as a control, of validation text.
+    """Measure the shares of documents recited exactly: of text that the model was trained on and, as a control, of
+    validation text.
 
-    trained: what the model, or the base model it was made from, was pretrained on.
-
-    Returns {"skipped": why} where that is not known or is of other shards alone, and where no document is as long as
-    prefix and continuation together.
+    trained: the sequences on which the model, or the base model it was made from, was pretrained.
+    Returns {"skipped": reason} if these are unknown or only from other shards, and if no document is as long as prefix
+    and continuation together.
     """
     length = config.prefix_tokens + config.continuation_tokens
     if length > lm.max_tokens:
@@ -90,10 +90,10 @@ def measure_memorisation(
 def membership_auc(
     members: NDArray[np.float64], others: NDArray[np.float64], seed: int, confidence: float
 ) -> dict[str, float]:
-    """How well a threshold on the loss tells members from others (Yeom et al. 2018): the area under the ROC curve, by
-    scikit-learn, 0.5 where it cannot; with the bootstrap over documents of each side.
+    """Return the area under the ROC curve of a loss threshold that separates members from others (Yeom et al. 2018), by
+    scikit-learn, with the bootstrap over documents of each side; 0.5 is no separation.
 
-    members, others: mean loss a token of each document (N,), (M,).
+    members, others: mean loss per token of each document (N,), (M,).
     """
     from scipy import stats
     from sklearn.metrics import roc_auc_score
@@ -112,29 +112,28 @@ def membership_auc(
 
 
 def recited_tokens(hits: Sequence[Tensor], prefix_tokens: int) -> np.ndarray:
-    """How many tokens after the prefix greedy decoding gets right before its first error, for each sequence (N,).
+    """Return, for each sequence (N,), the number of tokens after the prefix that greedy decoding gets right before its
+    first error.
 
-    Greedy decoding follows the true text exactly as far as each true token is the likeliest one given the true text
-    before it, so one forward pass over the sequences answers it without generating anything.
-
-    hits: of each sequence (T - 1,), whether each token but the first is the likeliest one.
+    Greedy decoding follows the true text as long as each true token is the likeliest one given the true text before it.
+    One forward pass over the sequences therefore gives the number without generating anything.
+    hits: for each sequence (T - 1,), True for each token after the first that is the likeliest one.
     """
-    # The first entry of `hits` is about token 1, so that about the first token after the prefix is at prefix - 1.
+    # The first entry of `hits` refers to token 1, so the first token after the prefix is at index prefix - 1.
     return np.array([int(hit[prefix_tokens - 1 :].int().cumprod(0).sum()) for hit in hits])
 
 
 def read_documents(
     folder: Path, count: int, length: int, seed: int, work_dir: Path, among: NDArray[np.bool_] | None = None
 ) -> list[list[int]]:
-    """`length` tokens of one document from each of up to `count` packed sequences of an MDS folder, drawn under the
-    seed, in the order of their numbers.
+    """Return `length` tokens of one document from each of up to `count` packed sequences of an MDS folder, drawn under
+    the seed, in the order of their numbers.
 
-    They begin where the document does in its sequence, with the token that ended the one before, as in training. A
-    sequence in which no document is so long is passed over; at most 50 times as many sequences are looked at.
-
-    among: which of the sequences may be drawn; all by default.
+    They begin where the document does in its sequence, with the token that ended the previous one, as in training. A
+    sequence without a document of this length is skipped; at most 50 times `count` sequences are examined.
+    among: mask of the sequences that may be drawn; all by default.
     work_dir: where compressed shards are unpacked, one at a time.
-    Raises StageError if the folder is no MDS folder with a token column.
+    Raises StageError if the folder is not an MDS folder with a token column.
     """
     split = Split(folder, work_dir)
     drawn = np.random.default_rng(seed)
@@ -157,9 +156,11 @@ def read_documents(
 
 
 def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.int64]:
-    """Where in a packed sequence of `total` tokens those documents begin that have at least `length` tokens in it.
+    """Return the positions in a packed sequence of `total` tokens where documents with at least `length` tokens in it
+    begin.
 
-    starts: positions of the documents' first tokens; each document begins with the token before, which ended the last.
+    starts: positions of the documents' first tokens; each document begins with the token before, which ended the
+    previous one.
     """
     begins = np.unique(np.maximum(starts.astype(np.int64) - 1, 0))
     return begins[np.diff([*begins, total]) >= length]
@@ -180,9 +181,10 @@ class Split:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[np.ndarray, NDArray[np.int64]]]:
-        """Tokens (T,) of each of these sequences, and where its documents begin; `numbers` in ascending order.
+        """Yield the tokens (T,) of each of these sequences, and the positions where its documents begin; `numbers` in
+        ascending order.
 
-        Raises StageError `bad_shards` for files that are not there or cannot be read.
+        Raises StageError `bad_shards` for files that are missing or cannot be read.
         """
         from streaming.base.format import reader_from_json
 
@@ -209,7 +211,7 @@ class Split:
                     unpacked.unlink(missing_ok=True)
 
     def _unpacked(self, shard: dict[str, Any]) -> tuple[Path, Path | None]:
-        """The folder that holds a shard as it is read, and the file in it that was unpacked for that."""
+        """Return the folder that holds a shard in readable form, and the file in it that was unpacked, if any."""
         raw = shard["raw_data"]["basename"]
         if not shard.get("compression") or (self._folder / raw).exists():
             return self._folder, None

@@ -1,4 +1,4 @@
-"""What a mitigation of toxicity does and costs, against the plain model over the same prompts and items."""
+"""Effects and costs of a toxicity mitigation, against the plain model over the same prompts and items."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of one mitigation, or of the plain model.
+    """Measurements of one mitigation, or of the plain model.
 
-    chosen_by: what chose its continuations, if anything did. drawn_per_kept: continuations drawn for one that is kept.
-    scores: (P prompts, K continuations). right: by task, how far each item was got right, 0 or 1 but in a few tasks;
-    None for what changes no likelihoods. nats: of its continuations to the plain model, a token."""
+    chosen_by: selector of its continuations, if any. drawn_per_kept: continuations drawn per kept continuation.
+    scores: (P prompts, K continuations). right: by task, the score of each item, 0 or 1 except in a few tasks; None if
+    likelihoods are unchanged. nats: of its continuations under the plain model, per token.
+    """
 
     name: str
     kind: str
@@ -38,8 +39,9 @@ class Measured:
 
 
 def nats_per_token(lm: LoadedModel, prompts: Sequence[str], texts: Sequence[Sequence[str]], run: Run) -> float:
-    """The mean negative log likelihood a token of all continuations after their prompts, in nats: fluency as Liu et al.
-    2021 (DExperts) measure it, by the plain model instead of a larger one; 0 where nothing was said."""
+    """Return the mean negative log likelihood per token of all continuations after their prompts, in nats: fluency as
+    Liu et al. 2021 (DExperts) measure it, but by the plain model instead of a larger one; 0 if all continuations are
+    empty."""
     from evaluation.generation.language_model import token_log_likelihoods
 
     sequences, starts = [], []
@@ -58,7 +60,7 @@ def nats_per_token(lm: LoadedModel, prompts: Sequence[str], texts: Sequence[Sequ
 
 
 def distinct_pairs(texts: Sequence[Sequence[str]]) -> float:
-    """Distinct pairs of words over all pairs, in the continuations of each prompt (Li et al. 2016); their mean."""
+    """Return distinct word pairs over all pairs, in the continuations of each prompt (Li et al. 2016); their mean."""
     shares = []
     for some in texts:
         pairs = [pair for words in map(str.split, some) for pair in pairwise(words)]
@@ -79,8 +81,8 @@ def accuracies(right: Mapping[str, Mapping[int, float]] | None, config: Mitigati
 
 
 def changes(plain: Measured, one: Measured, config: MitigationsConfig) -> dict[str, Any]:
-    """What a mitigation changed over the same prompts and items, with intervals: the bootstrap over prompts for means,
-    Newcombe's for pairs of shares, and McNemar's p-value; `_paired_score` says more of tasks."""
+    """Return the changes by a mitigation over the same prompts and items, with intervals: the bootstrap over prompts
+    for means, Newcombe's for pairs of shares, and McNemar's p-value. For tasks see `_paired_score`."""
     from evaluation.statistics.intervals import bootstrap
 
     worst = one.scores.max(axis=1), plain.scores.max(axis=1)
@@ -103,8 +105,9 @@ def changes(plain: Measured, one: Measured, config: MitigationsConfig) -> dict[s
 
 
 def _paired_score(now: NDArray[np.float64], before: NDArray[np.float64], config: MitigationsConfig) -> dict[str, float]:
-    """The change of an accuracy over the same items (N,). Where these are more or less right, the interval is the
-    bootstrap's and the p-value that of sign flips; nothing of a single one, which does not tell how items differ."""
+    """Return the change of an accuracy over the same items (N,). If items have scores between right and wrong, the
+    interval is the bootstrap's and the p-value is that of sign flips; empty for a single item, which does not show how
+    items differ."""
     from evaluation.statistics.intervals import bootstrap
     from evaluation.statistics.paired import sign_flip_p_value
 

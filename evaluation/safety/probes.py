@@ -1,4 +1,4 @@
-"""The texts that the safety stage asks of a model: prompts and pairs of sentences."""
+"""Texts that the safety stage gives to a model: prompts and pairs of sentences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLUMNS = ("sent_more", "sent_less", "stereo_antistereo", "bias_type")
 
 
 def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
-    """The prompts with their kind (`all` where the file gives none).
+    """Return the prompts with their kind (`all` if the file has none).
 
-    JSON lines have `prompt`: a text, or an object with `text` as RealToxicityPrompts has it, whose kind is
-    `challenging` or `other`. BOLD's JSON has prompts by group and name; the kind is the group. A line of a text file
-    that is a list with written-out line ends, as ToxiGen's prompts are, is read as that list.
-    Raises StageError naming the line that is not a prompt, or a file that is empty or no UTF-8.
+    JSON lines have `prompt`: a text, or an object with `text` as in RealToxicityPrompts, whose kind is `challenging` or
+    `other`. BOLD's JSON has prompts by group and name; the kind is the group. A line of a text file that is a list with
+    escaped line ends, as ToxiGen's prompts are, is read as that list.
+    Raises StageError naming the line that is not a prompt, or a file that is empty or not UTF-8.
     """
     path = Path(config.prompts) if config.prompts else DATA_DIR / "toxicity_prompts.jsonl"
     try:
@@ -42,7 +42,7 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
 
 
 def is_bold(config: ToxicityConfig) -> bool:
-    """Whether the prompts are BOLD's, whose kinds are groups of people and the like to compare."""
+    """Return True if the prompts are BOLD's, whose kinds are groups, such as groups of people, to compare."""
     return config.prompts is not None and Path(config.prompts).suffix == ".json"
 
 
@@ -75,7 +75,7 @@ def _bold(path: Path, text: str) -> list[dict[str, str]]:
 
 
 def read_pairs(config: BiasConfig) -> list[dict[str, str]]:
-    """The rows of a CSV file with CrowS-Pairs' columns.
+    """Return the rows of a CSV file with CrowS-Pairs' columns.
 
     Raises StageError naming missing columns, or the row that is not a pair.
     """

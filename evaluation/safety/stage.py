@@ -21,11 +21,11 @@ EXPOSED = 0.05
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measures what `config` does not leave out.
 
-    inputs: model, an HF causal language model with its tokenizer; shards (optional), those that it, or the base model
-    it was made from, was pretrained on, of which its trained_sequences.json says what it saw.
-    Writes results.json, what was generated to aux/generations.jsonl, and the prompts that a search made worse to
-    aux/adversarial.jsonl. Until then what is done lies in the run's work folder, part by part, and a build that was
-    broken off goes on from there.
+    inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or the
+    base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences that it saw.
+    Writes results.json, the generated texts to aux/generations.jsonl, and the prompts that a search made worse to
+    aux/adversarial.jsonl. Until then, finished parts are in the run's work folder, and an interrupted build continues
+    from them.
     """
     from corpus.tokens.remote import location_of
     from corpus.tokens.trained import TrainedSequences
@@ -93,7 +93,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 
 class _How(TypedDict):
-    """What all measurements are given."""
+    """Arguments common to all measurements."""
 
     seed: int
     confidence: float
@@ -102,7 +102,7 @@ class _How(TypedDict):
 def _personal_data(
     generations: Sequence[Mapping[str, Any]], config: GeneratedPersonalDataConfig, confidence: float
 ) -> dict[str, Any]:
-    """The results, and on each continuation that holds any the kinds of it."""
+    """Return the results, and add the kinds of personal data to each continuation that contains any."""
     from evaluation.safety.generated_data import measure_personal_data
 
     rows = [row["continuations"] for row in generations]
@@ -117,7 +117,7 @@ def _personal_data(
 
 
 def _empty(generations: Sequence[Mapping[str, Any]], config: SafetyConfig) -> dict[str, float]:
-    """The share of continuations in which a model said nothing, which every scorer holds harmless."""
+    """Return the share of empty continuations, which every scorer rates harmless."""
     from evaluation.statistics.intervals import share_of_clusters
 
     if config.toxicity is None:
@@ -128,7 +128,7 @@ def _empty(generations: Sequence[Mapping[str, Any]], config: SafetyConfig) -> di
 
 
 def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of results.json by the names that gates and manifests use."""
+    """Return the figures of results.json by the names that gates and manifests use."""
     figures: dict[str, float] = {}
 
     def add(name: str, interval: Mapping[str, float]) -> None:

@@ -35,12 +35,12 @@ def measure_toxicity(
     keep: Keep = at_once,
     chat: ChatPrompt | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Samples continuations and scores them without their prompts.
+    """Sample continuations and score them without their prompts.
 
-    scorers: the first makes the figures; what others say stands beside them, as `other_scorers`. Where sets are
-    labelled, `quality` has for each scorer how well it agrees with people. keep: what keeps continuations and scores
-    while the rest is done. chat: see `sample_continuations`.
-    Returns the results (overall and by kind of prompt) and what was generated, a row a prompt.
+    scorers: the first gives the figures; results of the others are next to them as `other_scorers`. If labelled sets
+    are configured, `quality` has each scorer's agreement with people. keep: stores continuations and scores while the
+    rest is done. chat: see `sample_continuations`.
+    Returns the results (overall and by kind of prompt) and the generated texts, one row per prompt.
     """
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
@@ -103,8 +103,8 @@ def measure_toxicity(
 
 
 def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words: int, keep: Keep) -> None:
-    """Puts beside each continuation the scores of its first `words` words, of twice as many and so on, as far as each
-    is shorter than the whole; in place."""
+    """Add to each continuation, in place, the scores of its first `words` words, of twice as many and so on, as long as
+    each is shorter than the whole."""
     cut = [beginnings(one["text"], words) for one in continuations]
     scores = iter(kept_scores(scorer, [text for texts in cut for text in texts], "scores_of_beginnings", keep))
     for one, texts in zip(continuations, cut, strict=True):
@@ -112,7 +112,8 @@ def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words
 
 
 def beginnings(text: str, words: int) -> list[str]:
-    """The first `words` words of a text, the first twice as many and so on, as far as each is shorter than the whole.
+    """Return the first `words` words of a text, the first twice as many and so on, as long as each is shorter than the
+    whole.
 
     >>> beginnings("a b c d", 1)
     ['a', 'a b', 'a b c']
@@ -124,11 +125,12 @@ def beginnings(text: str, words: int) -> list[str]:
 def toxicity_of_text(
     lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, shards: Path, run: Run, *, seed: int, confidence: float
 ) -> dict[str, Any] | None:
-    """What held-out text of the shards scores, cut to the length of a continuation: what `summarise` gives, over as
-    many groups of `samples_per_prompt` pieces as there are prompts, or as the text has; None where it has not one.
+    """Return the scores of held-out text of the shards, cut to the length of a continuation: the result of `summarise`
+    over groups of `samples_per_prompt` pieces. There are as many groups as prompts, or as the text allows; None if the
+    text is too short for one group.
 
-    Below it no model of that text can be expected to come: what is left is how far the scorer errs on harmless text.
-    A piece is not the beginning of its document, which is often no sentence.
+    No model of that text can be expected to score lower: the rest is the scorer's error on harmless text. A piece is
+    not taken from the beginning of its document, which is often not a sentence.
     """
     length, each = config.max_new_tokens, config.samples_per_prompt
     wanted = len(read_prompts(config)) * each
@@ -144,9 +146,10 @@ def toxicity_of_text(
 def compare_groups(
     scores: NDArray[np.float64], groups: Sequence[str], threshold: float, confidence: float
 ) -> list[dict[str, Any]]:
-    """A row for each group of prompts against all the others: {group, prompts, value, low, high, p_value, p_holm}.
+    """Return a row for each group of prompts against all the others: {group, prompts, value, low, high, p_value,
+    p_holm}.
 
-    value: its share of prompts with a toxic continuation less that of the others (Newcombe's interval); p_value:
+    value: its share of prompts with a toxic continuation minus that of the others (Newcombe's interval); p_value:
     Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K); groups: of each prompt.
     """
     from scipy import stats
@@ -170,12 +173,12 @@ def _quality(number: int, scorer: Scorer, config: ToxicityConfig, run: Run, keep
 
 
 def summarise(scores: NDArray[np.float64], threshold: float, seed: int, confidence: float) -> dict[str, Any]:
-    """The figures of scores (P prompts, K samples); the unit that is resampled is the prompt."""
+    """Return the figures of scores (P prompts, K samples); the resampled unit is the prompt."""
     worst = scores.max(axis=1)
     toxic = worst >= threshold
     expected = bootstrap(worst, confidence=confidence, seed=seed)
     probability = wilson(int(toxic.sum()), toxic.size, confidence)
-    # Continuations of one prompt are alike.
+    # Continuations of one prompt are similar.
     every = share_of_clusters((scores >= threshold).sum(axis=1), scores.shape[1], confidence)
     return {
         "expected_max_toxicity": expected.as_json(),

@@ -1,4 +1,4 @@
-"""Scorers of toxicity by config, and how good each is on comments that people labelled."""
+"""Scorers of toxicity by config, and their quality on comments that people labelled."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ SETS: Mapping[str, tuple[str, str, Callable[[str], bool]]] = {
     "hatecheck": ("test_case", "label_gold", lambda label: label == "hateful"),
     "surge": ("text", "is_toxic", lambda label: label == "Toxic"),
 }
-"""Columns of text and label of each published file, and which labels are toxic: of Davidson et al. hate and offence."""
+"""Columns of text and label of each published file, and a predicate for toxic labels: for Davidson et al., hate and
+offence."""
 
 SCORED_AT_ONCE = 512
-"""Scores are kept after so many texts: a multiple of a classifier's batch, so that batches stay the same."""
+"""Number of texts after which scores are stored: a multiple of a classifier's batch, so that batches stay the same."""
 
 
 class LexiconScorer:
-    """1 for a text with a word or phrase of a list, whole and whatever its case; 0 for others."""
+    """Scorer that gives 1 to a text with a word or phrase of a list, whole and in any case, and 0 to others."""
 
     limits = "It sees the listed words alone, whoever says them and however they are meant."
 
     def __init__(self, path: Path) -> None:
-        """path: a word or phrase a line, or a CSV file with them in the column `text` or the first one."""
+        """path: one word or phrase per line, or a CSV file with them in the column `text` or the first one."""
         words = read_words(path)
         longest_first = sorted(set(words), key=len, reverse=True)
         self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
@@ -47,17 +48,17 @@ class LexiconScorer:
 
 
 class WatchedScorer:
-    """Another scorer, whose failures are told by its name and the number of the text."""
+    """Wrapper of a scorer that reports its failures with its name and the number of the text."""
 
     def __init__(self, scorer: Scorer) -> None:
         self.name, self.limits, self._scorer = scorer.name, scorer.limits, scorer
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Raises StageError `scorer_failed`, also where a score is missing or no number."""
+        """Return the scores. Raises StageError `scorer_failed`, also if a score is missing or not a finite number."""
         return self.scored(texts, 0, len(texts))
 
     def scored(self, texts: Sequence[str], before: int, total: int) -> NDArray[np.float64]:
-        """The scores of `total` texts' part that has `before` others before it."""
+        """Return the scores of one part of `total` texts; `before` texts precede the part."""
         try:
             scores = np.asarray(self._scorer(texts), dtype=np.float64)
         except StemmaError:
@@ -77,7 +78,7 @@ class WatchedScorer:
         return scores
 
     def _failing(self, texts: Sequence[str]) -> int:
-        """The number, from 1, of the first text that fails alone too; 0 where none does."""
+        """Return the number, from 1, of the first text that also fails alone; 0 if none does."""
         for number, text in enumerate(texts, start=1):
             try:
                 self._scorer([text])
@@ -94,7 +95,7 @@ class WatchedScorer:
 
 
 def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> NDArray[np.float64]:
-    """The scores (N,) of texts, kept some at a time under a name."""
+    """Return the scores (N,) of texts, stored in parts under a name."""
     watched = scorer if isinstance(scorer, WatchedScorer) else WatchedScorer(scorer)
 
     def some(start: int) -> list[float]:
@@ -105,7 +106,7 @@ def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> 
 
 
 def make_scorer(config: ToxicityScorer) -> WatchedScorer:
-    """The scorer that a config names. Raises StageError `bad_scorer`, `bad_lexicon`."""
+    """Return the scorer that a config names. Raises StageError `bad_scorer`, `bad_lexicon`."""
     if config.kind == "svm":
         return WatchedScorer(ProfanityScorer())
     path = Path(str(config.path))
@@ -120,7 +121,7 @@ def make_scorer(config: ToxicityScorer) -> WatchedScorer:
 def scorer_quality(
     scorer: Scorer, sets: Iterable[LabelledSet], threshold: float, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """How a scorer's judgements agree with people's on each labelled set: AUC over all thresholds, F1 at `threshold`.
+    """Return a scorer's agreement with people on each labelled set: AUC over all thresholds, F1 at `threshold`.
 
     Both by scikit-learn. progress: called before each set.
     """
@@ -145,9 +146,9 @@ def scorer_quality(
 
 
 def read_labelled(config: LabelledSet) -> Labelled:
-    """The texts of a published file, and whether people called them toxic.
+    """Return the texts of a published file, and True for each text that people labelled toxic.
 
-    Raises StageError `bad_labelled_set` for missing columns and where there is one label alone.
+    Raises StageError `bad_labelled_set` for missing columns, or if there is only one label.
     """
     text, label, is_toxic = SETS[config.kind]
     path = Path(config.path)
@@ -166,7 +167,7 @@ def read_labelled(config: LabelledSet) -> Labelled:
 
 
 def read_words(path: Path) -> list[str]:
-    """The words or phrases of a file: one a line, or the column `text` of a CSV file, or its first column.
+    """Return the words or phrases of a file: one per line, or the column `text` of a CSV file, or its first column.
 
     Raises StageError `bad_lexicon` for a file that cannot be read or holds none.
     """

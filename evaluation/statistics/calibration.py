@@ -1,4 +1,4 @@
-"""Whether a model's confidence in a choice is what it gets right: calibration over multiple-choice items."""
+"""Agreement of a model's confidence in a choice with its accuracy: calibration over multiple-choice items."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from evaluation.statistics.intervals import bootstrap
 
 BINS = 10
-"""Bins of equal counts: of equal width, most are empty where a model is unsure of everything."""
+"""Bins of equal counts: with equal width, most bins are empty if a model is unsure of everything."""
 
 NO_RIGHT_CHOICE = frozenset({"pct_stereotype", "likelihood_diff"})
-"""Metrics of tasks whose target is not right but one of the two that are compared."""
+"""Metrics of tasks whose target is not right but one of two choices being compared."""
 
 
 def calibration(
     samples: Sequence[Mapping[str, Any]], confidence: float = 0.95, seed: int = 17
 ) -> dict[str, Any] | None:
-    """Expected calibration error (Guo et al. 2017) and Brier score (1950) of the choices' softmax.
+    """Return the expected calibration error (Guo et al. 2017) and Brier score (1950) of the choices' softmax.
 
-    samples: lm-eval's records of a multiple-choice task, whose `filtered_resps` are (log-likelihood, greedy) a choice
-    and whose `target` is the right one's number. A choice's probability is its share of exp(log-likelihood), as where
-    acc is taken. ECE is in [0, 1], 0 is calibrated; with few items it is biased upwards. Brier is the mean of the
-    squared distances to (0, …, 1, …, 0), in [0, 2]. None where there are no such items, and where several choices are
-    right, so that `acc` is a share of likelihood (truthfulqa_mc2), or none is (crows_pairs).
+    samples: lm-eval's records of a multiple-choice task, whose `filtered_resps` are (log-likelihood, greedy) per choice
+    and whose `target` is the number of the right choice. A choice's probability is its share of exp(log-likelihood), as
+    for acc. ECE is in [0, 1], 0 is calibrated; with few items it is biased upwards. Brier is the mean of the squared
+    distances to (0, …, 1, …, 0), in [0, 2].
+    Returns None if there are no such items, if several choices are right, so that `acc` is a share of likelihood
+    (truthfulqa_mc2), or if no choice is right (crows_pairs).
     """
     if any(sample.get("acc", 0) not in (0, 1) or NO_RIGHT_CHOICE & sample.keys() for sample in samples):
         return None
@@ -61,8 +62,8 @@ def calibration(
 
 
 def binned(right: Sequence[float], sure: Sequence[float]) -> tuple[list[dict[str, float]], float]:
-    """Bins of equal counts by confidence, each with its mean confidence, accuracy and n; and the expected calibration
-    error over them. right: 1 where an item is. sure: the confidence in it."""
+    """Return bins of equal counts by confidence, each with its mean confidence, accuracy and n; and the expected
+    calibration error over them. right: 1 if an item is right. sure: the confidence in it."""
     order = np.argsort(sure, kind="stable")
     bins = [part for part in np.array_split(order, min(BINS, len(order) // 2)) if part.size]
     rows = [

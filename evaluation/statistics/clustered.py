@@ -22,20 +22,20 @@ from evaluation.statistics.intervals import (
 
 Floats = NDArray[np.float64]
 Clusters = NDArray[np.int64]
-"""The number of each item's cluster (N,), from 0 on; gaps are allowed."""
+"""Number of each item's cluster (N,), from 0 on; gaps are allowed."""
 
 _LEVERAGE = 1e-10
-"""Below this, 1 - leverage is 0: one cluster alone determines a coefficient."""
+"""Threshold below which 1 - leverage is 0: one cluster alone determines a coefficient."""
 
 
 def number_clusters(keys: Iterable[Hashable]) -> Clusters:
-    """The number of each item's cluster (N,), in order of first appearance. keys: equal for items of one cluster."""
+    """Return the number of each item's cluster (N,), in order of first appearance. keys: equal within a cluster."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def clustered_mean(values: ArrayLike, clusters: Clusters, confidence: float = 0.95) -> Interval:
-    """The mean over items with its cluster-robust interval.
+    """Return the mean over items with its cluster-robust interval.
 
     Args:
         values: (N,).
@@ -49,7 +49,8 @@ def clustered_mean(values: ArrayLike, clusters: Clusters, confidence: float = 0.
 def clustered_ratio(
     numerators: ArrayLike, denominators: ArrayLike, clusters: Clusters, confidence: float = 0.95
 ) -> Interval:
-    """Sum over sum, such as nats per token, with its cluster-robust interval. Bounds as in `clustered_intercept`.
+    """Return sum over sum, such as nats per token, with its cluster-robust interval. Bounds as in
+    `clustered_intercept`.
 
     Args:
         numerators: (N,).
@@ -58,7 +59,7 @@ def clustered_ratio(
         confidence: level of the interval.
     """
     clusters = _from_zero(clusters)
-    # Least squares through the origin, of values whose variance grows with the denominator.
+    # Least squares through the origin for values whose variance grows with the denominator.
     root = np.sqrt(np.asarray(denominators, dtype=np.float64))
     fitted = _least_squares(root[:, None], np.asarray(numerators, dtype=np.float64) / root, clusters)
     return _student(*fitted, confidence)
@@ -67,12 +68,12 @@ def clustered_ratio(
 def clustered_intercept(
     gains: ArrayLike, changes: ArrayLike, clusters: Clusters, confidence: float = 0.95
 ) -> tuple[Interval, float]:
-    """The constant a of least squares gain = a + b · change, with its cluster-robust interval, and b.
+    """Return the constant a of least squares gain = a + b · change, with its cluster-robust interval, and b.
 
-    a is the part of a mean gain that no change in length explains, b the value of one more token. Where all changes
-    are equal nothing separates the two: b is 0 and a the mean. The bounds are those of CR2 standard errors with Bell
+    a is the part of a mean gain that no change in length explains; b is the value of one more token. If all changes are
+    equal, nothing separates the two: b is 0 and a is the mean. The bounds are those of CR2 standard errors with Bell
     and McCaffrey's (2002) degrees of freedom, which hold their level with few clusters and with unequal ones (Imbens &
-    Kolesár 2016); they are nan where a single cluster leaves the spread between clusters unknown.
+    Kolesár 2016); they are nan if a single cluster leaves the spread between clusters unknown.
 
     Args:
         gains: (N,).
@@ -90,13 +91,13 @@ def clustered_intercept(
 
 
 def clustered_share(hits: ArrayLike, clusters: Clusters, confidence: float = 0.95) -> Interval:
-    """The share of hits with its score interval (Wilson 1927) at the effective number of items and Student's quantile.
+    """Return the share of hits with its score interval (Wilson 1927) at the effective number of items and Student's
+    quantile.
 
     The effective number is that of independent items whose share has the same cluster-robust variance, at most N (Rao &
-    Scott 1992, Korn & Graubard 1998). The design effect is read off the k clusters with a hit, or with a miss,
-    whichever are fewer: with few of them it moves towards that of clusters whose items are all alike, and is that one
-    where all items agree. Where each item is a cluster this is Wilson's interval; with fewer than two clusters it is
-    [0, 1].
+    Scott 1992, Korn & Graubard 1998). The design effect is estimated from the k clusters with a hit, or with a miss,
+    whichever are fewer. With few of them it moves towards that of clusters with identical items, and it equals that if
+    all items agree. If each item is a cluster, this is Wilson's interval; with fewer than two clusters it is [0, 1].
 
     Args:
         hits: (N,) of 0 and 1, a tie as a half.
@@ -125,14 +126,14 @@ def clustered_share(hits: ArrayLike, clusters: Clusters, confidence: float = 0.9
 def clustered_sign_test(
     signs: ArrayLike, clusters: Clusters, alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:
-    """The exact p-value of a sum of whole numbers if each cluster's sum were as likely to have the other sign.
+    """Return the exact p-value of a sum of integers if each cluster's sum were as likely to have the other sign.
 
-    Where each item is a cluster and is -1 or 1 it is the sign test, of discordant pairs McNemar's test; of clusters the
-    permutation test of Durkalski et al. (2003). 1 where all sums are 0. It cannot be below 0.05 with fewer than six
-    clusters (greater: five).
+    If each item is a cluster and is -1 or 1, this is the sign test, and for discordant pairs McNemar's test; for
+    clusters it is the permutation test of Durkalski et al. (2003). It is 1 if all sums are 0. It cannot be below 0.05
+    with fewer than six clusters (greater: five).
 
     Args:
-        signs: (N,) of whole numbers, such as right - wrong or second - first.
+        signs: (N,) integers, such as right - wrong or second - first.
         clusters: (N,), see `number_clusters`.
         alternative: the claim, a sum other than 0 or above 0.
     """
@@ -142,7 +143,7 @@ def clustered_sign_test(
     sizes, counts = np.unique(np.abs(sums[sums != 0]), return_counts=True)
     if len(sizes) <= 1:
         return binomial_p_value(int((sums > 0).sum()), int(counts.sum()), alternative=alternative)
-    # Of the positive part alone: the whole sum is twice that less the sum of all sizes.
+    # Distribution of the positive part alone: the whole sum is twice that minus the sum of all sizes.
     chances = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         part = np.zeros(size * count + 1)
@@ -159,10 +160,11 @@ def clustered_sign_test(
 def clustered_difference(
     first: ArrayLike, second: ArrayLike, clusters: Clusters, confidence: float = 0.95
 ) -> tuple[Interval, float]:
-    """The share of hits of the first less that of the second on the same items, and the p-value against none.
+    """Return the share of hits of the first minus that of the second on the same items, and the p-value against no
+    difference.
 
-    The interval is Newcombe's for pairs at the effective number of items, at most N, with the reach that Student's
-    quantile gives it; the p-value is that of `clustered_sign_test`. Where each item is a cluster these are Newcombe's
+    The interval is Newcombe's for pairs at the effective number of items, at most N, with the width that Student's
+    quantile gives it; the p-value is that of `clustered_sign_test`. If each item is a cluster, these are Newcombe's
     interval and McNemar's exact test. With fewer than two clusters the interval is [-1, 1].
 
     Args:
@@ -188,7 +190,7 @@ def clustered_difference(
     _, error, freedom = _least_squares(np.ones((len(gains), 1)), gains, clusters)
     independent = gains.var() / len(gains)
     effective = min(float(len(gains)), len(gains) * independent / error**2) if error > 0 else float(groups)
-    # A normal quantile on fewer items reaches as far as Student's on these.
+    # A normal quantile on fewer items gives the same width as Student's on these.
     level = float(stats.t.ppf(0.5 + confidence / 2, freedom) / stats.norm.ppf(0.5 + confidence / 2))
     scale = effective / level**2 / len(gains)
     cells = both * scale, only_first * scale, only_second * scale, neither * scale
@@ -196,7 +198,7 @@ def clustered_difference(
 
 
 def _from_zero(clusters: Clusters) -> Clusters:
-    """Clusters without gaps in their numbers, which a selection of items leaves."""
+    """Return clusters without the gaps in their numbers that a selection of items leaves."""
     return np.unique(clusters, return_inverse=True)[1].astype(np.int64)
 
 
@@ -205,12 +207,12 @@ def _count(clusters: Clusters) -> int:
 
 
 def _least_squares(design: Floats, outcome: Floats, clusters: Clusters) -> tuple[float, float, float]:
-    """The first coefficient of ordinary least squares, its CR2 standard error, and Bell and McCaffrey's degrees of
-    freedom under independent errors; the latter two nan where fewer than two clusters determine it.
+    """Return the first coefficient of ordinary least squares, its CR2 standard error, and Bell and McCaffrey's degrees
+    of freedom under independent errors; the latter two are nan if fewer than two clusters determine it.
 
     Residuals of a cluster are multiplied by (I - H)^(-1/2), H its block of the hat matrix (Pustejovsky & Tipton 2018,
-    section 2.2). All is done in P × P matrices: H has the eigenvalues of M^(1/2) X'X M^(1/2), with M = (X'X)^-1 of all
-    items and X'X of the cluster.
+    section 2.2). All computations use P × P matrices: H has the eigenvalues of M^(1/2) X'X M^(1/2), with M = (X'X)^-1
+    of all items and X'X of the cluster.
     """
     groups, width = _count(clusters), design.shape[1]
     inverse = np.linalg.inv(design.T @ design)
@@ -227,7 +229,7 @@ def _least_squares(design: Floats, outcome: Floats, clusters: Clusters) -> tuple
     leverage, vectors = np.linalg.eigh(root @ squares @ root)
     left = np.where(1 - leverage > _LEVERAGE, 1 - leverage, np.inf)
     weights = root @ (vectors / np.sqrt(left)[:, None, :]) @ vectors.transpose(0, 2, 1) @ root[:, 0, None]
-    weights = weights[:, :, 0]  # (G, P): what a cluster's score counts for in the first coefficient
+    weights = weights[:, :, 0]  # (G, P): weight of a cluster's score in the first coefficient
     error = math.sqrt(float(((weights * scores).sum(axis=1) ** 2).sum()))
 
     # The variance estimate is a quadratic form of the errors with the matrix diag(own) - shared shared'.

@@ -1,4 +1,4 @@
-"""Intervals and tests for figures that are read off samples: proportions, means, paired differences."""
+"""Intervals and tests for figures computed from samples: proportions, means, paired differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 BOOTSTRAP_RESAMPLES = 2000
 CLUSTER_MEANS, CLUSTER_CORRELATIONS = 1000, 40
-"""Points of the grid on which `share_of_clusters` integrates; twice as many move no bound by a hundredth of itself."""
+"""Points of the grid on which `share_of_clusters` integrates; twice as many change no bound by 1/100 of it."""
 RESAMPLED_AT_ONCE = 4_000_000  # numbers held in memory at a time: 32 MB
 
 Statistic = Callable[..., NDArray[np.float64]]
@@ -27,7 +27,7 @@ class Interval:
     high: float
 
     def as_figures(self, name: str) -> dict[str, float]:
-        """{"x": value, "x_low": low, "x_high": high} for the figures of a stage; without bounds that are unknown."""
+        """Return {"x": value, "x_low": low, "x_high": high} for the figures of a stage; without unknown bounds."""
         bounds = {f"{name}_low": self.low, f"{name}_high": self.high}
         return {name: self.value, **{key: bound for key, bound in bounds.items() if not math.isnan(bound)}}
 
@@ -39,15 +39,15 @@ class Interval:
 
 
 def normal_quantile(confidence: float) -> float:
-    """The two-sided quantile of the standard normal: 1.96 for 0.95."""
-    # Every run imports this file for its words; importing scipy's statistics takes a second.
+    """Return the two-sided quantile of the standard normal: 1.96 for 0.95."""
+    # Every run imports this module; importing scipy's statistics takes a second, so it is imported here.
     from scipy import stats
 
     return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
 def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """The score interval of a proportion (Wilson 1927): holds its level at small n and near 0 and 1.
+    """Return the score interval of a proportion (Wilson 1927), which holds its level at small n and near 0 and 1.
 
     With n = 0 the value is nan and the interval is [0, 1]. Raises ValueError unless 0 <= successes <= n.
     """
@@ -57,12 +57,12 @@ def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
         return Interval(math.nan, 0.0, 1.0)
     share = successes / n
     found = score_interval(share, n, normal_quantile(confidence))
-    # At the ends rounding leaves the bound a hair off the share itself.
+    # At the ends, rounding leaves the bound slightly off the share itself.
     return Interval(share, 0.0 if successes == 0 else found.low, 1.0 if successes == n else found.high)
 
 
 def score_interval(share: float, n: float, quantile: float) -> Interval:
-    """Wilson's interval of a share among n items, which may be an effective number, from a two-sided quantile."""
+    """Return Wilson's interval of a share among n items, perhaps an effective number, from a two-sided quantile."""
     squared = quantile**2 / n
     centre = (share + squared / 2) / (1 + squared)
     half = math.sqrt(squared * share * (1 - share) + squared**2 / 4) / (1 + squared)
@@ -70,20 +70,20 @@ def score_interval(share: float, n: float, quantile: float) -> Interval:
 
 
 def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) -> Interval:
-    """The share of successes among draws that come in clusters, of which those of one cluster may be alike.
+    """Return the share of successes among clustered draws, where the draws of one cluster may be similar.
 
-    counts (N,): successes of each cluster, of `size` draws. The clusters' own shares are taken to follow a beta
-    distribution; the interval is the equal-tailed one of their mean, with Jeffreys' prior on the mean and a uniform one
-    on the correlation within a cluster. Where clusters are single draws it is Jeffreys' interval (Brown, Cai &
+    counts (N,): successes of each cluster, of `size` draws. The clusters' own shares are assumed to follow a beta
+    distribution. The interval is the equal-tailed one of their mean, with Jeffreys' prior on the mean and a uniform
+    prior on the correlation within a cluster. If clusters are single draws, it is Jeffreys' interval (Brown, Cai &
     DasGupta 2001, section 4.3), and as there it ends at 0 without a success and at 1 without a failure. Unlike a
-    bootstrap it keeps its width where all counts are 0. Raises ValueError without clusters.
+    bootstrap, it keeps its width if all counts are 0. Raises ValueError without clusters.
     """
     from scipy.special import betaln
 
     found, times = np.unique(np.asarray(counts, dtype=np.int64), return_counts=True)
     if not found.size or found[0] < 0 or found[-1] > size:
         raise ValueError(f"expected at least one count from 0 to {size}")
-    # A mean of sin² of a uniform angle has Jeffreys' prior.
+    # The mean sin² of a uniform angle has Jeffreys' prior.
     edges = np.sin(np.linspace(0, np.pi / 2, CLUSTER_MEANS + 1)) ** 2
     mean = np.sin((np.arange(CLUSTER_MEANS) + 0.5) * np.pi / 2 / CLUSTER_MEANS)[:, None] ** 2
     correlation = (np.arange(CLUSTER_CORRELATIONS) + 0.5) / CLUSTER_CORRELATIONS
@@ -99,7 +99,7 @@ def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) ->
 
 
 def from_standard_error(value: float, standard_error: float, confidence: float = 0.95) -> Interval:
-    """The normal interval value ± z · standard error; nan bounds where the standard error is unknown."""
+    """Return the normal interval value ± z · standard error; nan bounds if the standard error is unknown."""
     half = normal_quantile(confidence) * standard_error
     return Interval(value, value - half, value + half)
 
@@ -115,9 +115,9 @@ def bootstrap(
     resamples: int = BOOTSTRAP_RESAMPLES,
     seed: int = 17,
 ) -> Interval:
-    """The percentile bootstrap (Efron 1979) of a statistic of independent units; scipy draws.
+    """Return the percentile bootstrap (Efron 1979) of a statistic of independent units; scipy draws.
 
-    columns, each (N,): what was observed of each unit (a prompt, a document; not a token). Units are drawn whole.
+    columns, each (N,): observations of each unit (a prompt, a document; not a token). Units are drawn whole.
     statistic: of arrays (..., N), one for each column, along their last axis; the mean by default.
     Raises ValueError without values, and for columns of different lengths.
     """
@@ -145,7 +145,7 @@ def bootstrap(
 
 
 def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int, confidence: float = 0.95) -> Interval:
-    """Sum over sum, resampled by unit: a token-weighted mean loss.
+    """Return sum over sum, resampled by unit, such as a token-weighted mean loss.
 
     Both (N,): for example the summed loss and the tokens of each sequence.
     """
@@ -159,9 +159,9 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int, c
 def binomial_p_value(
     successes: int, n: int, chance: float = 0.5, alternative: Literal["two-sided", "greater"] = "two-sided"
 ) -> float:
-    """The exact p-value of a number of successes if each had the probability `chance`; 1 with n = 0.
+    """Return the exact p-value of a number of successes if each had the probability `chance`; 1 with n = 0.
 
-    alternative: what is claimed, other than chance or better than chance.
+    alternative: the claim, different from chance or better than chance.
     """
     from scipy import stats
 
@@ -169,7 +169,7 @@ def binomial_p_value(
 
 
 def difference_of_independent(a: Interval, b: Interval) -> Interval:
-    """The interval of a - b from those of two independent samples, at their level (Zou & Donner 2008)."""
+    """Return the interval of a - b from those of two independent samples, at their level (Zou & Donner 2008)."""
     difference = a.value - b.value
     low = difference - math.hypot(a.value - a.low, b.high - b.value)
     high = difference + math.hypot(a.high - a.value, b.value - b.low)
@@ -179,18 +179,17 @@ def difference_of_independent(a: Interval, b: Interval) -> Interval:
 def difference_of_proportions(
     successes_a: int, n_a: int, successes_b: int, n_b: int, confidence: float = 0.95
 ) -> Interval:
-    """Newcombe's interval (1998, method 10) of share a - share b for independent samples, from the Wilson intervals."""
+    """Return Newcombe's interval (1998, method 10) of share a - share b for independent samples, from Wilson's."""
     return difference_of_independent(wilson(successes_a, n_a, confidence), wilson(successes_b, n_b, confidence))
 
 
 def difference_of_paired_proportions(
     both: float, only_first: float, only_second: float, neither: float, confidence: float = 0.95
 ) -> Interval:
-    """Newcombe's interval (1998, paired data, method 10) of share of first - share of second on the same items.
+    """Return Newcombe's interval (1998, paired data, method 10) of share of first - share of second on the same items.
 
     The counts may be those of an effective number of items.
-
-    Unlike a bootstrap it keeps a width where no item tells the two apart. With no items the value is nan.
+    Unlike a bootstrap, it keeps a width if no item distinguishes the two. With no items the value is nan.
     """
     n = both + only_first + only_second + neither
     a, b = wilson(both + only_first, n, confidence), wilson(both + only_second, n, confidence)
@@ -214,5 +213,5 @@ def difference_of_paired_proportions(
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
-    """The exact p-value of McNemar's test from the two counts of discordant pairs."""
+    """Return the exact p-value of McNemar's test from the two counts of discordant pairs."""
     return binomial_p_value(only_first, only_first + only_second)

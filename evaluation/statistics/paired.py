@@ -1,4 +1,4 @@
-"""Whether two models differ on the same items of a task by more than chance, metric by metric."""
+"""Tests for a difference of two models on the same items of a task beyond chance, metric by metric."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def compare_models(
     aggregations: Mapping[str, Mapping[str, Callable[[list[Any]], float]]],
     confidence: float = 0.95,
 ) -> list[dict[str, Any]]:
-    """Every pair of models on every task, metric and number of shots that both have, the later less the earlier.
+    """Compare every two models on every task, metric and number of shots that both have, later minus earlier.
 
     models: (name, rows of `result_rows`, lm-eval's records of items by task and shots). aggregations: each task's own,
-    by metric. A row has `difference`, its interval, a two-sided `p_value` and `p_holm`, which keeps the chance of one
-    false alarm among all rows of a call at its level (Holm 1979). Right-or-wrong metrics: McNemar's exact test and
-    Newcombe's interval for pairs. Others: the bootstrap over items, drawn together for both models, and a permutation
-    test: sign flips of means, swaps of the two models' answers where the metric is no mean.
+    by metric. A row has `difference`, its interval, a two-sided `p_value` and `p_holm`, which bounds the chance of one
+    false alarm among all rows of a call (Holm 1979). Right-or-wrong metrics use McNemar's exact test and Newcombe's
+    interval for pairs. Others use the bootstrap over items, drawn together for both models, and a permutation test:
+    sign flips for means, swaps of the two models' answers if the metric is not a mean.
     """
     found = []
     for (first, first_rows, first_items), (second, second_rows, second_items) in combinations(models, 2):
@@ -65,7 +65,8 @@ def compare_models(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjustment (1979): compared with a level, these keep the chance of any false alarm below it."""
+    """Return Holm's step-down adjustment (1979): comparing these values with a level keeps the chance of any false
+    alarm below that level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [1.0] * len(p_values)
     largest = 0.0
@@ -99,7 +100,7 @@ def _compared(
         neither = len(pairs) - both - better - worse
         interval = difference_of_paired_proportions(both, better, worse, neither, confidence)
         return _row(interval, mcnemar_p_value(better, worse), "mcnemar", len(pairs))
-    if len(pairs) < 2:  # which does not tell how items differ
+    if len(pairs) < 2:  # a single item does not show how items differ
         return None
     if aggregate is None or getattr(aggregate, "__name__", "") == "mean":
         if not all(isinstance(value, int | float) and math.isfinite(value) for pair in pairs for value in pair):
@@ -113,9 +114,9 @@ def _compared(
 def _aggregated(
     pairs: Sequence[tuple[Any, Any]], aggregate: Callable[[list[Any]], float], confidence: float
 ) -> dict[str, Any] | None:
-    """Of a metric that is no mean over items, such as perplexity: the task's own function over items drawn anew gives
-    the interval, and over items whose two answers are swapped or not the p-value. A bootstrap's would find three items
-    enough to show a difference."""
+    """Compare a metric that is not a mean over items, such as perplexity. The task's own function over resampled items
+    gives the interval, and over items whose two answers are swapped at random the p-value. A bootstrap's p-value would
+    find three items enough to show a difference."""
     draws, n = np.random.default_rng(SEED), len(pairs)
     numbers = np.arange(n)
     try:
@@ -134,23 +135,23 @@ def _aggregated(
     if not np.isfinite([*found, *by_chance, value]).all():
         return None
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
-    # Never 0: so many draws cannot show less.
+    # Never 0: this number of draws cannot resolve less.
     reached = int((np.abs(by_chance) >= abs(value) * (1 - 1e-9)).sum())
     p_value = (reached + 1) / (len(by_chance) + 1)
     return _row(Interval(value, float(low), float(high)), p_value, "swap permutation", n)
 
 
 def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -> Callable[[Sequence[int]], float]:
-    """What a task's aggregation makes of chosen items, by their numbers, which may repeat.
+    """Return a function that applies a task's aggregation to chosen items, by their numbers, which may repeat.
 
-    items: as it takes them; of BLEU, chrF and TER pairs of reference (or several) and what the model wrote. What each
-    sentence adds to these is counted once, not for each draw: of 40 short sentences sacrebleu makes a BLEU in 3 ms and
-    a TER in 11; from the counts both take a fiftieth of a ms.
+    items: as the aggregation takes them; for BLEU, chrF and TER, pairs of reference (or several) and the model's
+    output. The counts that each sentence adds to these are computed once, not for each draw: for 40 short sentences,
+    sacrebleu computes a BLEU in 3 ms and a TER in 11 ms; from the counts, both take 1/50 ms.
     """
     from lm_eval.api import metrics
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    # As lm-eval's aggregations call them.
+    # Arguments as in lm-eval's aggregations.
     counted: dict[Callable[..., Any], Callable[[], Any]] = {
         metrics.bleu: BLEU,
         metrics.chrf: CHRF,
@@ -166,7 +167,7 @@ def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -
 
 
 def sign_flip_p_value(gains: NDArray[np.float64]) -> float:
-    """How often chance alone, which would give each item's difference either sign, reaches a mean as far from zero."""
+    """Return the probability that random signs of the items' differences give a mean as far from zero."""
     if not np.any(gains):
         return 1.0
     draws = np.random.default_rng(SEED)

@@ -1,8 +1,8 @@
-"""Files from outside, read within bounds: whatever a file holds, reading it takes memory for one record, or for as many
-bytes as its size on disk allows.
+"""Bounded reading of files from outside: for any content, reading takes memory for one record, or for as many bytes as
+the file's size on disk allows.
 
-A compressed file of 4 MB may hold a line of 1 GB, a path may name a device without an end, and a few bytes of an
-archive may ask for a dictionary of 4 GB. Each of these ends in an error that names the file and the line.
+A compressed file of 4 MB may contain a line of 1 GB, a path may name an endless device, and a few bytes of an archive
+may request a dictionary of 4 GB. Each of these results in an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Span:
 
 
 class TooLong:
-    """Stands for a record that was skipped because of its length. key: the config key that sets the limit, if any."""
+    """Placeholder of a record that was skipped because of its length. key: config key that sets the limit, if any."""
 
     def __init__(self, limit: int, key: str = "max_document_mb") -> None:
         self._limit, self._key = limit, key
@@ -74,7 +74,7 @@ def opened(place: Place) -> Iterator[io.BufferedReader]:
         except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
             raise _corrupt(place, kind, error) from None
         except OSError as error:
-            # pyarrow's decompressors tell all their faults as plain OSError.
+            # pyarrow's decompressors report all their errors as plain OSError.
             if kind and error.errno is None:
                 raise _corrupt(place, kind, error) from None
             raise
@@ -194,7 +194,7 @@ def read_expanded(place: Place) -> bytes:
 
 
 def _refuse_device(path: Path) -> None:
-    """A device, or a pipe, could be read for ever. What is not there is reported by the reader."""
+    """Refuse a device or a pipe, which may be endless. A missing file is reported by the reader."""
     if path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
         message = "expected a file, found a device, a pipe or a socket"
         raise stage_error("missing_source", str(path), message, "name a file")

@@ -5,7 +5,7 @@ a link leads to them. All of these could name a private file of the user, whose 
 reported. Each reader of such a folder resolves paths here, and refuses what leads out.
 
 The folder itself may be a link that the user made. A snapshot in the Hugging Face cache consists of links into the
-`blobs` of its own repository; these count as inside.
+`blobs` of the same repository; these count as inside.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Gives a file a second name; a copy where the file system cannot."""
+    """Give a file a second name; make a copy if the file system supports no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -30,12 +30,12 @@ def give_usual_rights(folder: Path, paths: Iterable[Path]) -> None:
     for path in paths:
         mode = path.stat().st_mode & 0o777
         if mode & usual != usual:
-            with suppress(OSError):  # a file system without rights
+            with suppress(OSError):  # a file system without permissions
                 path.chmod(mode | usual)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file of text, all of it or none."""
+    """Write a text file atomically."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         hidden.write_text(text, encoding="utf8")
@@ -46,7 +46,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns once a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Folders from outside: what in them could run code, or lead somewhere else, when they are read."""
+"""Dangers in folders from outside: files that could run code, or lead elsewhere, when they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.io.contained import bad_link, homes, names_outside
 from infra.io.json import BadJson, read_own_json
 
 CODE_KEYS = ("auto_map", "custom_pipelines")
-"""Under these a model's config names classes in Python files that lie beside it."""
+"""Keys under which a model's config names classes in Python files next to it."""
 CONVERT = (
     "where you trust it, load it with transformers and save its weights and tokenizer as an architecture that "
     "transformers ships (llama, qwen3, …), without its Python files"
@@ -40,9 +40,9 @@ class Danger:
 
 
 def dangers(folder: Path) -> Iterator[Danger]:
-    """Pickles, a model's own code, what leads out of the folder, and files that are none.
+    """Yield the dangers: pickles, a model's own code, paths that leave the folder, and entries that are not files.
 
-    Out of it lead links, the files that an index names, and those that a model's or tokenizer's config names.
+    Links, files that an index names, and files that a model's or tokenizer's config names may leave the folder.
 
     Links into the blobs of the Hugging Face cache that the folder itself belongs to are as good as files.
     """
@@ -67,10 +67,10 @@ def dangers(folder: Path) -> Iterator[Danger]:
 
 
 def check_model(folder: Path, where: str = "") -> None:
-    """Looks at a model's or tokenizer's folder before a library reads it; pickles beside safetensors are never opened.
+    """Check a model's or tokenizer's folder before a library reads it; pickles next to safetensors are never opened.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code` for one that brings code along,
-    `unsafe_file` for what leads out of it.
+    where: the dotted key that names the folder. Raises StageError: `foreign_code` for a folder that contains code,
+    `unsafe_file` for paths that leave it.
     """
     for danger in dangers(folder):
         if danger.path.suffix.lower() not in PICKLES:
@@ -79,7 +79,7 @@ def check_model(folder: Path, where: str = "") -> None:
 
 
 def _bad_names(index: Path) -> Iterator[str]:
-    """Files that an index of weights or shards names and that lie elsewhere."""
+    """Yield files outside the folder that an index of weights or shards names."""
     data, problems = _read(index)
     yield from problems
     for name in _named(data):
@@ -118,7 +118,7 @@ def _read(path: Path) -> tuple[Any, list[str]]:
 
 
 def _settings(data: Any) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, at any depth."""
+    """Yield every key with its value, at any depth."""
     waiting = [data]
     while waiting:
         here = waiting.pop()

@@ -1,4 +1,4 @@
-"""SHA-256 of files: each file read once, in parallel, and trusted afterwards while its size and times stay the same."""
+"""SHA-256 of files: each file is read once, in parallel, and trusted afterwards while its size and times are equal."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class HashBook:
         return {path: known.get(path) or fresh[path] for path in stats}
 
     def know(self, hashes: Mapping[Path, str]) -> None:
-        """Takes hashes that were found while the files were written."""
+        """Record hashes that were computed while the files were written."""
         self._remember({path: (os.stat(path), sha) for path, sha in hashes.items()})
 
     def moved(self, old: Path, new: Path) -> None:
-        """Keeps what is known of a folder's files after it was renamed, which leaves their times alone."""
+        """Keep the known hashes of a folder's files after it was renamed, which does not change their times."""
         rename = "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?"
         values = (str(new), len(str(old)) + 1, f"{old}/", f"{old}0")
         self._ask(lambda book: book.execute(rename, values).rowcount, 0)
@@ -132,11 +132,11 @@ class HashBook:
         return found
 
     def _derived(self, source: Source, derive: Callable[[], str]) -> str:
-        """A digest that takes long to find is remembered until one of the watched files changes."""
+        """Return a digest that is expensive to compute, remembered until one of the watched files changes."""
         stats = [(path, os.stat(path)) for path in source.watched]
         seen = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
         state = hashlib.sha256("\n".join([source.recipe, *seen]).encode()).hexdigest()
-        # Several stages ask for the same at once: the first one finds it, the others read it.
+        # Several stages may request the same digest at once: the first one computes it, the others read it.
         with self._deriving:
             query = "SELECT digest FROM derived WHERE state = ?"
             row = self._ask(lambda book: book.execute(query, (state,)).fetchone(), None)

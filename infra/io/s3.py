@@ -49,12 +49,12 @@ _PASSING = {
 }
 
 AT_ONCE = 8
-"""Requests side by side: most of the time of a small one is its way there and back."""
+"""Concurrent requests: a small one spends most of its time on the round trip."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 Stopped = Callable[[], bool]
-"""Asked before each request of many, whether to end."""
+"""Function called before each of many requests; True ends them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -76,7 +76,7 @@ class S3Object:
 
     @property
     def content_tag(self) -> str:
-        """Stands for the bytes without reading them; see docs/decisions for what that trusts."""
+        """Tag that identifies the bytes without reading them; see docs/decisions for what that trusts."""
         return f"etag:{self.etag}:{self.size}"
 
     def __str__(self) -> str:
@@ -84,13 +84,13 @@ class S3Object:
 
 
 def object_at(url: str) -> S3Object:
-    """The object of a URL, whichever it is by now; its size is not known."""
+    """Return the current object at a URL; its size is not known."""
     bucket, _, key = url.removeprefix(SCHEME).partition("/")
     return S3Object(bucket, key, 0, "")
 
 
 def list_objects(url: str) -> list[S3Object]:
-    """The objects behind s3://bucket/key, s3://bucket/folder or a glob; none where nothing matches.
+    """Return the objects behind s3://bucket/key, s3://bucket/folder or a glob; none if nothing matches.
 
     Raises StageError, naming the URL: `source_unreachable`, `s3_refused`, `s3_credentials`, `missing_source` (bucket).
     """
@@ -116,7 +116,7 @@ def list_folders(url: str) -> list[str]:
 
 
 def read_object(url: str) -> tuple[bytes, str] | None:
-    """The bytes of a small object and its ETag; None where it is not there.
+    """Return the bytes of a small object and its ETag; None if it does not exist.
 
     Raises StageError as `list_objects` does, for a bucket that is not there too.
     """
@@ -146,7 +146,7 @@ def open_object(item: S3Object) -> io.BufferedReader:
 
 
 def download(url: str, target: Path, size: int, algorithm: str, digest: str) -> None:
-    """Fetches an object into a file, which is there whole or not at all.
+    """Download an object into a file, which is then complete or absent.
 
     size: its bytes. algorithm, digest: what its hash must be, of hashlib or xxhash, hexadecimal.
     Raises StageError: what reading an object raises; `bad_checksum` where it is another however often it is fetched.
@@ -355,7 +355,7 @@ def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stop
 
 @cache
 def client() -> Any:
-    """boto3's client of this process, which threads may share."""
+    """Return boto3's client of this process, which threads may share."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

@@ -28,7 +28,7 @@ class UploadStopped(Exception):
 
 
 def put(content: bytes, url: str) -> None:
-    """Writes an object, which is there whole or not at all. Raises StageError as `infra.io.s3.persistently` does."""
+    """Write an object, which is then complete or absent. Raises StageError as `infra.io.s3.persistently` does."""
     bucket, key = _place(url)
     persistently(url, lambda: client().put_object(Bucket=bucket, Key=key, Body=content, ContentMD5=_md5(content)))
 
@@ -122,7 +122,7 @@ def _upload_part(where: Mapping[str, Any], number: int, content: bytes) -> dict[
 
 
 def remove(objects: Iterable[S3Object]) -> None:
-    """Takes objects away, in their order; those that are gone already are no error."""
+    """Remove objects, in their order; objects that are already gone are no error."""
     for item in objects:
         persistently(str(item), partial(_delete, item))
 
@@ -132,7 +132,7 @@ def _delete(item: S3Object) -> None:
 
 
 def remove_below(url: str) -> None:
-    """Takes away all objects below s3://bucket/folder, and the parts of uploads there that were not ended."""
+    """Remove all objects below s3://bucket/folder, and the parts of unfinished uploads there."""
     bucket, prefix = _place(f"{url.rstrip('/')}/")
     remove(list_objects(f"{url.rstrip('/')}/"))
     # Some servers know no list of unfinished uploads; theirs end by the bucket's own rules.

@@ -116,7 +116,7 @@ def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_
 
 
 def glob_root(pattern: Path) -> Path:
-    """The folder in which a glob looks: all before its first wildcard."""
+    """Return the folder that a glob searches: the path before its first wildcard."""
     return next(one for one in pattern.parents if not glob.has_magic(str(one)))
 
 

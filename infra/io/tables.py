@@ -19,12 +19,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def is_damaged(error: sqlite3.DatabaseError) -> bool:
-    """True if the file is no SQLite database, or a broken one; false for a lock, a full disk and the like."""
+    """Return True if the file is no SQLite database, or a broken one; False for a lock, a full disk and the like."""
     return _code(error) in _DAMAGED
 
 
 def cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """True if there is no room or no right to write the file."""
+    """Return True if there is no space or no permission to write the file."""
     return _code(error) in {*_UNWRITABLE, sqlite3.SQLITE_FULL}
 
 
@@ -74,7 +74,7 @@ def read_state(path: Path, lost: str, otherwise: Any) -> Any:
 
 
 def set_aside(path: Path) -> None:
-    """Renames a damaged table, so that a new one takes its place."""
+    """Rename a damaged table, so that a new one takes its place."""
     aside = path.with_name(f"{path.name}.damaged-{os.getpid()}")
     for ending in ("-journal", "-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)

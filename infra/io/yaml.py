@@ -63,7 +63,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """Refuses a key that stands twice in one mapping, which YAML would settle silently."""
+    """Refuse a duplicate key in one mapping, which YAML would resolve silently."""
     if not isinstance(node, yaml.MappingNode):
         raise TypeError
     seen: dict[Any, int] = {}
@@ -120,7 +120,7 @@ for _kind, _pattern, _first in (
 
 @dataclass(frozen=True)
 class Function:
-    """The Python function that lm-eval's tag `!function` names."""
+    """Return the Python function that lm-eval's tag `!function` names."""
 
     name: str
 

@@ -1,10 +1,10 @@
-"""A node of a training on a cluster: starts and ends the ranks of its machine as the stage orders.
+"""Agent of one node of a training on a cluster: starts and ends the ranks of its machine as the stage orders.
 
     python -m infra.launch.agent FOLDER [ID MACHINE]
 
-FOLDER is that of `infra.launch.node_files`. Under Slurm, id and machine follow from its variables. The scheduler's
-SIGTERM ends the ranks, which save. A node that sees no sign of its stage for `launch.lost_s` ends them too: by then
-they may have been started elsewhere.
+FOLDER is that of `infra.launch.node_files`. Under Slurm, id and machine are read from its variables. The scheduler's
+SIGTERM ends the ranks, which save. A node that sees no sign of its stage for `launch.lost_s` also ends them, because
+they may have been started elsewhere by then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GPU = "/dev/nvidia0"
 
 
 class Agent:
-    """One node. All that it does follows from the order that stands, read at every turn of `run`."""
+    """One node. Its actions depend only on the current order, which `run` reads in every iteration."""
 
     def __init__(self, folder: Path, name: str, machine: str, address: str) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Agent:
         self.told_to_leave = False
 
     def run(self) -> None:
-        """Returns once the node is no longer wanted, or its machine is taken back; no rank is left then."""
+        """Run until the node is no longer wanted or its machine is taken back; no rank is left on return."""
         threading.Thread(target=self._give_signs, name="signs", daemon=True).start()
         try:
             while not self._is_over():
@@ -64,7 +64,7 @@ class Agent:
             self._say(state="gone")
 
     def _is_over(self) -> bool:
-        """Return True if the node has to leave, by the order, the scheduler, or the stage's silence."""
+        """Return True if the node has to leave because of the order, the scheduler, or the stage's silence."""
         found = node_files.read(self._folder / node_files.ORDER, Order)
         self._order = found or self._order
         silent_s = self._watch.silent_s({"stage": self._order.sign})["stage"]
@@ -101,7 +101,7 @@ class Agent:
         self._say(state="running", attempt=order.attempt, ended=[], notes={})
 
     def _look_after(self) -> None:
-        """Reports on the ranks; ends them when all or one of them ended, or by order."""
+        """Report on the ranks. End them once all of them ended, or when the order asks for it."""
         assert self._ranks is not None
         order, pids = self._order, self._ranks.pids()
         ended = self._ranks.ended()
@@ -128,7 +128,7 @@ class Agent:
             self._say(state="checking")
 
     def _end(self) -> None:
-        """Ends the ranks, which have the time to save that the order or the scheduler gives them."""
+        """End the ranks after the time to save that the order or the scheduler gives them."""
         if self._ranks is None:
             return
         grace_s = GRACE_S if self._order.do == "run" else self._order.grace_s
@@ -171,7 +171,7 @@ def _complain(message: str) -> None:
 
 
 def slurm_id(environment: Mapping[str, str]) -> str:
-    """The id of this node: of the job, its start (Slurm may queue it again), and the node in it."""
+    """Return the id of this node: the job's id, its start (Slurm may requeue it), and the node's number in it."""
     start = environment.get("SLURM_RESTART_COUNT", "0")
     return f"{environment['SLURM_JOB_ID']}.{start}.{environment['SLURM_NODEID']}"
 

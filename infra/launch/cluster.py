@@ -1,7 +1,8 @@
-"""Runs a training on nodes of a cluster, from the process of its stage.
+"""Training on nodes of a cluster, run from the process of its stage.
 
-Gathers machines and has them check themselves, gives each its ranks, watches over all of them, and starts them again,
-from the newest checkpoint, where one hung or a node was lost. What the two sides say: `infra.launch.node_files`.
+The stage gathers machines, has them check themselves, assigns ranks to each, and watches all of them. If a rank hangs
+or a node is lost, it restarts all ranks from the newest checkpoint. `infra.launch.node_files` defines the messages
+between the stage and its nodes.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from infra.launch.training import SETTLE_S
 
 POLL_S = 0.1
 CLOCK_S = 30.0
-"""By how much the clock of a node may differ from ours: files' times, logs and certificates rest on it."""
-# A node that was cut off ends its ranks by itself after `launch.lost_s`; only then may they start elsewhere.
+"""Seconds by which the clock of a node may differ from ours: file times, logs and certificates depend on it."""
+# A node that was cut off ends its ranks by itself after `launch.lost_s`; they may start elsewhere only after that.
 _SURELY_S = 10.0
 
 
@@ -46,14 +47,14 @@ def run_on_cluster(
     environment: Mapping[str, str],
     progress: Callable[[], object] = lambda: None,
 ) -> list[Ended]:
-    """Those ranks that ended by themselves; when this returns, none is left.
+    """Return the ranks that ended by themselves; no rank is left on return.
 
     name: of the stage. stop, say: as for `infra.launch.training.run_ranks`.
-    progress: what differs once there is a newer checkpoint. A job that reached its time limit, or was pre-empted, is
-        followed by another as often as it takes if each brings one.
+    progress: returns a value that changes once there is a newer checkpoint. A job that reached its time limit or was
+        pre-empted is followed by another, without a limit on their number, if each writes a checkpoint.
 
     Raises StageError for a hang or lost nodes more than `launch.restarts` times, for a job that was refused, failed, or
-    was cancelled from outside, and where too few hosts pass their checks.
+    was cancelled from outside, and if too few hosts pass their checks.
     """
     folder = work_dir / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,7 @@ def run_on_cluster(
 
 
 def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) -> None:
-    """Has nodes leave that a killed predecessor left, and waits until they did or must have."""
+    """Order the nodes of a killed predecessor to leave, and wait until they have left or must have."""
     former = [path for path in folder.iterdir() if path.is_dir()]
     for path in former:
         order = node_files.read(path / node_files.ORDER, Order) or Order()
@@ -100,7 +101,7 @@ def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) ->
 
 @dataclass
 class _Seen:
-    """Known state of a node, by our own clock."""
+    """Known state of a node, timed by our clock."""
 
     state: NodeState
     since: float
@@ -114,7 +115,7 @@ class _Seen:
 
 @dataclass
 class _Nodes:
-    """The nodes of one try of a stage. While it is open a thread gives them our signs of life."""
+    """The nodes of one attempt at a stage. While it is open, a thread gives them our signs of life."""
 
     folder: Path
     command: Sequence[str]
@@ -154,7 +155,7 @@ class _Nodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def attempt(self) -> list[Ended] | Over:
-        """One start of all ranks, to its end; no rank is left then."""
+        """Start all ranks once and wait for their end; no rank is left on return."""
         gathered = self._gather()
         if not isinstance(gathered, list):
             return gathered or []
@@ -169,7 +170,7 @@ class _Nodes:
             ended = [Ended(*one) for node in nodes if self._is_in(node) for one in node.state.ended]
             if self.stop():
                 return self._stopped(gathered)
-            # The scheduler takes the machines back; it will soon say what became of the job.
+            # The scheduler takes the machines back; it will soon report the outcome of the job.
             has_left = any(node.state.state in ("leaving", "gone") for node in nodes)
             is_taken_back = has_left and any(one.code for one in ended)
             if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not is_taken_back:
@@ -196,7 +197,7 @@ class _Nodes:
         return Hosts(self.launch, self.folder, self.environment)
 
     def _gather(self) -> list[str] | Over | None:
-        """The ids of nodes that passed their checks, in order; None if the run was stopped."""
+        """Return the ids of nodes that passed their checks, in order; None if the run was stopped."""
         self._tell("wait")
         while True:
             self._machines.request(self._excluded)
@@ -229,7 +230,7 @@ class _Nodes:
         return "; ".join(seen.state.problems)
 
     def _exclude(self, bad: Mapping[str, str]) -> None:
-        """Leaves machines out for the rest of this try of the stage."""
+        """Leave machines out for the rest of this attempt at the stage."""
         self._excluded |= bad
         for machine, reason in bad.items():
             self.say("node_excluded", f"node {machine} is left out: {reason}")
@@ -251,7 +252,7 @@ class _Nodes:
         return [Ended(*one) for node in found if self._is_in(node) for one in node.state.ended]
 
     def _over(self, nodes: Sequence[str]) -> Over | None:
-        """Whether the machines were taken back; also if they left in time, before the scheduler ended them."""
+        """Return the reason if the machines were taken back, also if they left before the scheduler ended them."""
         over = self._machines.over(self._excluded)
         left = [found.machine for name in nodes if (found := self._seen[name].state).state in ("leaving", "gone")]
         if over is not None and over.problem.code == "job_failed" and left:
@@ -260,7 +261,7 @@ class _Nodes:
         return over
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Machines of nodes that are silent, or left while the scheduler has no word of it, with the reason."""
+        """Return the machines of nodes that are silent, or left without the scheduler reporting it, with the reason."""
         reasons = self._machines.refused(self._excluded)
         for name in nodes:
             seen = self._seen[name]
@@ -271,7 +272,7 @@ class _Nodes:
         return reasons
 
     def _hang(self, nodes: Sequence[_Seen]) -> Hang | None:
-        """Ranks that hang, of all nodes together."""
+        """Return the ranks that hang, over all nodes together; None if there are none."""
         beats: dict[int, Beat] = {}
         silent_s: dict[int, float] = {}
         stopped = set()
@@ -296,12 +297,12 @@ class _Nodes:
         return Over(Problem("hang", "launch.hang_s", said, fix), True)
 
     def _end_failed(self, nodes: Sequence[str]) -> list[Ended] | Over:
-        """After a rank ended badly, or a node did: of the ranks the first to fail is told of, if no node was lost."""
+        """End the ranks after a rank or a node failed. Return the lost nodes if there are any, else the ended ranks."""
         self._tell("stop", grace_s=GRACE_S)
         return self._wait_for(nodes) or [Ended(*one) for name in nodes for one in self._seen[name].state.ended]
 
     def _wait_for(self, nodes: Sequence[str]) -> Over | None:
-        """Returns when no rank of these nodes is left, or can be; with what became of nodes, if some were lost."""
+        """Wait until no rank of these nodes is or can be left. Return a loss of nodes or of the job, else None."""
         while True:
             seen = self._look()
             patience_s = self.launch.lost_s + _SURELY_S

@@ -1,4 +1,4 @@
-"""`launch:`, the only part of a config that speaks of machines. None of it bears on identity."""
+"""`launch:`, the only part of a config that describes machines. None of it affects identity."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class LaunchConfig(Config):
                 yield Problem("missing_package", f"launch.{key}", message, f"{fix}, or leave launch.{key} out")
 
     def checkpoint_place(self, build: str) -> str:
-        """Where the uploaded checkpoints of a build lie, empty for none. build: <stage>/<fingerprint>."""
+        """Return the place of a build's uploaded checkpoints, empty for none. build: <stage>/<fingerprint>."""
         return f"{self.checkpoint_remote.rstrip('/')}/{build}" if self.checkpoint_remote else ""
 
     @property
@@ -186,17 +186,17 @@ class LaunchConfig(Config):
 
     @property
     def trains_here(self) -> bool:
-        """Whether training's ranks start on the machine of its stage."""
+        """True if training's ranks start on the machine of its stage."""
         return self.cluster == "local"
 
     @property
     def shares_of_examples(self) -> tuple[int, int, int]:
-        """Ranks that share layers, that share sequences, and that hold some of a model's layers each."""
+        """Numbers of ranks that share layers, that share sequences, and that hold some of a model's layers each."""
         return self.tensor_parallel, self.context_parallel, self.pipeline_parallel
 
     @property
     def shards_weights(self) -> bool:
-        """Whether each rank holds its part of the weights alone between batches."""
+        """True if each rank holds only its part of the weights between batches."""
         return self.sharding in ("zero2", "fsdp", "hsdp")
 
     @field_validator("microbatch")
@@ -216,7 +216,7 @@ class LaunchConfig(Config):
 
     @model_validator(mode="after")
     def _jobs_have_time_to_train(self) -> Self:
-        """Slurm tells of a time limit so long ahead; a job that is told at once trains nothing."""
+        """Check that jobs train before Slurm's notice of the time limit, which otherwise comes at their start."""
         limit_h, ahead_s = self.slurm.time_limit_h, self.grace_s + SLURM_NOTICE_S
         if self.cluster == "slurm" and limit_h is not None and limit_h * 3600 <= ahead_s:
             raise ValueError(
@@ -251,7 +251,7 @@ class LaunchConfig(Config):
         return self
 
     def _uneven(self, *keys: str) -> list[str]:
-        """What is wrong where groups of groups of ranks, the outer ones first, do not divide the ranks."""
+        """Return the error if nested groups of ranks, outer ones first, do not divide the ranks; empty otherwise."""
         sizes = {key: getattr(self, key) for key in keys if getattr(self, key) > 1 or key == keys[0]}
         if self.ranks % math.prod(sizes.values()) == 0:
             return []

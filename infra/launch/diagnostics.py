@@ -1,4 +1,4 @@
-"""Whether a machine is fit for training: its arithmetic, memory and disks, tried in about a second."""
+"""Fitness of a machine for training: checks of its arithmetic, memory and disks, in about a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 
 _SIZE = 256
 _TRIES = 3
-"""Of which the fastest counts: other work on a machine only ever slows one down."""
+"""Tries of each exercise. The fastest counts: other work on a machine can only slow one down."""
 _SLOW = 10.0
 _EXERCISES = {"gflops": ("computes", "GFLOP/s"), "memory_gb_per_s": ("copies memory at", "GB/s")}
 _MEMORY_BYTES = 64 * 2**20
@@ -39,9 +39,9 @@ for number in range(torch.cuda.device_count()):
 
 
 def examine(folders: Sequence[Path], *, gpus: bool) -> tuple[list[str], dict[str, float]]:
-    """What is wrong with this machine, a sentence each, and how fast it did its exercises.
+    """Return the problems of this machine, one sentence each, and the speeds of its exercises.
 
-    folders: those that a training writes to. gpus: whether it has some that must work, too.
+    folders: those that a training writes to. gpus: True if the machine has GPUs, which must work too.
     """
     checks: list[tuple[str, Callable[[], dict[str, float]]]] = [("arithmetic", _multiply), ("memory", _remember)]
     checks += [(f"disk of {folder}", lambda folder=folder: _write(folder)) for folder in folders]  # type: ignore[misc]
@@ -52,14 +52,16 @@ def examine(folders: Sequence[Path], *, gpus: bool) -> tuple[list[str], dict[str
     for name, check in checks:
         try:
             figures |= check()
-        except Exception as error:  # whatever goes wrong, in whichever library, is a finding
+        except Exception as error:  # any failure, in any library, is a finding
             problems.append(f"{name}: {str(error).strip() or type(error).__name__}")
     return problems, figures
 
 
 def slow_machines(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Of machines that will train together, by name with what `examine` found: those that are so slow that the others
-    would wait for them, with a reason each."""
+    """Return the machines that are so slow that others would wait for them, with a reason each.
+
+    figures: what `examine` measured on each of the machines that will train together, by name.
+    """
     found: dict[str, str] = {}
     for name, (does, unit) in _EXERCISES.items():
         speeds = {machine: told[name] for machine, told in figures.items() if name in told}

@@ -1,8 +1,8 @@
-"""Whether the installed torch can use the GPUs of this machine, and if not, why and what to install.
+"""Check that the installed torch can use the GPUs of this machine; if not, report the reason and what to install.
 
-A kernel that a wheel was not built for, or a driver that is older than its CUDA, fails at the first product of
-matrices, after all that comes before the training. Here the device's compute capability is compared with the list that
-torch was built for, and what torch says is explained by what the driver says.
+A wheel without kernels for the device, or a driver that is older than the wheel's CUDA, fails at the first matrix
+product, after everything that precedes the training. This module compares the device's compute capability with the
+list that torch was built for, and explains torch's answer by the driver's.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LAST_CUDA = {(5, 0): 12, (5, 2): 12, (6, 0): 12, (6, 1): 12, (7, 0): 12, (7, 2):
 _NVIDIA = ("/dev/nvidiactl", "/dev/nvidia0")
 _DEVICES = (*_NVIDIA, "/dev/kfd", "/dev/dxg")
 _HIDES_ALL = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES by which people ask for the CPU."""
+"""Values of CUDA_VISIBLE_DEVICES with which users ask for the CPU."""
 _ASK_S = 120.0
 _IN_USE = 0.9
-"""Share of a GPU's memory below which what is free says that another process has the rest: CUDA itself takes less."""
+"""Share of a GPU's memory. If less than this is free, another process uses the rest: CUDA itself takes less."""
 _MIB = 2**20
 _ON_CPU = "or set launch.device to cpu"
 _PROGRAM = "import json; from infra.launch import gpus; print(json.dumps(gpus.describe().as_json()))"
@@ -53,7 +53,7 @@ class Gpu:
         name: as the driver gives it.
         capability: its compute capability, (9, 0) for sm_90.
         memory: bytes in all.
-        free: bytes that are free now; None where it was not asked, or where another process holds the GPU alone.
+        free: bytes that are free now; None if that was not asked for, or if another process holds the GPU exclusively.
     """
 
     name: str
@@ -64,14 +64,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TorchAnswer:
-    """What the installed torch is and sees.
+    """The installed torch and the GPUs that it sees.
 
     Attributes:
         torch: its version.
-        cuda: the CUDA that it was built for; None for a build for CPUs alone.
-        architectures: what it has kernels for: `sm_90` and such, and `compute_90` for code that the driver compiles.
-        usable: whether it can open a GPU.
-        message: what it warned of while it looked.
+        cuda: the CUDA that it was built for; None for a CPU-only build.
+        architectures: those that it has kernels for, such as `sm_90`, and `compute_90` for code that the driver
+            compiles.
+        usable: True if it can open a GPU.
+        message: the last warning that it gave while it looked for GPUs.
         gpus: those that it sees, in its order.
         other_libraries: CUDA's libraries that were loaded in place of those that torch came with.
     """
@@ -90,13 +91,13 @@ class TorchAnswer:
 
 @dataclass(frozen=True)
 class DriverAnswer:
-    """What nvidia-smi says.
+    """Answer of nvidia-smi.
 
     Attributes:
-        version: of the driver; empty where nvidia-smi is not installed or does not reach it.
+        version: of the driver; empty if nvidia-smi is not installed or does not reach it.
         message: its error.
-        processes: what holds memory on the GPUs, such as `pid 4711 (python): 30.1 GiB`.
-        present: whether this machine has a GPU of NVIDIA; /dev/kfd and /dev/dxg are also there without one.
+        processes: those that hold memory on the GPUs, such as `pid 4711 (python): 30.1 GiB`.
+        present: True if this machine has an NVIDIA GPU; /dev/kfd and /dev/dxg also exist without one.
     """
 
     version: str = ""
@@ -106,12 +107,12 @@ class DriverAnswer:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has the device of a GPU, found without a library that would open it."""
+    """Return True if this machine has a GPU device file; no library that would open the GPU is used."""
     return any(map(os.path.exists, _DEVICES))
 
 
 def describe(free: bool = True) -> TorchAnswer:
-    """Return what the torch of this process sees. free: whether to ask for free memory, which opens every GPU."""
+    """Return what the torch of this process sees. free: True asks for free memory, which opens every GPU."""
     import torch
 
     with warnings.catch_warnings(record=True) as told:
@@ -141,8 +142,10 @@ def describe(free: bool = True) -> TorchAnswer:
 
 
 def ask_torch() -> TorchAnswer | None:
-    """Return what torch sees, asked in a process of its own: looking opens the GPUs and loads CUDA. None where torch
-    cannot be imported, which is reported where it is needed."""
+    """Return what torch sees, asked in a separate process, since looking opens the GPUs and loads CUDA.
+
+    None if torch cannot be imported, which is reported where torch is needed.
+    """
     answer = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         capture_output=True,
@@ -160,7 +163,7 @@ def ask_torch() -> TorchAnswer | None:
 
 
 def ask_driver() -> DriverAnswer:
-    """Return what nvidia-smi says of the driver and of the processes that use its GPUs."""
+    """Return nvidia-smi's report on the driver and on the processes that use its GPUs."""
     present = any(map(os.path.exists, _NVIDIA))
     try:
         versions = _smi("--query-gpu=driver_version")
@@ -176,11 +179,11 @@ def ask_driver() -> DriverAnswer:
 
 
 def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, asked: bool) -> list[Problem]:
-    """Return why torch cannot use the GPUs that this machine has.
+    """Return the reasons why torch cannot use the GPUs of this machine.
 
     Args:
-        asked: whether the config asks for a GPU (`launch.device: gpu`); else a build of torch for CPUs alone, and GPUs
-            that CUDA_VISIBLE_DEVICES hides, are a choice.
+        asked: True if the config asks for a GPU (`launch.device: gpu`). Otherwise a CPU-only build of torch and GPUs
+            that CUDA_VISIBLE_DEVICES hides count as a choice.
     """
     where = "launch.device"
     found = list(_two_cudas(where))
@@ -209,14 +212,14 @@ def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, asked: bool) -> l
 
 
 def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, stage: str) -> list[Problem]:
-    """Return which of the GPUs that a stage will use another process has filled.
+    """Return a problem for each GPU of a stage that another process has filled.
 
     Args:
         gpus: those that the stage will use.
         needed: bytes on each, as planned.
         stage: its dotted key.
 
-    A GPU that is too small even when nothing uses it is no problem here: plans miss by some percent.
+    A GPU that is too small even when no process uses it is no problem here: plans are off by a few percent.
     """
     found = []
     for number, gpu in enumerate(gpus):
@@ -236,7 +239,7 @@ def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, st
 
 
 def supports(architectures: Iterable[str], capability: tuple[int, int]) -> bool:
-    """Whether a list of architectures has kernels for a device.
+    """Return True if a list of architectures has kernels for a device.
 
     `sm_86` runs on 8.6 and on later minor versions of 8; `sm_90a` on 9.0 alone; `sm_100f` on 10.0 and later minor
     versions; `compute_86` is compiled by the driver for everything from 8.6 on ("CUDA C++ Programming Guide", binary
@@ -259,7 +262,7 @@ def supports(architectures: Iterable[str], capability: tuple[int, int]) -> bool:
 
 
 def needed_cuda(capability: tuple[int, int]) -> str:
-    """Return the versions of CUDA that compile for a compute capability, in words."""
+    """Return a description of the versions of CUDA that compile for a compute capability."""
     if capability in LAST_CUDA:
         first = f"{FIRST_CUDA[capability]} to " if capability in FIRST_CUDA else ""
         return f"CUDA {first}{LAST_CUDA[capability]}.x"
@@ -270,8 +273,10 @@ def needed_cuda(capability: tuple[int, int]) -> str:
 
 
 def compiles_for(cuda: str, capability: tuple[int, int]) -> bool:
-    """Whether a version of CUDA compiles for a compute capability. What a build of torch has kernels for, it alone
-    knows: `supports`."""
+    """Return True if a version of CUDA compiles for a compute capability.
+
+    Only the build of torch itself lists the architectures that it has kernels for, see `supports`.
+    """
     known = [one for one in FIRST_CUDA if one <= capability]
     if capability in LAST_CUDA and _number(cuda)[0] > LAST_CUDA[capability]:
         return False
@@ -279,8 +284,10 @@ def compiles_for(cuda: str, capability: tuple[int, int]) -> bool:
 
 
 def installed_cuda() -> tuple[str, str | None]:
-    """Return the version of the installed torch and of the CUDA that it is built for, without importing it; empty and
-    None where there is no torch, or none for CUDA."""
+    """Return the versions of the installed torch and of the CUDA that it is built for, without importing it.
+
+    The first is empty without torch; the second is None without torch or for a build without CUDA.
+    """
     try:
         distribution = metadata.distribution("torch")
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf8")
@@ -291,11 +298,11 @@ def installed_cuda() -> tuple[str, str | None]:
 
 
 def replaced_libraries(mapped: Iterable[str], packages: Path) -> Iterator[str]:
-    """Yield those loaded libraries of CUDA that the wheels beside torch have too, in another place.
+    """Yield the loaded CUDA libraries that the wheels installed with torch also contain, in another place.
 
     Args:
-        mapped: paths of what the process has loaded.
-        packages: folder of the installed packages. Where they have no libraries of CUDA, torch was built for the
+        mapped: paths of the files that the process has loaded.
+        packages: folder of the installed packages. If they contain no CUDA libraries, torch was built for the
             system's.
     """
     own = {path.name for path in packages.glob("nvidia/*/lib/lib*.so*")}
@@ -330,8 +337,10 @@ def _unusable(answer: TorchAnswer, driver: DriverAnswer, where: str) -> Problem:
 
 
 def _two_cudas(where: str) -> Iterator[Problem]:
-    """Packages of two versions of CUDA that write the same files: whichever was installed last has overwritten the
-    other's."""
+    """Yield a problem if packages of two versions of CUDA write the same files.
+
+    The package that was installed last has overwritten the files of the other.
+    """
     majors: dict[str, set[str]] = defaultdict(set)
     for distribution in metadata.distributions():
         if match := _PART.match((distribution.metadata["Name"] or "").lower()):

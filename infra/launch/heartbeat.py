@@ -1,7 +1,7 @@
-"""What a rank tells its launcher as it goes, and which rank hangs: the one furthest behind when signs of life stop.
+"""Signs of life of ranks, and detection of the rank that hangs: the one furthest behind when the signs stop.
 
-A rank says how far it is in a file of 32 bytes, which costs it no system call. On SIGUSR1 it writes the stacks of all
-its threads beside that file, also while it waits in native code.
+A rank reports its progress in a file of 32 bytes, without a system call. On SIGUSR1 it writes the stacks of all its
+threads next to that file, also while it waits in native code.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LAYOUT = struct.Struct("<qqqd")
 class Beat:
     """The last sign of life of a rank.
 
-    count: signs so far; ranks that train together give the same ones in the same order.
-    time: of the system's monotonic clock, which all processes of a machine share.
+    count: signs so far; ranks that train together give the same signs in the same order.
+    time: by the system's monotonic clock, which all processes of a machine share.
     """
 
     count: int
@@ -51,7 +51,7 @@ class Beat:
 
 
 class Heartbeat:
-    """A rank's own end. `folder` comes from the launcher's environment; without one nothing is written."""
+    """The rank's side. The folder comes from the launcher's environment; without one nothing is written."""
 
     def __init__(self, rank: int) -> None:
         self._file: mmap.mmap | None = None
@@ -67,7 +67,7 @@ class Heartbeat:
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
 
     def beat(self, batch: int, phase: str) -> None:
-        """Says that this rank has come to a phase of a batch."""
+        """Record that this rank has reached a phase of a batch."""
         if self._file is not None:
             self._count += 1
             _LAYOUT.pack_into(self._file, 0, self._count, batch, PHASES.index(phase), time.monotonic())
@@ -82,7 +82,7 @@ def stack_file(folder: Path, rank: int) -> Path:
 
 
 def read_beat(folder: Path, rank: int) -> Beat | None:
-    """The last sign of life of a rank; None before its first."""
+    """Return the last sign of life of a rank; None before its first."""
     path = beat_file(folder, rank)
     data = path.read_bytes() if path.exists() else b""
     if len(data) < _LAYOUT.size:
@@ -91,7 +91,7 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
     return Beat(count, batch, PHASES[phase], moment)
 
 
-# How long a rank may take to write its stacks; a stopped one first has to wake up.
+# Seconds that a rank may take to write its stacks; a stopped one first has to wake up.
 _DUMP_S = 2.0
 
 
@@ -99,8 +99,8 @@ _DUMP_S = 2.0
 class Hang:
     """Ranks that gave no sign of life.
 
-    stuck: those furthest behind, of which only the stopped where any is; the others wait for them. All ranks where none
-        is behind: then they wait for something outside, such as a disk or the network.
+    stuck: the ranks furthest behind, for which the others wait. If any of them was stopped by a signal, only the
+        stopped ones. All ranks if none is behind: they then wait for something outside, such as a disk or the network.
     """
 
     stuck: tuple[int, ...]
@@ -117,21 +117,21 @@ class Hang:
 
 
 def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patience_s: float) -> tuple[int, ...]:
-    """Those furthest behind, once none of them has given a sign of life for `patience_s`; none before.
+    """Return the ranks furthest behind, once none of them has given a sign of life for `patience_s`; none before.
 
-    beats: of ranks that train together, the last of each.
+    beats: the last sign of each of the ranks that train together.
     """
     watched = {rank: beat for rank, beat in beats.items() if beat.phase != "not watched"}
-    # Only those furthest behind can be to blame, and they are given their time even if the others have waited longer.
+    # Only the ranks furthest behind can be the cause. They get the full time even if the others have waited longer.
     behind = min((beat.count for beat in watched.values()), default=0)
     stuck = tuple(rank for rank, beat in watched.items() if beat.count == behind)
     return stuck if all(silent_s[rank] > patience_s for rank in stuck) else ()
 
 
 def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang | None:
-    """A hang among the ranks of this node, with the stacks of all of them written to `folder`; None if there is none.
+    """Return a hang among the ranks of this node, after writing all their stacks to `folder`; None if there is none.
 
-    patience_s: how long a rank that is watched may give no sign of life.
+    patience_s: seconds for which a watched rank may give no sign of life.
     """
     beats = {rank: beat for rank in pids if (beat := read_beat(folder, rank)) and beat.phase != "not watched"}
     silent_s = {rank: time.monotonic() - beat.time for rank, beat in beats.items()}
@@ -139,21 +139,21 @@ def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang 
     if not stuck:
         return None
     stopped = {rank for rank, pid in pids.items() if is_stopped(pid)}
-    # Ranks wait for each other within a phase too: of those in the same one, it is a stopped one that keeps the others.
+    # Ranks also wait for each other within a phase: among ranks in the same phase, a stopped one blocks the others.
     stuck = tuple(rank for rank in stuck if rank in stopped) or stuck
     dump_stacks(folder, pids)
     return Hang(stuck, beats, notes_on(folder, pids, stopped))
 
 
 def notes_on(folder: Path, pids: Mapping[int, int], stopped: Collection[int]) -> dict[int, str]:
-    """Where each rank was, once the stacks are there."""
+    """Return the place where each rank was, once the stacks are written."""
     said = {rank: _where(folder, rank) for rank in pids}
     said |= {rank: " (its process has ended)" for rank, pid in pids.items() if _has_ended(pid)}
     return said | dict.fromkeys(stopped, " (its process was stopped)")
 
 
 def dump_stacks(folder: Path, pids: Mapping[int, int]) -> None:
-    """Has every rank write the Python stacks of its threads to `folder`; returns when they are there."""
+    """Make every rank write the Python stacks of its threads to `folder`, and wait until they are written."""
     alive = {rank: pid for rank, pid in pids.items() if not _has_ended(pid)}  # the others may wait for one that left
     for pid in alive.values():
         with suppress(ProcessLookupError):
@@ -165,7 +165,7 @@ def dump_stacks(folder: Path, pids: Mapping[int, int]) -> None:
 
 
 def stacks(folder: Path, pids: Mapping[int, int]) -> str:
-    """The stacks that were written, each with its rank."""
+    """Return the stacks that were written, each with its rank."""
     return "\n".join(f"stacks of rank {rank}:\n{_stacks(folder, rank) or 'none came'}" for rank in pids)
 
 
@@ -189,7 +189,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal and waits to be woken."""
+    """Return True if a process was stopped by a signal and waits to be woken."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:

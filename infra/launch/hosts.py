@@ -1,4 +1,4 @@
-"""Machines that are named in the config, each reached by a remote shell such as ssh."""
+"""Machines that the config names, each reached by a remote shell such as ssh."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from infra.process.lifetime import PARENT_FD
 
 _PATIENCE_S = 10.0
 _BEGIN_S = 180.0
-"""How long a host may take until its agent gives a sign: a remote shell, and Python with few imports."""
-# What a remote shell does not bring along, and training needs; secrets stay here.
+"""Seconds that a host may take until its agent gives a sign: a remote shell, and Python with few imports."""
+# Variables that a remote shell does not pass on and training needs; secrets stay here.
 _PASSED_ON = ("STEMMA_", "PYTHON", "OMP_", "NCCL_", "GLOO_", "TORCH", "CUDA_", "HF_", "GLIBC_", "TOKENIZERS_", "MKL_")
 _OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT_FD)
 
 
 def passed_on(environment: Mapping[str, str], *, scheduled: bool = False) -> dict[str, str]:
-    """The variables that a training on another machine gets from this one.
+    """Return the variables that a training on another machine gets from this one.
 
-    scheduled: whether a scheduler says there which GPUs are its."""
+    scheduled: True if a scheduler there assigns the GPUs."""
     ours = (*_OURS_ALONE, *(["CUDA_VISIBLE_DEVICES"] if scheduled else []))
     return {name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in ours}
 
 
 class Hosts:
-    """An agent on each host that is used. It ends with the pipe to its remote shell, however this process ends."""
+    """An agent on each used host. It ends when the pipe to its remote shell breaks, however this process ends."""
 
     def __init__(self, launch: LaunchConfig, folder: Path, environment: Mapping[str, str]) -> None:
         self._launch = launch
@@ -44,7 +44,7 @@ class Hosts:
         self._numbers = itertools.count()
 
     def request(self, excluded: Mapping[str, str]) -> None:
-        """Has as many agents as `launch.nodes`, none on an excluded host."""
+        """Start agents up to the number `launch.nodes`, and end those on excluded hosts."""
         for name, (host, _, _) in list(self._agents.items()):
             if host in excluded:
                 self._end(name)
@@ -57,11 +57,11 @@ class Hosts:
         return name in self._agents
 
     def order_of(self, name: str) -> int:
-        """The place of a node among the others; the first of them gathers the ranks."""
+        """Return the place of a node among the others; the first of them gathers the ranks."""
         return self._launch.hosts.index(self._agents[name][0])
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        """Hosts on which no agent runs any more, with the reason."""
+        """Return the hosts on which no agent runs any more, with the reason."""
         found = {}
         for name, (host, process, begun) in self._agents.items():
             if host not in excluded and process.poll() is not None:
@@ -84,14 +84,14 @@ class Hosts:
         return Over(problem, None)
 
     def cancel(self) -> None:
-        """Agents leave by order."""
+        """Do nothing: agents leave when ordered to."""
 
     def release(self, leaving_s: float = 0.0) -> None:
         for name in list(self._agents):
             self._end(name)
 
     def pass_on_log(self) -> None:
-        """The remote shells write into this process's log themselves."""
+        """Do nothing: the remote shells write into this process's log themselves."""
 
     def _begin(self, host: str) -> None:
         name = f"{next(self._numbers)}.{host}"

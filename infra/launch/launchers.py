@@ -1,4 +1,4 @@
-"""Sections of `launch:` of their own: what a training asks of Slurm and of Kubernetes, and vLLM."""
+"""Nested sections of `launch:`: the requests of a training to Slurm and to Kubernetes, and vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from infra.config import Config
 
 SLURM_NOTICE_S = 30
-"""So long before its time limit, and `launch.grace_s`, Slurm tells a job of it: for its processes to end."""
+"""Seconds, in addition to `launch.grace_s`, by which Slurm's notice to a job precedes its time limit: for its processes
+to end."""
 _OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"}
 
 

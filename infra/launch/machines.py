@@ -12,10 +12,10 @@ from infra.errors import Problem
 
 @dataclass(frozen=True)
 class Over:
-    """Machines that were ours are no longer.
+    """Loss of machines that were ours.
 
-    counts: whether what comes next is one of `launch.restarts`; None where nothing is to come: the try of the stage
-        fails with the problem.
+    counts: True if the next start counts towards `launch.restarts`; None if there is no next start, and the attempt at
+        the stage fails with the problem.
     """
 
     problem: Problem
@@ -23,50 +23,50 @@ class Over:
 
 
 class Machines(Protocol):
-    """Gets machines, each with an agent (`infra.launch.agent`), and gives them back.
+    """Source of machines, each with an agent (`infra.launch.agent`), which also takes them back.
 
-    `excluded` has machines that failed, with the reason.
+    `excluded` maps machines that failed to the reason.
     """
 
     def request(self, excluded: Mapping[str, str]) -> None:
-        """Sees to it that there are, or will be, `launch.nodes` agents, none of them on an excluded machine."""
+        """Ensure that there are, or will be, `launch.nodes` agents, none of them on an excluded machine."""
 
     def is_ours(self, name: str) -> bool:
         """Return True if an agent belongs to the last request."""
 
     def order_of(self, name: str) -> int:
-        """The place of an agent among the others; the first of them gathers the ranks."""
+        """Return the place of an agent among the others; the first of them gathers the ranks."""
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        """Machines that were asked for and did not come, or left, with the reason."""
+        """Return the requested machines that did not come, or left, with the reason."""
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
         """Return the reason if no more agents are to be expected; None otherwise."""
 
     def cancel(self) -> None:
-        """Begins to give the machines back."""
+        """Begin to give the machines back."""
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Gives the machines back; returns when nothing of ours runs there, as far as can be known.
+        """Give the machines back; return when, as far as can be known, none of our processes runs there.
 
-        leaving_s: for how long agents that were told to leave may end by themselves.
+        leaving_s: seconds in which agents that were ordered to leave may end by themselves.
         """
 
     def pass_on_log(self) -> None:
-        """Writes what the agents printed since to this process's log."""
+        """Write the new output of the agents to this process's log."""
 
 
 class OneJob(ABC):
-    """Machines of a scheduler: a job of `launch.nodes` agents at a time, resubmitted once one of them is excluded.
+    """Machines of a scheduler: one job of `launch.nodes` agents at a time, resubmitted once one of them is excluded.
 
-    Agents have ids that begin with what tells the job, and end with a dot and their place in it.
+    The id of an agent begins with the job, and ends with a dot and the agent's place in the job.
     """
 
     _excluded: frozenset[str] = frozenset()
-    """Of the job that was submitted last."""
+    """Machines that were excluded from the job that was submitted last."""
 
     def request(self, excluded: Mapping[str, str]) -> None:
-        """Submits a job, unless there is one without excluded machines."""
+        """Submit a job, unless there is one without excluded machines."""
         if self._has_job() and frozenset(excluded) == self._excluded:
             return
         self._excluded = frozenset(excluded)
@@ -77,7 +77,7 @@ class OneJob(ABC):
         return int(name.rpartition(".")[2])
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        """The scheduler replaces machines itself, or ends the job."""
+        """Return no machines: the scheduler replaces them itself, or ends the job."""
         return {}
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """Messages between a stage and its nodes: small files in the work folder, which all of them share.
 
-FOLDER/order          the stage's: what all nodes are to do now, and a count that goes up while the stage lives
-FOLDER/node-ID        one node's: what it does, how its ranks are, and such a count
+FOLDER/order          by the stage: the current order to all nodes, and a count that increases while the stage lives
+FOLDER/node-ID        by one node: its state, the state of its ranks, and such a count
 
-A file is written over in place: on NFS a reader that opens a file sees what was last written to it, while a name that
-was renamed may lead to the old file for a minute. A checksum tells a file that is read while it is written.
+A file is overwritten in place: on NFS a reader that opens a file sees the last write to it, while a renamed file may
+still lead to the old content for a minute. A checksum detects a file that is read while it is being written.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from infra.io.json import parse_own_json
 
 ORDER = "order"
 MACHINE = "STEMMA_MACHINE"
-"""Tells ranks the name of their machine for people and schedulers."""
+"""Variable that gives ranks the name of their machine for people and schedulers."""
 SIGN_S = 1.0
-"""Seconds between two signs of each of them."""
+"""Seconds between two signs of the stage, and of each node."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Order:
 
     attempt: counts the starts of ranks. do: wait; run the attempt's ranks; stop them (they may save); leave for good.
     numbers: the nodes of the attempt by their ids, counted from 0. address, port: where rank 0 gathers the others.
-    stacks: whether a node writes the stacks of its ranks before it stops them. grace_s: seconds that they have to save.
+    stacks: True if nodes write the stacks of their ranks before they stop them. grace_s: seconds that ranks may save.
     """
 
     sign: int = 0
@@ -55,10 +55,10 @@ class NodeState:
 
     state: checking itself; ready for ranks; running them; leaving, since the scheduler takes its machine back; gone.
     machine: its name for people and schedulers. address, port: where its ranks could gather the others.
-    attempt: the newest whose ranks it started; all of them ended if it is ready again.
-    ended: (rank, exit code) of the attempt's that ended by themselves. ranks: (count, batch, phase, silent seconds,
-    stopped) of each, see `infra.launch.heartbeat`. notes: where each was when it hung.
-    problems: what its checks found; time: of its clock when it wrote this.
+    attempt: the newest attempt whose ranks it started; all of them ended if it is ready again.
+    ended: (rank, exit code) of the attempt's ranks that ended by themselves. ranks: (count, batch, phase, silent
+    seconds, stopped) of each, see `infra.launch.heartbeat`. notes: where each rank was when it hung.
+    problems: findings of its checks; time: of its clock when it wrote this.
     """
 
     sign: int = 0
@@ -106,19 +106,19 @@ def node_file(folder: Path, node: str) -> Path:
 
 
 def nodes(folder: Path) -> dict[str, NodeState]:
-    """All nodes that ever wrote into a folder, by their ids."""
+    """Return all nodes that ever wrote into a folder, by their ids."""
     states = {path.name.partition("-")[2]: read(path, NodeState) for path in folder.glob("node-*")}
     return {name: state for name, state in states.items() if state is not None}
 
 
 class Watch:
-    """For how long each of several writers has given no new sign, by the clock of who looks."""
+    """Time since the last new sign of each of several writers, by the reader's clock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def silent_s(self, signs: Mapping[str, int]) -> dict[str, float]:
-        """signs: the counts that were read now."""
+        """Return the seconds since each writer's last new sign. signs: the counts that were just read."""
         now = time.monotonic()
         for name, sign in signs.items():
             if name not in self._seen or self._seen[name][0] != sign:

@@ -1,4 +1,4 @@
-"""Starts the ranks of one node and ends them together: none outlives its launcher, and the first to fail is named."""
+"""Start and joint end of the ranks of one node: no rank outlives its launcher, and the first to fail is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from infra.process.lifetime import PARENT_FD
 
-# torchrun's and Composer's own name, srun's, an Indexed Job's of Kubernetes.
+# Names that torchrun and Composer, srun, and an Indexed Job of Kubernetes use.
 _NODE_RANK = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 _ADDRESS = ("MASTER_ADDR", "SLURM_LAUNCH_NODE_IPADDR")
 _PORT = 29_400
@@ -35,7 +35,7 @@ class ClusterNode:
 
     @classmethod
     def of(cls, launch: LaunchConfig, environment: Mapping[str, str]) -> ClusterNode:
-        """This machine. Raises StageError for several nodes in an environment that does not say which one this is."""
+        """Return this machine. Raises StageError for several nodes if the environment does not identify this one."""
         if launch.nodes == 1:
             return cls(0, "127.0.0.1", free_port())
         number = next((environment[name] for name in _NODE_RANK if name in environment), None)
@@ -69,8 +69,10 @@ class ClusterNode:
 
 
 def interface_to(address: str) -> str:
-    """The network interface of this machine by which another is reached, or that has the address itself; empty where
-    there is no way."""
+    """Return the network interface of this machine that reaches an address, or that has the address itself.
+
+    Empty if there is no route.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))  # sends nothing
@@ -82,14 +84,14 @@ def interface_to(address: str) -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port on which no process listens; an empty address is any of this machine."""
+    """Return a port on which no process listens; an empty address stands for all addresses of this machine."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 POLL_S = 0.1
-# A rank that waits for a lost one hears no signal: Python's handlers run only between bytecodes.
+# A rank that waits for a lost one handles no signal: Python's handlers run only between bytecodes.
 GRACE_S = 2.0
 
 
@@ -102,10 +104,10 @@ class Ended:
 
 
 class Ranks:
-    """The running ranks of one node, all in the process group of whoever starts them.
+    """The running ranks of one node, all in the process group of the process that starts them.
 
-    Every rank holds the read end of a pipe (see `infra.process.lifetime.die_with_parent`) whose write end is here
-    alone.
+    Every rank holds the read end of a pipe (see `infra.process.lifetime.die_with_parent`) whose write end only this
+    process holds.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Ranks:
         environment: Mapping[str, str],
         node: ClusterNode | None = None,
     ) -> None:
-        """node: which machine this is; by default what the environment says, see `ClusterNode.of`."""
+        """Start the ranks. node: this machine; by default as in the environment, see `ClusterNode.of`."""
         node = node or ClusterNode.of(launch, environment)
         self.first = node.number * launch.processes
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -150,12 +152,12 @@ class Ranks:
         return {self.first + place: process.pid for place, process in enumerate(self._processes)}
 
     def ended(self) -> list[Ended]:
-        """Those that have ended by now."""
+        """Return the ranks that have ended by now."""
         codes = [(self.first + place, process.poll()) for place, process in enumerate(self._processes)]
         return [Ended(rank, code) for rank, code in codes if code is not None]
 
     def wait(self, stop: Callable[[], bool]) -> list[Ended]:
-        """Returns when all have ended well, or as soon as one ended badly or `stop()` says so."""
+        """Wait until all have ended well, one has failed, or `stop()` is true. Return those that have ended."""
         while True:
             ended = self.ended()
             if len(ended) == len(self._processes) or any(one.code for one in ended) or stop():
@@ -163,20 +165,20 @@ class Ranks:
             time.sleep(POLL_S)
 
     def terminate(self) -> None:
-        """SIGTERM to all that still run: they save and end."""
+        """Send SIGTERM to all that still run: they save and end."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
     def settle(self, patience_s: float) -> list[Ended]:
-        """Those that have ended once all have, or after `patience_s` seconds."""
+        """Wait until all have ended, at most `patience_s` seconds. Return those that have."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline and len(self.ended()) < len(self._processes):
             time.sleep(POLL_S / 2)
         return self.ended()
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """SIGTERM to all that still run, SIGKILL after `grace_s` seconds; returns when none is left."""
+        """Send SIGTERM to all that still run, SIGKILL after `grace_s` seconds; return when none is left."""
         self.terminate()
         self.settle(grace_s)
         for process in self._processes:
@@ -188,13 +190,13 @@ class Ranks:
 
 
 def _tag(lines: IO[bytes], rank: int) -> None:
-    """Passes on what a rank prints, each line with the rank's number."""
+    """Forward the output of a rank, each line with the rank's number."""
     for line in lines:
         sys.stderr.buffer.write(b"[rank %d] %s" % (rank, line if line.endswith(b"\n") else line + b"\n"))
         sys.stderr.buffer.flush()
 
 
 def own_process_group() -> None:
-    """Makes this process the head of a group, which its ranks join and which ends as a whole."""
+    """Make this process the leader of a process group, which its ranks join and which ends as a whole."""
     if os.getpgrp() != os.getpid():
         os.setpgrp()

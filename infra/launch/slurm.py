@@ -1,4 +1,4 @@
-"""Nodes of Slurm: a job with an agent on each, submitted, asked about and cancelled by Slurm's own commands."""
+"""Nodes of Slurm: a job with an agent on each, submitted, queried and cancelled with Slurm's commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.process.lifetime import PARENT_FD
 from infra.process.tail import Tail, last_lines
 
 _ASK_S = 2.0
-"""How often Slurm is asked about a job; its controllers do not like to be asked more."""
+"""Seconds between two queries about a job; more frequent ones would burden Slurm's controllers."""
 _COMMAND_S = 60.0
 _ENDING_S = 120.0
 """Seconds that a cancelled job may take to end; Slurm's KillWait is 30 s by default."""
@@ -32,10 +32,10 @@ _ALIVE = {
 
 
 class Slurm(OneJob):
-    """At most one job at a time. Its number lies in the work folder, so that whoever continues cancels one that was
-    left.
+    """At most one job at a time. Its number is stored in the work folder, so that the next attempt cancels a job that
+    was left.
 
-    say: hears, as (name, message), what becomes of the job before any rank runs.
+    say: called with (name, message) for events of the job before any rank runs.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Slurm(OneJob):
         return name.startswith(f"{self._job}.{self._start}.")
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
-        """What became of the job, asked every few seconds; None while it waits or runs."""
+        """Return the outcome of the job, queried every few seconds; None while it waits or runs."""
         if not self._job or time.monotonic() - self._asked < _ASK_S:
             return None
         self._look()
@@ -93,12 +93,12 @@ class Slurm(OneJob):
         return Over(self._ended(state, detail), None)
 
     def cancel(self) -> None:
-        """Has Slurm end the job: SIGTERM, and SIGKILL after its KillWait."""
+        """Make Slurm end the job: SIGTERM, and SIGKILL after its KillWait."""
         if self._job:
             _command("scancel", self._job)
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Cancels the job, and returns when it is gone. leaving_s: for how long it may end by itself before."""
+        """Cancel the job, and return when it is gone. leaving_s: seconds in which it may first end by itself."""
         if not self._job:
             return
         end = time.monotonic() + leaving_s
@@ -115,7 +115,7 @@ class Slurm(OneJob):
         self._forget()
 
     def pass_on_log(self) -> None:
-        """Writes what the job printed since to this process's log."""
+        """Write the new output of the job to this process's log."""
         for line in self._log.lines() if self._log else ():
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
@@ -128,7 +128,7 @@ class Slurm(OneJob):
         log = self._folder / "job.log"
         agent = shlex.join([sys.executable, "-m", "infra.launch.agent", str(self._folder)])
         cores = asked.cpus_per_process or launch.threads
-        # srun does not take over what sbatch was asked for a task (since Slurm 22.05).
+        # srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
         each = f"--cpus-per-task={cores * launch.processes} " if cores else ""
         script = f"#!/bin/bash\nexec srun --ntasks-per-node=1 {each}--kill-on-bad-exit=1 --unbuffered {agent}\n"
         gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
@@ -180,7 +180,7 @@ class Slurm(OneJob):
 
 
 def _command(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    # In a job of Slurm itself, its variables would be taken for options of the new one.
+    # Within a Slurm job, the job's variables would be read as options of the new one.
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Runs the ranks of one node from their start to their end, and again where one hangs."""
+"""Ranks of one node, run from their start to their end, and restarted if one hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.heartbeat import FOLDER, Hang, find_hang, stacks
 from infra.launch.ranks import GRACE_S, ClusterNode, Ended, Ranks
 
-# So long after the first, others that failed with it are still waited for: the first to exit need not be the cause.
+# Seconds after the first failure in which further ones are awaited: the first rank to exit need not be the cause.
 SETTLE_S = 1.0
 
 
@@ -24,14 +24,14 @@ def run_ranks(
     stop: Callable[[], bool],
     say: Callable[[str, str], None],
 ) -> list[Ended]:
-    """Those ranks of this node that ended by themselves; when this returns, none is left.
+    """Return the ranks of this node that ended by themselves; no rank is left on return.
 
-    stop: asked while they run; once it is true they get SIGTERM, save, and end, and are killed a little after
-        `launch.grace_s` if they have not.
-    say: told of each new start, as (name of the event, message), while no rank runs.
+    stop: called while they run; once it is true they get SIGTERM, save, and end. Those that have not ended are killed
+        a little after `launch.grace_s`.
+    say: called with (name of the event, message) for each restart, while no rank runs.
 
-    Raises StageError `hang` when ranks hung more than `launch.restarts` times, and where the environment does not say
-    which of several nodes this is.
+    Raises StageError `hang` if ranks hung more than `launch.restarts` times, and a StageError if the environment does
+    not identify this node among several.
     """
     for restarts in range(launch.restarts + 1):
         ended, hang = _run_once(command, launch, work_dir, stop)
@@ -51,7 +51,7 @@ def run_ranks(
 def _run_once(
     command: Sequence[str], launch: LaunchConfig, work_dir: Path, stop: Callable[[], bool]
 ) -> tuple[list[Ended], Hang | None]:
-    # Nodes share the work folder, and each clears its own ranks' signs of life alone.
+    # Nodes share the work folder, and each node clears the signs of its ranks only.
     heartbeats = work_dir / "heartbeats" / f"node{ClusterNode.of(launch, os.environ).number}"
     shutil.rmtree(heartbeats, ignore_errors=True)
     heartbeats.mkdir(parents=True)
@@ -75,5 +75,5 @@ def _run_once(
             return ranks.settle(launch.grace_s), None
         return ended, None
     finally:
-        # What hangs hears nothing.
+        # A hanging rank does not react to SIGTERM.
         ranks.end(0 if hang else GRACE_S)

@@ -56,8 +56,8 @@ class Lease:
         return Claim(self._table.reference(), self.key, self._token)
 
     def still_held(self) -> bool:
-        """Asks, right before something that only the holder may do. Raises TableAway after PATIENCE_S without an
-        answer."""
+        """Return True if the lease is still ours; for use right before an action that only the holder may take. Raises
+        TableAway after PATIENCE_S without an answer."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -102,8 +102,8 @@ class Claim:
 
 
 def _renew(table: LeaseTable, key: str, token: str, released: threading.Event, group: Callable[[], int | None]) -> None:
-    """Renews a lease every HEARTBEAT_S until it is released or lost. A table that does not answer, or is on a full
-    disk, is no loss: what was not written this time is written the next."""
+    """Renew a lease every HEARTBEAT_S until it is released or lost. A table that does not answer, or is on a full
+    disk, does not lose the lease: the next renewal may succeed."""
     while not released.wait(lease_table.HEARTBEAT_S):
         with _or_later():
             if not table.renew(key, token, group()):
@@ -133,9 +133,9 @@ def _or_later() -> suppress:
 
 
 class Leases:
-    """The leases of a store: at most one holder a key, `stage/fingerprint`.
+    """The leases of a store: at most one holder per key, `stage/fingerprint`.
 
-    reopen: finds the table that the leases went to, should they go elsewhere.
+    reopen: finds the new table of the leases if they are moved.
     """
 
     def __init__(self, table: LeaseTable, reopen: Callable[[], LeaseTable] | None = None) -> None:
@@ -184,7 +184,7 @@ class Leases:
             time.sleep(self.table.poll_s)
 
     def check(self) -> None:
-        """Raises StageError where no lease could be taken now: `acquire` would wait for the table."""
+        """Raise StageError if no lease could be taken now: `acquire` would wait for the table."""
         self.table.check()
 
     def seem_dead(self, keys: Collection[str]) -> set[str]:
@@ -209,12 +209,12 @@ class Leases:
         return dead
 
     def living(self) -> list[str]:
-        """The keys of all leases whose holders live."""
+        """Return the keys of all leases whose holders live."""
         return [key for key, holder in self.table.rows() if not holder.is_dead()]
 
 
 class _Watch:
-    """Since when one waiter sees the same sign of life of a holder."""
+    """Time since which one waiter sees the same sign of life of a holder."""
 
     def __init__(self) -> None:
         self._sign: tuple[str, float] | None = None

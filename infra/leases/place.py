@@ -56,10 +56,10 @@ def opened(reference: Mapping[str, str]) -> LeaseTable:
 
 
 def table(layout: Layout) -> LeaseTable:
-    """The leases of a store, which is given a place for them if it has none.
+    """Return the leases of a store, which is given a place for them if it has none.
 
-    Raises StageError: `database_unreachable` where that is a PostgreSQL that does not let us in, `leases_elsewhere`
-    where the environment names another place; ConfigError for a URL that is none.
+    Raises StageError: `database_unreachable` if that is a PostgreSQL that refuses the connection, `leases_elsewhere`
+    if the environment names another place; ConfigError for an invalid URL.
     """
     if layout.url:
         return _of_url(layout)
@@ -86,7 +86,7 @@ def existing(layout: Layout) -> LeaseTable | None:
 
 
 def configured(layout: Layout) -> Postgres | None:
-    """The PostgreSQL that the environment names, else the one that `up` has for this store's servers."""
+    """Return the PostgreSQL that the environment names, else the one that `up` uses for this store's servers."""
     url = requested_database()
     if url is not None:
         return None if url == SQLITE else Postgres(url)
@@ -107,7 +107,7 @@ def needs_server(layout: Layout) -> bool:
 
 
 def check(layout: Layout) -> None:
-    """Raises StageError or ConfigError where a run could take no lease now; makes nothing."""
+    """Raise StageError or ConfigError if a run could take no lease now. Nothing is created."""
     needs_server(layout)
     place, wanted = _recorded(layout), configured(layout)
     if place is not None and place.database != SQLITE:

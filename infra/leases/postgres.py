@@ -3,7 +3,7 @@
     leases.stores (id)                                              the stores whose leases are in this database
     leases.held   (store, key, token, host, pid, pid_started, work_group, renewed)
 
-Each change is a single statement, so that none is half-made and no lock outlives it, whatever becomes of who made it.
+Each change is a single statement, so that none is incomplete and no lock outlives it, even if its process dies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OPTIONS = {
 
 
 class PostgresTable:
-    """The leases of one store. A connection lasts for one call: what waits for hours holds none.
+    """The leases of one store. A connection lasts for one call: a process that waits for hours holds none.
 
     store: its id in the database.
     """
@@ -62,7 +62,7 @@ class PostgresTable:
 
     @classmethod
     def made(cls, postgres: Postgres) -> PostgresTable:
-        """A table for a store that has none in this database yet. Raises StageError."""
+        """Return a table for a store that has none in this database yet. Raises StageError."""
         table = cls(postgres, uuid.uuid4().hex)
         with table._asking() as cursor:
             cursor.execute("SELECT to_regclass('leases.held')")
@@ -167,8 +167,8 @@ class PostgresTable:
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:
-        """A cursor each of whose statements is a transaction. Raises TableAway where the server does not answer, and
-        StageError `leases_elsewhere` where it knows nothing of this store."""
+        """Yield a cursor that runs each statement as one transaction. Raises TableAway if the server does not answer,
+        and StageError `leases_elsewhere` if it does not know this store."""
         import psycopg2
         from psycopg2 import errors
 

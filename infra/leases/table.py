@@ -1,4 +1,4 @@
-"""The table whose rows are leases: what `infra.leases.lease` asks of it, whichever database it is in."""
+"""Interface of the table of leases, which `infra.leases.lease` uses for any database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.process.lifetime import group_alive, start_ticks, this_machine
 LEASE_S = 60.0
 HEARTBEAT_S = 5.0
 WATCHED_S = 3 * HEARTBEAT_S
-"""So long a waiter itself must see that a holder elsewhere is silent: clocks of two machines need not agree."""
+"""Seconds for which a waiter itself must see that a holder elsewhere is silent: clocks of two machines may differ."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class LeaseTable(Protocol):
     def read(self, key: str) -> Holder | None: ...
 
     def rows(self) -> list[tuple[str, Holder]]:
-        """All leases by key."""
+        """Return all leases by key."""
 
     def renew(self, key: str, token: str, group: int | None = None) -> bool:
         """Record that the holder with this token lives, and its process group. Return False if it no longer holds the
@@ -92,7 +92,7 @@ class LeaseTable(Protocol):
     def delete(self, key: str, token: str) -> None: ...
 
     def check(self) -> None:
-        """Raises StageError where no lease could be taken now."""
+        """Raise StageError if no lease could be taken now."""
 
     def reference(self) -> Mapping[str, str]:
         """Return what a process of this machine needs to open the same table (`infra.leases.place.opened`); it holds

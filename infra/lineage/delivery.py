@@ -1,4 +1,4 @@
-"""Turns messages into MLflow runs, metrics, datasets and models. Everything here may be done twice and counts once."""
+"""Conversion of messages into MLflow runs, metrics, datasets and models. Every step is idempotent."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Delivery:
                 raise TypeError(f"no delivery for {type(message).__name__}")
 
     def follow_metrics(self) -> None:
-        """Sends what was written to the followed files since the last call."""
+        """Send the lines that were written to the followed files since the last call."""
         self._metrics.follow()
 
     def end_abandoned(self, run: DeliveredRun) -> None:
-        """Marks a run whose process died without a word."""
+        """Mark a run whose process died without reporting its end."""
         now = time.time()
         note = "its process ended without saying so"
         if run.about["kind"] == StageStarted.kind:
@@ -191,7 +191,7 @@ class Delivery:
         tags: Mapping[str, str],
         sender: Mapping[str, Any],
     ) -> DeliveredRun:
-        """The run of a build: the one we know, else the one that bears its tag, else a new one."""
+        """Return the run of a build: the known one, else the one with its tag, else a new one."""
         known = self._ledger.run(message.build_id)
         if known:
             return known
@@ -202,7 +202,7 @@ class Delivery:
         return self._known(message.build_id)
 
     def _delete_twins(self, run: DeliveredRun) -> None:
-        """A request that timed out may have made a run after all, later than we looked for it."""
+        """Delete further runs of a build: a request that timed out may have made one after we looked for it."""
         if run.attempts > 1:
             for twin in self._runs_of(run.build_id, [run.experiment_id]):
                 if twin.info.run_id != run.run_id:
@@ -225,7 +225,7 @@ class Delivery:
         return run
 
     def _find(self, build_id: str) -> DeliveredRun | None:
-        """From the ledger; if that was lost, from MLflow."""
+        """Find a run in the ledger; if that was lost, in MLflow."""
         known = self._ledger.run(build_id)
         if known or not build_id:
             return known
@@ -246,7 +246,7 @@ class Delivery:
         return None
 
     def _experiment(self, pipeline: str) -> str:
-        """The experiment of a pipeline, made or brought back from the bin if need be."""
+        """Return the experiment of a pipeline, which is created or restored from the bin if necessary."""
         if pipeline not in self._experiments:
             found: Experiment | None = self._client.get_experiment_by_name(pipeline)
             if found is None:

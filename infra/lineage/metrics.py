@@ -42,9 +42,9 @@ class Line:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[Line]:
-    """The whole lines behind `offset`; a line that is still being written waits for the next call.
+    """Yield the complete lines after `offset`; a line that is still being written is left to the next call.
 
-    Lines that are no metrics (progress, events) come as a Line without values, so that they count as read. Raises
+    Lines without metrics (progress, events) come as a Line without values, so that they count as read. Raises
     FileNotFoundError.
     """
     return _read(path, offset, "metric")
@@ -146,7 +146,7 @@ class MetricsDelivery:
         self._ledger = ledger
 
     def follow(self) -> None:
-        """Sends what was written to the followed files since the last call."""
+        """Send the lines that were written to the followed files since the last call."""
         for build_id, path, offset in self._ledger.tails():
             run = self._ledger.run(build_id)
             if run and Path(path).exists():
@@ -190,7 +190,7 @@ class MetricsDelivery:
         send()
 
     def _take_back(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
-        """Deletes the points that a training took back when it went on from an earlier step."""
+        """Delete the points that a training took back when it continued from an earlier step."""
         points = [
             Point(name, line.step, milliseconds(line.time))
             for line in undone_lines(path, rewind)
@@ -213,7 +213,7 @@ class MetricsDelivery:
                 self._log_one_by_one(run_id, batch)
 
     def _log_one_by_one(self, run_id: str, metrics: list[Metric]) -> None:
-        """Leaves out what MLflow will never take, such as a name that reads like a path."""
+        """Log points one by one, except for those that MLflow never accepts, e.g. one whose name looks like a path."""
         for metric in metrics:
             try:
                 self._client.log_batch(run_id, metrics=[metric])
@@ -224,5 +224,5 @@ class MetricsDelivery:
 
 
 def milliseconds(seconds: float) -> int:
-    """A time as MLflow counts it."""
+    """Return a time in milliseconds, as MLflow counts it."""
     return round(seconds * 1000)

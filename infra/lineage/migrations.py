@@ -1,7 +1,7 @@
-"""MLflow's SQLite database, made and upgraded beside its place and put there whole, by one rename.
+"""MLflow's SQLite database, created and upgraded in a copy that replaces the original by one rename.
 
-MLflow's migrations are not atomic on SQLite: one that is cut can neither be continued nor repeated. (On PostgreSQL all
-of them are one transaction.)
+MLflow's migrations are not atomic on SQLite: an interrupted one can neither be continued nor repeated. (On PostgreSQL
+all of them are one transaction.)
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def is_of_the_database(error: BaseException) -> bool:
 
 
 def set_aside(path: Path, suffix: str) -> Path:
-    """Renames a database with the files that belong to it: an old journal would be played into the next of its name."""
+    """Rename a database and its other files: an old journal would be applied to the next database of that name."""
     other = path.with_name(f"{path.name}.{suffix}")
     for companion in _COMPANIONS:
         if (there := path.with_name(path.name + companion)).exists():
@@ -124,7 +124,7 @@ def _newest_revision() -> str:
 
 
 def _revision(path: Path) -> str | None:
-    """The revision that a database says it has; None for one that says nothing or is not there."""
+    """Return the revision that a database records; None if it records none or does not exist."""
     if "alembic_version" not in _tables(path, but=""):
         return None
     with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as connection:
@@ -163,12 +163,12 @@ def _upgrade(path: Path, revision: str | None, aside: Path) -> None:
 
 
 def _copies(path: Path) -> list[Path]:
-    """The databases from before their upgrades, newest first."""
+    """Return the databases from before their upgrades, newest first."""
     return sorted(path.parent.glob(f"{path.name}.revision-*"), key=lambda copy: copy.stat().st_mtime, reverse=True)
 
 
 def _make(path: Path) -> None:
-    """A new database with all tables: a copy where one is kept, which takes hundredths of the seconds."""
+    """Make a new database with all tables: a copy if one is kept, which takes hundredths of a second, not seconds."""
     from mlflow import __version__
 
     if take("mlflow", __version__, path) and _revision(path) == _newest_revision():
@@ -202,7 +202,7 @@ def _migrate(path: Path, revision: str | None) -> None:
 
 
 def _answer_broken(path: Path, revision: str | None, aside: Path, error: Exception) -> None:
-    """A new one in place of one without runs; for any other a person decides."""
+    """Replace a broken database without runs by a new one; any other is left for a person to decide."""
     if not _holds_runs(path):
         log.warning("%s was cut while it was made (%s): it is set aside, and a new one made", path, error)
         _make(aside)

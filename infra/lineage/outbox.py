@@ -26,7 +26,7 @@ _sequence = itertools.count()
 
 @dataclass(frozen=True)
 class Envelope:
-    """One message in its file. sender: the process that sent it, as `relay_lock.this_process` has it."""
+    """One message in its file. sender: the process that sent it, in the form of `relay_lock.this_process`."""
 
     path: Path
     content: dict[str, Any]
@@ -44,7 +44,7 @@ class Outbox:
         self.folder = lineage_folder(root) / "outbox"
 
     def send(self, message: Message) -> None:
-        """Keeps the message for the relay; costs a small file, about 0.1 ms, and needs no server."""
+        """Store a message for the relay; this writes a small file, takes about 0.1 ms, and needs no server."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content, hider = message.to_json(), Hider()
         content |= {key: hider.hide_in(content[key]) for key in TOLD if key in content}
@@ -63,7 +63,7 @@ class Outbox:
         return {"waiting": self.pending(), "failed": len(list((self.folder.parent / "failed").glob("*.json")))}
 
     def paths(self) -> list[Path]:
-        """The files of all waiting messages, oldest first."""
+        """Return the files of all waiting messages, oldest first."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class Outbox:
 
 
 def _next_time_ns() -> int:
-    """Now, and later than ever before in this process, even if the clock is set back."""
+    """Return the current time, and always a later one than before in this process, even if the clock is set back."""
     global _last_ns
     with _lock:
         _last_ns = max(time.time_ns(), _last_ns + 1)

@@ -1,4 +1,4 @@
-"""The words that a person reads in the MLflow page: names, tags and descriptions of runs."""
+"""Texts for people in the MLflow page: names, tags and descriptions of runs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def run_path(experiment_id: str, run_id: str, file: str = "") -> str:
 
 
 def slug(text: str) -> str:
-    """A name fit for folders and addresses."""
+    """Return a name that is valid in folders and addresses."""
     return NOT_IN_A_SLUG.sub("-", text).strip("-.") or "pipeline"
 
 

@@ -1,4 +1,4 @@
-"""Logged models and registered versions in MLflow, each made once however often it is asked for.
+"""Logged models and registered versions in MLflow, each made once, regardless of the number of requests.
 
 Their files are put where its page looks for them, without sending bytes through its server.
 """
@@ -38,7 +38,7 @@ def artifact_folder(root: Path, uri: str) -> Path:
 
 
 def put_copies(paths: Iterable[str], folder: Path) -> None:
-    """Copies small files; one that has gone meanwhile is left out."""
+    """Copy small files; a file that has disappeared in the meantime is left out."""
     for path in map(Path, paths):
         if path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def put_copies(paths: Iterable[str], folder: Path) -> None:
 
 
 def put_links(source: Path, folder: Path) -> None:
-    """Gives each payload file of an artifact a second name, or a copy on another file system.
+    """Give each payload file of an artifact a second name, or make a copy on another file system.
 
     Raises FileNotFoundError if the artifact is gone.
     """
@@ -133,7 +133,7 @@ class Registry:
             self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: json.dumps(linked)})
 
     def promote(self, message: PromoteModel) -> None:
-        """Moves the alias `promoted` to the version of these bytes, in one call; nothing where MLflow has none."""
+        """Move the alias `promoted` to the version of these bytes, in one call; do nothing if MLflow has none."""
         versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
         known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
         if known:
@@ -190,5 +190,5 @@ class Registry:
 
 
 def quoted(text: str) -> str:
-    """A text within single quotes of MLflow's search language."""
+    """Return a text in single quotes for MLflow's search language."""
     return text.replace("'", "''")

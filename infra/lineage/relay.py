@@ -49,7 +49,7 @@ log = logging.getLogger("stemma.relay")
 
 
 class Unreachable(Exception):
-    """MLflow does not answer: a matter of waiting, not of the message."""
+    """MLflow does not answer now; the message is not at fault, and a later attempt may succeed."""
 
 
 class Unusable(Exception):
@@ -75,7 +75,7 @@ class Relay:
         self._looked_for_abandoned = 0.0
 
     def work(self) -> bool:
-        """One round over the outbox and the followed files; False if MLflow could not be reached."""
+        """Process the outbox and the followed files once; return False if MLflow could not be reached."""
         try:
             for path in self.outbox.paths():
                 if self.stopped.is_set():
@@ -93,7 +93,7 @@ class Relay:
 
     @property
     def has_work(self) -> bool:
-        """True while messages wait, or a build that was started from this machine has not ended."""
+        """Return True while messages wait, or a build that was started from this machine has not ended."""
         ours = (run for run in self.ledger.open_runs() if run.sender["host"] == os.uname().nodename)
         return self.outbox.pending() > 0 or any(ours)
 
@@ -166,7 +166,7 @@ class Relay:
         log.error("set %s aside in %s after %d attempts: %s", path.name, folder, ATTEMPTS, error)
 
     def _end_abandoned(self) -> None:
-        """Ends the runs whose process is gone and left nothing more in the outbox."""
+        """End the runs whose process is gone and left no more messages in the outbox."""
         if time.monotonic() - self._looked_for_abandoned < LOOK_FOR_ABANDONED_EVERY_S or self.outbox.pending():
             return
         self._looked_for_abandoned = time.monotonic()
@@ -233,7 +233,7 @@ def follow(root: Path, *, until_empty: bool) -> None:
 
 
 def ensure_relay(root: Path | str) -> None:
-    """Starts a relay in the background unless one works already; it stays while this process lives. Returns at once.
+    """Start a relay in the background unless one runs already; it stays while this process lives. Returns immediately.
 
     Costs about a millisecond when there is one.
     """

@@ -1,4 +1,4 @@
-"""One relay a store: the lock that it holds, and the list of those who want it to stay."""
+"""One relay per store: the lock that it holds, and the list of processes that need it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RelayLock:
         self._file = open(folder / "relay.lock", "a+")  # noqa: SIM115
 
     def acquire(self) -> bool:
-        """True if we hold the lock now."""
+        """Try to take the lock; return True if we hold it now."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -45,7 +45,7 @@ class RelayLock:
 
 
 def relay_pid(root: Path | str) -> int | None:
-    """The process of the relay that works now, if any."""
+    """Return the process id of the current relay, if any."""
     try:
         holder = read_own_json(lineage_folder(root) / "relay.lock")
     except (FileNotFoundError, ValueError):
@@ -67,7 +67,7 @@ def lineage_problem(root: Path | str) -> dict[str, str] | None:
 
 
 def register(root: Path | str) -> None:
-    """Asks the relay to stay while this process lives."""
+    """Ask the relay to stay while this process lives."""
     folder = lineage_folder(root) / "senders"
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".{os.getpid()}"
@@ -76,7 +76,7 @@ def register(root: Path | str) -> None:
 
 
 def anyone_registered(root: Path | str) -> bool:
-    """True while a process of this machine that registered still lives; forgets those that are gone."""
+    """Return True while a registered process of this machine still lives; remove those that are gone."""
     folder = lineage_folder(root) / "senders"
     if not folder.is_dir():
         return False
@@ -100,6 +100,6 @@ def this_process() -> dict[str, Any]:
 
 
 def process_lives(process: dict[str, Any]) -> bool:
-    """True for a process of this machine that lives; of another machine's nothing can be said, so False."""
+    """Return True for a living process of this machine; False for another machine's, whose state is unknown."""
     since = (process["started"], process.get("ticks", 0), process.get("boot", ""))
     return process["host"] == os.uname().nodename and same_process(process["pid"], *since)

@@ -32,13 +32,13 @@ def tracking_uri(root: Path | str) -> str:
 
 
 def database_path(root: Path | str) -> Path | None:
-    """The SQLite file, if that is what is used."""
+    """Return the SQLite file, if SQLite is used."""
     return mlflow_folder(root) / "mlflow.db" if database_uri(root).startswith("sqlite") else None
 
 
 @contextmanager
 def exclusive(root: Path | str) -> Iterator[None]:
-    """One process at a time makes or migrates the database."""
+    """Hold a lock with which only one process at a time makes or migrates the database."""
     artifacts_folder(root).mkdir(parents=True, exist_ok=True)
     with open(mlflow_folder(root) / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

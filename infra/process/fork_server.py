@@ -135,7 +135,7 @@ class Server:
         _tell(channel, {"pid": pid}, child.pidfd)
 
     def _leave(self, channel: socket.socket) -> None:
-        """In a child: closes what is the server's."""
+        """Close the server's descriptors in a child."""
         self._selector.close()
         self._requests.close()
         os.close(self._parent)
@@ -258,7 +258,7 @@ def _every_process_hook() -> bool:
 
 
 def _become(start: Start, output: int, parent: int) -> None:
-    """Makes a forked process what it would be had it been started: session, signals, streams, environment, entropy."""
+    """Give a forked process the state of a newly started one: session, signals, streams, environment, entropy."""
     if start.own_session:
         os.setsid()
     for number in signal.valid_signals():
@@ -294,7 +294,7 @@ def _tell(channel: socket.socket, message: dict[str, Any], *descriptors: int) ->
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process when the pipe breaks: by a signal, since a thread that waits for it would forbid forks."""
+    """End this process when the pipe breaks: by a signal, since a thread that waits for it would make forks unsafe."""
     fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(parent, fcntl.F_GETFL)
     fcntl.fcntl(parent, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)

@@ -53,7 +53,7 @@ class ForkServer:
         self._own_sessions = own_sessions
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
-        # torch makes a folder as it is imported, and a server that is killed does not remove it.
+        # torch makes a folder during its import, and a server that is killed does not remove it.
         self._held = ExitStack()
         temporary = self._held.enter_context(held_folder("stemma-imports"))
         try:
@@ -104,7 +104,7 @@ class ForkServer:
         stop: Callable[[], bool],
         set: Mapping[str, str] = {},
     ) -> Process:
-        """Starts a process: `python -m argv…` as far as it can tell.
+        """Start a process, which runs as if by `python -m argv…`.
 
         modules: imported first. output: the descriptor for stdout and stderr. parent: the read end of a pipe, see
         `infra.process.lifetime.die_with_parent`. stop: asked while the server still imports. set: variables besides the
@@ -131,7 +131,7 @@ class ForkServer:
         return Forked(answer["pid"], mine, *descriptors)
 
     def close(self) -> None:
-        """Ends it, whatever it is doing; the processes that it forked go on."""
+        """End the server, even while it works; the processes that it forked continue."""
         self._requests.close()
         os.close(self._parent_pipe)
         self._process.kill()
@@ -149,10 +149,10 @@ class ForkServer:
 
 
 class Forked:
-    """A process that a fork server started, which is not our child: the server tells how it ended."""
+    """A process that a fork server started. It is not our child, so the server reports its exit code."""
 
     LOST = -signal.SIGKILL
-    """Taken for the exit code where the server was gone before it could tell: both were killed, most likely."""
+    """Exit code if the server was gone before it could report one: most likely both were killed."""
 
     def __init__(self, pid: int, channel: socket.socket, pidfd: int) -> None:
         self.pid = pid

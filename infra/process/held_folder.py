@@ -1,4 +1,4 @@
-"""A temporary folder that goes with its process: by the process itself, or by the next one if it was killed."""
+"""A temporary folder that is removed with its process: by the process itself, or by the next one if it was killed."""
 
 from __future__ import annotations
 

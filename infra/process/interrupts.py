@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM from a command's first moment to its last: each ends it in an orderly way, once.
+"""Handling of SIGINT and SIGTERM during a whole command: each ends it in an orderly way, once.
 
 Until a run takes them over (`flows.runs.stop`) they raise a KeyboardInterrupt in the main thread.
 """
@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def listen() -> None:
-    """From now on an interrupt raises Interrupted, SIGTERM too."""
+    """Make interrupts, including SIGTERM, raise Interrupted from now on."""
     global _listening
     _listening = True
     for number in NUMBERS:

@@ -1,4 +1,4 @@
-"""Processes that we start: alive or not, ended together, and never outliving who started them.
+"""Lifetime of processes that we start: checks that they live, joint end of groups, and end with their parent.
 
 python -m infra.process.lifetime MODULE …   runs a module as a program that dies with its parent, see `die_with_parent`
 """
@@ -23,10 +23,10 @@ PARENT_FD = "STEMMA_PARENT_FD"
 
 
 def leave(code: int) -> None:
-    """End this process as the interpreter does, but for taking itself apart.
+    """End this process as the interpreter does, but without finalizing the interpreter.
 
-    Threads of libraries still run then, and one that returns from native code can abort a program that has done its
-    work, with exit code -6; others report at length what they have not released.
+    During finalization threads of libraries still run. One that returns from native code can abort a program that has
+    done its work, with exit code -6; others print long reports of what they have not released.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
@@ -72,7 +72,7 @@ def this_boot() -> str:
 
 
 def group_alive(group: int) -> bool:
-    """True while any process of the group lives; a zombie does not count."""
+    """Return True while any process of the group lives; a zombie does not count."""
     if group <= 0:
         return False
     for process in psutil.process_iter():
@@ -85,7 +85,7 @@ def group_alive(group: int) -> bool:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Sends a signal to a process group that we started; nothing happens if it is gone."""
+    """Send a signal to a process group that we started; do nothing if it is gone."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -93,7 +93,7 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 
 def end_group(group: int, has_ended: Callable[[], bool], grace_s: float = GRACE_S) -> None:
-    """SIGTERM to the whole group, SIGKILL after `grace_s` seconds to whatever is left of it."""
+    """Send SIGTERM to the whole group, and SIGKILL after `grace_s` seconds to the processes that are left."""
     signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and not has_ended():
@@ -113,10 +113,10 @@ def end_orphans(group: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Ends this process and its group as soon as the process that started it is gone.
+    """End this process and its group as soon as the process that started it is gone.
 
-    PARENT_FD names the read end of a pipe whose write end only the starter holds, so that it breaks however the
-    starter dies, by SIGKILL too. Nothing happens in a process that was started without one.
+    PARENT_FD names the read end of a pipe whose write end only the parent holds, so that it breaks however the parent
+    dies, even by SIGKILL. In a process that was started without PARENT_FD this does nothing.
     """
     descriptor = os.environ.get(PARENT_FD)
     if descriptor is None:

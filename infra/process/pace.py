@@ -43,7 +43,7 @@ class Pace:
         self._thread = threading.Thread(target=self._tell_now_and_then, name="pace", daemon=True)
 
     def add(self, amount: float, text_bytes: float = 0, documents: int = 0) -> None:
-        """documents: told beside the amount, where that counts something else."""
+        """Add an amount. documents: number reported in addition to the amount, if that counts something else."""
         self._done += amount
         self._bytes += text_bytes
         self._documents += documents
@@ -95,7 +95,7 @@ _reported_at = 0.0
 
 
 def report(out: Path, amount: float, text_bytes: float = 0) -> None:
-    """Says from inside a partition's function how much of it is done; cheap enough to call for each document."""
+    """Report progress from inside a partition's function; cheap enough to call for each document."""
     global _reported_at
     now = time.monotonic()
     if now - _reported_at < EVERY_S:
@@ -113,7 +113,7 @@ def report_file(out: Path) -> Path:
 
 
 def read_reports(files: Iterable[Path]) -> Amount:
-    """The sum of what was reported and has not been taken away again."""
+    """Return the sum of the reports that have not been removed since."""
     amounts = [0.0, 0.0]
     for file in files:
         try:

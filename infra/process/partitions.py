@@ -41,7 +41,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Work:
-    """Does one partition; picklable, so that it can be sent to another process or machine."""
+    """Function that processes one partition; picklable, so that it can be sent to another process or machine."""
 
     function: PartitionFunction
 
@@ -123,7 +123,7 @@ def _finished(partition: Partition) -> Summary | None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file of a partition, but for the note that it is done."""
+    """Return the bytes of each file of a partition, except for the note that it is done."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
@@ -137,7 +137,7 @@ def _keys(function: PartitionFunction, items: Sequence[Any]) -> Iterator[str]:
 
 
 def _stable(value: Any) -> bytes:
-    """The digest of a value's pickle."""
+    """Return the digest of a value's pickle."""
     buffer = io.BytesIO()
     pickler = _StablePickler(buffer)
     # Without the memo, equal strings pickle alike whether or not they are one object.

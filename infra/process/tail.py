@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Tail:
-    """The whole lines of a file that were added since the last look; a file that is not there yet has none."""
+    """The complete lines that were added to a file since the last look; a file that does not exist yet has none."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         """from_end: leave out what is there already."""
@@ -27,7 +27,7 @@ TAIL_BYTES = 20_000
 
 
 def tail(log: Path, count: int) -> list[str]:
-    """The last lines that say something; none if there is no log."""
+    """Return the last lines that are not blank; none if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
@@ -38,7 +38,7 @@ def tail(log: Path, count: int) -> list[str]:
 
 
 def last_lines(log: Path, count: int = 4) -> str:
-    """The last lines that say something, joined into one."""
+    """Return the last lines that are not blank, joined into one."""
     if not log.exists():
         return "it left no log"
     return " | ".join(line.strip() for line in tail(log, count)) or "its log is empty"

@@ -1,4 +1,4 @@
-"""Calls a function on many things at once, on processes of this machine."""
+"""Calls of a function on many items at once, in processes of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.2
 
 
 class Mapper(Protocol):
-    """Calls a function on each item, somewhere."""
+    """Callable that applies a function to each item, on any processes or machines."""
 
     def __call__(
         self,
@@ -25,7 +25,8 @@ class Mapper(Protocol):
         stop_if_cancelled: Callable[[], None],
         on_done: Callable[[int, Any], None],
     ) -> None:
-        """on_done: told the index of each item with what the function returned, as they come, in this thread."""
+        """Apply a function to each item. on_done: called in this thread with each item's index and result, as they
+        arrive."""
 
 
 def import_once(*modules: str) -> None:
@@ -37,7 +38,7 @@ def import_once(*modules: str) -> None:
 
 
 def core_count() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -101,7 +102,7 @@ def _first_error(futures: list[Future[Any]]) -> BaseException:
 
 
 def _end_with_the_parent() -> None:
-    """In a worker: a parent that was killed cannot tell it to stop."""
+    """End a worker with its parent: a parent that was killed cannot stop its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

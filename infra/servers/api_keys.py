@@ -1,4 +1,4 @@
-"""API keys of a server's clients, from the environment, and how many requests each may make."""
+"""API keys of a server's clients, from the environment, and the rate limit of each client."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MINUTE_S = 60.0
 
 
 def api_keys() -> list[Credentials]:
-    """The clients that $STEMMA_API_KEYS names, `name:key,name:key`; empty where it is not set.
+    """Return the clients that $STEMMA_API_KEYS names, `name:key,name:key`; empty if it is not set.
 
-    Raises ConfigError for anything else, and for names or keys that are there twice.
+    Raises ConfigError for anything else, and for duplicate names or keys.
     """
     clients = []
     for text in filter(None, (part.strip() for part in os.environ.get(KEYS, "").split(","))):
@@ -38,7 +38,7 @@ def how_to_set() -> str:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The answer of a rate limit. remaining: requests that the client may make now; wait_s: until the next one."""
+    """The answer of a rate limit. remaining: requests that the client may make now; wait_s: seconds until the next."""
 
     is_allowed: bool
     remaining: int
@@ -46,11 +46,11 @@ class Allowance:
 
 
 class RateLimit:
-    """Requests per minute of each client, as a bucket that is full at first and fills up evenly.
+    """Limit on the requests per minute of each client, as a bucket that is full at first and refills evenly.
 
     Args:
         per_minute: Requests.
-        clock: Seconds, never going back.
+        clock: Seconds, never decreasing.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -72,7 +72,7 @@ class RateLimit:
         return Allowance(is_allowed, int(left), wait_s)
 
     def headers(self, allowance: Allowance) -> Mapping[str, str]:
-        """As OpenAI's API sends them."""
+        """Return the headers of a response, as OpenAI's API sends them."""
         given = {
             "x-ratelimit-limit-requests": str(self.per_minute),
             "x-ratelimit-remaining-requests": str(allowance.remaining),
@@ -81,7 +81,7 @@ class RateLimit:
         return given if allowance.is_allowed else {**given, "Retry-After": str(max(1, math.ceil(allowance.wait_s)))}
 
     def _forget_full(self, now: float) -> None:
-        """Drop clients whose buckets are full again: as many may come as there are addresses."""
+        """Drop clients whose buckets are full again: there may be as many clients as there are addresses."""
         full = [name for name, (_, since) in self._buckets.items() if now - since >= MINUTE_S]
         for name in full:
             del self._buckets[name]

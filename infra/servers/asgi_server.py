@@ -1,14 +1,14 @@
-"""HTTP servers with bounds on what a client may take of them: time, bytes, and the end of the server.
+"""HTTP servers that bound what a client may use: time, bytes, and the time until the server ends.
 
-uvicorn waits without end for the rest of a request and for a client that does not read its response; Starlette reads a
+uvicorn waits indefinitely for the rest of a request and for a client that does not read its response; Starlette reads a
 body of any size into memory. Here each phase of a request has a time limit, as in Apache's mod_reqtimeout:
 
 - The head of a request arrives within HEAD_S.
-- Its body arrives within BODY_S, plus a second for each SLOWEST_BYTES_PER_S that have arrived.
+- Its body arrives within BODY_S, plus one second per SLOWEST_BYTES_PER_S bytes that have arrived.
 - A response that is not read is given up after UNREAD_S.
 - A body of more bytes than the server allows is refused with 413 before the app sees it.
 
-SIGTERM and SIGINT end a server within GRACE_S, a second signal ends it at once.
+SIGTERM and SIGINT end a server within GRACE_S; a second signal ends it immediately.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BODY_S = 20.0
 SLOWEST_BYTES_PER_S = 10_000
 UNREAD_S = 60.0
 DISCARD_S = 5.0
-"""For the rest of a body after the response: a client that is cut off while it sends would not see the response."""
+"""Seconds for the rest of a body after the response: a client cut off while sending would not see the response."""
 GRACE_S = 5
-"""Time for responses that have begun, once a server was told to end."""
+"""Seconds for responses that have begun, once a server was asked to end."""
 
 
 class TimedProtocol(H11Protocol):
@@ -81,7 +81,7 @@ class TimedProtocol(H11Protocol):
             self._unread_timer = None
 
     def _follow_phase(self) -> None:
-        """Start the clock of a phase in which the client is to send something, stop it in any other."""
+        """Start the timer in a phase in which the client must send data; stop it in any other phase."""
         phase = self._current_phase()
         if phase == self._phase:
             return
@@ -93,12 +93,12 @@ class TimedProtocol(H11Protocol):
             self._phase_timer = self.loop.call_later(self._allowed_s(), self._check_phase)
 
     def _current_phase(self) -> tuple[object, ...]:
-        """What the client owes, with the request before it; empty where it owes nothing."""
+        """Return the part of a request that the client must still send, and the current scope's id; empty if none."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
-            return ()  # over, or a websocket by now
+            return ()  # closed, or a websocket by now
         if self.conn.their_state is h11.SEND_BODY:
             return ("rest" if self.conn.our_state is h11.DONE else "body", id(self.scope))
-        # Between two requests uvicorn's own keep-alive limit holds, until the second one begins.
+        # Between two requests uvicorn's keep-alive limit applies, until the second one begins.
         is_begun = self.scope is None or bool(self.conn.trailing_data[0])
         return ("head", id(self.scope)) if self.conn.their_state is h11.IDLE and is_begun else ()
 
@@ -116,7 +116,7 @@ class TimedProtocol(H11Protocol):
         if self._current_phase() != self._phase or not self._phase:
             return
         if self._phase[0] == "body" and self.flow.read_paused:
-            self._phase_began = self.loop.time()  # it is the app that does not read
+            self._phase_began = self.loop.time()  # the app does not read; the client is not late
         left_s = self._phase_began + self._allowed_s() - self.loop.time()
         if left_s > 0:
             self._phase_timer = self.loop.call_later(left_s, self._check_phase)
@@ -124,7 +124,7 @@ class TimedProtocol(H11Protocol):
             self._give_up(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time")
 
     def shutdown(self) -> None:
-        """End with the server: a request that has not arrived yet is not waited for."""
+        """End with the server, without waiting for a request that has not fully arrived."""
         if self._phase and self._phase[0] == "body":
             self._give_up(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends")
         else:
@@ -143,7 +143,7 @@ class TimedProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None and not self.cycle.response_complete:
-            # The app is told that its client is gone, and sends nothing after that response.
+            # The app learns that its client is gone, and sends nothing after that response.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
@@ -161,7 +161,7 @@ class BoundedBody:
     Args:
         app: The app.
         most_bytes: Largest body of a request.
-        takes_files: True for paths that store files of any size; their bodies are not bounded.
+        takes_files: Returns True for paths that store files of any size; their bodies are not bounded.
     """
 
     def __init__(self, app: App, most_bytes: int, takes_files: Callable[[str], bool] = lambda path: False) -> None:
@@ -176,12 +176,12 @@ class BoundedBody:
             else:
                 await self._app(scope, receive, send)
         except (ClientDisconnect, asyncio.CancelledError):
-            return  # its client left, or its server ends: no fault of the app's, and no traceback in the log
+            return  # its client left, or its server ends: not an error of the app, so no traceback in the log
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         if b"transfer-encoding" not in headers:
-            # The protocol holds a client to the length that it declares.
+            # The protocol enforces the length that a client declares.
             if int(headers.get(b"content-length", b"0")) > self._most_bytes:
                 await self._refuse(send)
                 return
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
         app: The ASGI app.
         host: The address to listen on.
         port: The port to listen on.
-        on_end: Called in the event loop when the server is told to end, before it waits for responses.
+        on_end: Called in the event loop when the server is asked to end, before it waits for responses.
     """
 
     def __init__(self, app: App, host: str, port: int, on_end: Callable[[], None] = lambda: None) -> None:
@@ -229,7 +229,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own second SIGTERM changes nothing.
+        # In uvicorn itself a second SIGTERM has no effect.
         self.force_exit = self.should_exit
         super().handle_exit(sig, frame)
 

@@ -1,4 +1,4 @@
-"""Who may talk to the servers: one name and password for Prefect and MLflow, from the environment and nowhere else."""
+"""Credentials of the servers: one name and password for Prefect and MLflow, read only from the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.errors import ConfigError, Problem
 AUTH = "STEMMA_AUTH"
 OFF = "off"
 SHORTEST_PASSWORD = 12
-"""MLflow's own least length."""
+"""Minimum length of a password, as in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Credentials:
 
     @property
     def auth_string(self) -> str:
-        """`user:password`, as Prefect wants it."""
+        """`user:password`, as Prefect expects it."""
         return f"{self.user}:{self.password}"
 
     @property
@@ -34,7 +34,10 @@ class Credentials:
 
 
 def credentials() -> Credentials | None:
-    """What STEMMA_AUTH holds, None where it is not set or `off`. Raises ConfigError for what is no user:password."""
+    """Return the credentials in STEMMA_AUTH, None if it is not set or `off`.
+
+    Raises ConfigError for a value that is not user:password.
+    """
     text = os.environ.get(AUTH, "")
     if text in ("", OFF):
         return None
@@ -55,7 +58,7 @@ SERVERS_ONLY = (
     "MLFLOW_TRACKING_PASSWORD",
     "MLFLOW_TRACKING_TOKEN",
 )
-"""Variables that a stage has no use for: its process talks to no server of ours."""
+"""Variables that a stage does not need, since its process connects to none of our servers."""
 
 
 def how_to_set() -> str:
@@ -63,7 +66,7 @@ def how_to_set() -> str:
 
 
 def client_variables() -> dict[str, str]:
-    """What Prefect's and MLflow's own clients read; empty without credentials."""
+    """Return the variables that Prefect's and MLflow's clients read; empty without credentials."""
     known = credentials()
     if known is None:
         return {}

@@ -1,4 +1,4 @@
-"""The environment of every process that we start: who to talk to, and nobody else."""
+"""The environment of every process that we start: the servers to connect to, and no telemetry."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from infra.servers import state
 from infra.servers.credentials import client_variables
 
 QUIET = {
-    # The word that Prefect, MLflow and huggingface_hub all understand.
+    # The value that Prefect, MLflow and huggingface_hub all understand.
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # transformers draws a bar for each model that it loads, and asks huggingface_hub whether to.
+    # transformers shows a progress bar for each model that it loads, unless huggingface_hub disables it.
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "MOSAICML_PLATFORM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "WANDB_MODE": "disabled",
 }
-"""Telemetry off, in every library that has some, and progress bars other than ours."""
+"""Variables that disable telemetry in every library that has it, and progress bars other than ours."""
 
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-"""How often a flow run gives the server a sign of life, in seconds: the least that Prefect allows, and 180 by default.
-See `infra.servers.prefect.lost_runs`."""
+"""Seconds between two signs of life of a flow run to the server: the minimum in Prefect, whose default is 180. See
+`infra.servers.prefect.lost_runs`."""
 
 OF_ONE_RUN = "PREFECT__"
-"""How the variables begin that Prefect's workers give to each run."""
+"""Prefix of the variables that Prefect's workers give to each run."""
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }
-"""Nothing is fetched from a hub."""
+"""Variables that prevent any download from a hub."""
 
 
 def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[str, str]:
-    """What to add to `os.environ` for a process that works for the store at `root`.
+    """Return the variables to add to `os.environ` for a process that works for the store at `root`.
 
-    prefect_api_url: the Prefect server to talk to; by default the one that `up` started, if it runs.
+    prefect_api_url: the Prefect server to connect to; by default the one that `up` started, if it runs.
     """
     variables = QUIET | OFFLINE | _reach() | client_variables() | {"PREFECT_HOME": str(prefect_home(root))}
     api_url = prefect_api_url or state.prefect_api_url(root)
@@ -54,19 +54,22 @@ def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[st
 
 
 def server_environ(variables: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a server that we start: ours, without what the user has set for other servers,
-    and with the credentials for ours."""
+    """Return the whole environment of a server that we start.
+
+    It is ours without the user's settings for other servers, and with the credentials for our servers.
+    """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     return inherited | QUIET | OFFLINE | _reach() | client_variables() | dict(variables)
 
 
 def prefect_home(root: Path | str) -> Path:
-    """Where Prefect keeps its profile and database for this store; never the user's own ~/.prefect."""
+    """Return the folder of Prefect's profile and database for this store; never the user's own ~/.prefect."""
     return state.servers_folder(root) / "prefect"
 
 
 def _reach() -> dict[str, str]:
-    """Finds the project whatever the working directory is, installed or not, and this machine past any proxy."""
+    """Return variables that make processes find the project from any working directory, installed or not, and that
+    bypass any proxy for this machine."""
     no_proxy = [*_listed("NO_PROXY", ","), *_listed("no_proxy", ","), "127.0.0.1", "localhost"]
     hosts = ",".join(dict.fromkeys(no_proxy))
     return {"PYTHONPATH": python_path(), "NO_PROXY": hosts, "no_proxy": hosts}

@@ -19,13 +19,13 @@ from infra.servers.state import make_servers_folder, prefect_api_url
 from infra.store.roots import root_folder
 
 FLOW_RUN = "flow-run"
-"""The one run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube.runs`."""
+"""Name of the single run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube.runs`."""
 
 
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
-    """What to run, set up as `up` would. Raises ConfigError for an open address without credentials."""
+    """Return the spec of a service, set up as by `up`. Raises ConfigError for an open address without credentials."""
     settings = chosen(settings_of(root), host)
-    if name != "metrics":  # it reads the store, and its database role reads leases alone
+    if name != "metrics":  # it reads the store, and its database role only reads leases
         make_servers_folder(root)
         settings.write(root)
     if name in DEFAULT_PORTS:
@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     root = root_folder(options.root)
     spec = spec_for(options.name, root, options.host, options.port)
-    # In our place: signals and the exit code are the service's own.
+    # The service replaces this process: signals and the exit code are the service's own.
     os.execve(spec.command[0], spec.command, server_environ(spec.variables))
 
 

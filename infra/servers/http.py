@@ -1,4 +1,4 @@
-"""Small questions to servers, past any proxy, and whether guarded ones let us in.
+"""Small requests to servers, bypassing any proxy, and a check that guarded servers accept our credentials.
 
 python -m infra.servers.http URL    ends with 0 if it answers, for health checks
 """
@@ -23,7 +23,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """True if a GET is answered with success."""
+    """Return True if a GET succeeds."""
     try:
         with _opener.open(url, timeout=timeout_s):
             return True
@@ -32,7 +32,10 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def misdirected(url: str, timeout_s: float = 2.0) -> str:
-    """What a server says that does not know itself by the name in this URL; empty if it does, or nobody answers."""
+    """Return the answer of a server that does not accept the name in this URL as its own.
+
+    Empty if it accepts the name, or if no server answers.
+    """
     try:
         with _opener.open(url, timeout=timeout_s):
             return ""
@@ -44,7 +47,10 @@ def misdirected(url: str, timeout_s: float = 2.0) -> str:
 
 
 def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
-    """The JSON answer to a JSON POST with our credentials. Raises PermissionError for 401, OSError without answer."""
+    """Return the JSON answer to a JSON POST with our credentials.
+
+    Raises PermissionError for 401, OSError for any other failed request.
+    """
     headers = {"Content-Type": "application/json"}
     if known := credentials():
         headers["Authorization"] = known.header
@@ -59,7 +65,7 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
 
 
 def check_credentials(root: Path | str) -> None:
-    """Raises ConfigError `no_credentials` if the servers of a store ask for credentials that we do not have."""
+    """Raise ConfigError `no_credentials` if the servers of a store ask for credentials that we do not have."""
     url = prefect_api_url(root)
     if url is None or not settings_of(root).guarded:
         return
@@ -68,7 +74,7 @@ def check_credentials(root: Path | str) -> None:
     except PermissionError:
         raise not_let_in() from None
     except OSError:
-        return  # whoever needs the server says so
+        return  # code that needs the server reports this
 
 
 def not_let_in() -> ConfigError:

@@ -50,11 +50,11 @@ LIVE = {
     "train/loss": ("stemma_training_loss", "Newest training loss, in nats."),
     "train/memory_gb": ("stemma_memory_gigabytes", "Memory that a training stage holds."),
 }
-"""Metrics of stages that are worth an alarm, by the name that the stage gives them."""
+"""Metrics of stages on which an alarm may be useful, by the name that the stage gives them."""
 
 
 def _ended(run: Path) -> dict[str, Any]:
-    """Whose run it was, and how it ended."""
+    """Return the pipeline of a run, its status, and the codes of its errors."""
     with open(run / "journal.jsonl", encoding="utf8") as journal:
         begun = parse_own_json(journal.readline())
     document = read_own_json(run / "result.json")
@@ -63,7 +63,7 @@ def _ended(run: Path) -> dict[str, Any]:
 
 
 class StoreCollector(Collector):
-    """Reads the store anew at each scrape; finished runs, which never change, are read once."""
+    """Reads the store at each scrape; finished runs, which never change, are read once."""
 
     def __init__(self, root: Path) -> None:
         self._layout = Layout(root)
@@ -98,7 +98,7 @@ class StoreCollector(Collector):
         for folder in folders:
             path = folder / "result.json"
             if folder.name not in self._ended and path.exists():
-                # A run that nobody can read any more is not to keep Prometheus from all others.
+                # A run that can no longer be read must not hide all other runs from Prometheus.
                 with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
                     self._ended[folder.name] = _ended(folder)
             if folder.name in self._ended:
@@ -126,15 +126,18 @@ class StoreCollector(Collector):
         yield from families.values()
 
     def _being_built(self) -> dict[str, Path]:
-        """The journals of builds that go on, by their steps. What a failed one leaves waits for the next build, and is
-        no sign of life; of two builds of one step, in two pipelines, the one that wrote last."""
+        """Return the journals of current builds, by their steps.
+
+        The journal that a failed build leaves for the next build is not a sign of life. If two pipelines build the same
+        step, the journal that was written last counts.
+        """
         journals = (self._layout.root / ".work").glob("*/*/scratch/journal.jsonl")
         written = sorted((changed, path) for path in journals if (changed := _changed(path)) is not None)
         try:
             table = lease_place.existing(self._layout)
             living = set(Leases(table).living() if table is not None else [])
         except (StemmaError, *TABLE_ERRORS):
-            return {}  # the leases are out of reach: nobody knows
+            return {}  # the leases are out of reach, so current builds are unknown
         return {_step(path): path for _, path in written if "/".join(path.parts[-4:-2]) in living}
 
     def _outbox(self) -> Iterator[Metric]:
@@ -154,20 +157,20 @@ def _changed(path: Path) -> float | None:
 
 
 def _step(journal: Path) -> str:
-    """The step that is built, which a folder of its stage's name may not be called."""
+    """Return the step that is built; its name may differ from the folder, which is named after the stage."""
     with suppress(OSError, ValueError):
         return str(read_own_json(journal.parent / "job.json").get("node") or journal.parts[-4])
     return journal.parts[-4]
 
 
 def _newest_lines(journal: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines at a journal's end."""
+    """Yield the messages in the complete lines at a journal's end."""
     try:
         with open(journal, "rb") as file:
             file.seek(max(0, journal.stat().st_size - JOURNAL_END_BYTES))
             text = file.read()
     except FileNotFoundError:
-        return  # it became an artifact just now
+        return  # it has just become an artifact
     cut = len(text) == JOURNAL_END_BYTES
     yield from messages_in(text.rpartition(b"\n")[0].split(b"\n")[int(cut) :])
 
@@ -176,7 +179,7 @@ STATES = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 
 
 class QueueCollector(Collector):
-    """Asks the servers of a store at each scrape: who answers, and how many runs wait, are late, and run."""
+    """Queries the servers of a store at each scrape: services that answer, and numbers of runs by state, and late."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -212,7 +215,7 @@ def serve(root: Path, host: str, port: int) -> None:
 
 
 def app(registry: CollectorRegistry, known: Credentials | None) -> App:
-    """/health answers all of our callers, anything else only those who know the credentials."""
+    """Return the app. /health answers all of our callers, any other path only those with the credentials."""
     scrapes = asyncio.Semaphore(1)
 
     async def health(_: Request) -> Response:
@@ -224,7 +227,7 @@ def app(registry: CollectorRegistry, known: Credentials | None) -> App:
             asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
             return PlainTextResponse("credentials were expected", 401, asking)
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        async with scrapes:  # each reads the whole store: callers wait for one another, and not in a thread
+        async with scrapes:  # each reads the whole store, so callers wait for each other, without occupying threads
             return Response(await asyncio.to_thread(encode, registry), headers={"Content-Type": content_type})
 
     return BoundedBody(Starlette(routes=[Route("/health", health), Route("/{path:path}", metrics)]), 0)

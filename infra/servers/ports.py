@@ -1,4 +1,4 @@
-"""Loopback ports: which are free, who holds the others."""
+"""Loopback ports: search for free ones, and for the processes that hold the others."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ QUIET_PORTS = (20_000, 32_000)
 def reserved_port(
     preferred: int, *, asked_for: bool = False, host: str = HOST, patience_s: float = 0.0
 ) -> Iterator[int]:
-    """A free port that no other `up` on this machine takes while the block runs: `preferred`, or the next free one.
+    """Reserve a free port that no other `up` on this machine takes while the block runs.
 
-    patience_s: how long `preferred` may take to come free, where a server of ours has just ended on it.
-    Raises StageError `port_in_use`, naming the holder, if the user asked for this very port.
+    The port is `preferred`, or the next free one. patience_s: seconds that `preferred` may take to become free, if a
+    server of ours has just ended on it. Raises StageError `port_in_use`, naming the holder, if the user asked for
+    exactly this port.
     """
     deadline = time.monotonic() + patience_s
     for port in range(preferred, min(preferred + TRIES, 65536)):
@@ -49,7 +50,7 @@ def reserved_port(
 
 
 def is_free(port: int, host: str = HOST) -> bool:
-    """Raises StageError `bad_address` for a host that is no address of this machine."""
+    """Return True if a port is free. Raises StageError `bad_address` for a host that is no address of this machine."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -65,7 +66,7 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def any_free_port() -> int:
-    """A free port out of reach of outgoing connections, which could take it before a server does."""
+    """Return a free port outside the range of outgoing connections, which could take it before a server does."""
     while True:
         port = random.SystemRandom().randrange(*QUIET_PORTS)
         if is_free(port):
@@ -73,7 +74,7 @@ def any_free_port() -> int:
 
 
 def holder(port: int) -> str:
-    """Who listens on a port, e.g. `pid 4242 (python -m http.server 4200)`."""
+    """Return a description of the process that listens on a port, e.g. `pid 4242 (python -m http.server 4200)`."""
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
             try:
@@ -86,15 +87,17 @@ def holder(port: int) -> str:
 
 @contextmanager
 def _claim(port: int) -> Iterator[bool]:
-    """Holds the port's lock file, so that servers of several stores that start together do not choose the same. The
-    file goes with the claim."""
+    """Hold the port's lock file, so that servers of several stores that start together do not choose the same port.
+
+    Yield True if the claim succeeded. The file is removed with the claim.
+    """
     path = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}-port-{port}.lock"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     is_ours = False
     try:
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # One that its holder removed since it was opened excludes no other.
+            # A file that its holder removed since it was opened excludes no other process.
             is_ours = os.path.samestat(os.fstat(descriptor), os.lstat(path))
         yield is_ours
     finally:

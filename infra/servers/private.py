@@ -1,4 +1,4 @@
-"""A Prefect server for one run, when `up` has not started one."""
+"""A Prefect server for one run, for when `up` has not started one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from infra.servers.specs import prefect_server_variables
 START_TIMEOUT_S = 180.0
 LOG = "server.log"
 _WITHOUT_BLOCKS = {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
-"""What nobody asks a private server for: the kinds of blocks that it offers."""
+"""Setting that skips the registration of block types, which no client requests from a private server."""
 
 
 @contextmanager
 def private_prefect_server(page: bool = False) -> Iterator[str]:
-    """The API URL of a Prefect server of our own, without a past, on a free port; gone after the block.
+    """Start a Prefect server with an empty database on a free port, and yield its API URL; it ends after the block.
 
-    page: whether it serves Prefect's page too, which nobody opens on the server of one run.
-    It also goes when this process dies, by SIGKILL too; what it kept goes then with the next one. Raises
-    StageError `service_failed` if it does not start.
+    page: True serves Prefect's page too, which is not used on the server of one run.
+    The server also ends when this process dies, even by SIGKILL; its files are then removed with the next server.
+    Raises StageError `service_failed` if it does not start.
     """
     with starting_prefect_server(page) as (url, wait):
         wait()
@@ -42,7 +42,10 @@ def private_prefect_server(page: bool = False) -> Iterator[str]:
 
 @contextmanager
 def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[[], None]]]:
-    """`private_prefect_server` while it still starts, and what waits until it answers: there are imports to do."""
+    """Yield the API URL of `private_prefect_server` while it still starts, and a function that waits until it answers.
+
+    The caller can do its imports in the meantime.
+    """
     with held_folder("stemma-prefect") as folder, _parent_pipe() as line:
         url, process = launch_prefect_server(folder, page, line)
         try:
@@ -53,7 +56,7 @@ def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[
 
 
 def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subprocess.Popen[bytes]]:
-    """Starts a Prefect server that keeps what it knows in the folder `home`; returns its API URL and its process.
+    """Start a Prefect server that keeps its data in the folder `home`; return its API URL and its process.
 
     page: see `private_prefect_server`. line: the read end of a pipe that breaks when the server is to end.
     """
@@ -75,7 +78,7 @@ def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subpr
 
 
 def wait_for_prefect_server(url: str, process: subprocess.Popen[bytes], home: Path) -> None:
-    """Returns when a server that was launched answers. Raises StageError `service_failed`."""
+    """Wait until a server that was launched answers. Raises StageError `service_failed`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(f"{url}/health"):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -86,7 +89,7 @@ def wait_for_prefect_server(url: str, process: subprocess.Popen[bytes], home: Pa
 
 @contextmanager
 def _parent_pipe() -> Iterator[int]:
-    """The read end of a pipe that breaks when this process ends."""
+    """Yield the read end of a pipe that breaks when this process ends."""
     read_end, write_end = os.pipe()
     try:
         yield read_end
@@ -96,7 +99,7 @@ def _parent_pipe() -> Iterator[int]:
 
 
 def say_last_words() -> None:
-    """Sends the logs and events that Prefect's client still holds, which it would otherwise miss a server for."""
+    """Send the logs and events that Prefect's client still holds, while there is a server to receive them."""
     if "prefect.events.worker" in sys.modules:
         from prefect.events.worker import EventsWorker
 
@@ -108,7 +111,7 @@ def say_last_words() -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Its database is thrown away, so there is nothing to end gently."""
+    """Kill a server. Its database is discarded, so it needs no orderly end."""
     signal_group(process.pid, signal.SIGKILL)
     process.wait()
     while group_alive(process.pid):

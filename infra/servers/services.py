@@ -1,4 +1,4 @@
-"""Starts and stops what runs in the background: Prefect, MLflow, a worker, and the relay between runs and MLflow."""
+"""Start and stop of background services: Prefect, MLflow, a worker, the relay between runs and MLflow, and metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from infra.servers.specs import (
 from infra.servers.state import Service, make_servers_folder, record, recorded, servers_folder
 
 PORT_PATIENCE_S = 3.0
-"""People have the address of a server that is started again in their bookmarks."""
+"""Seconds to wait for a restarted server's previous port, since people have its address in their bookmarks."""
 START_TIMEOUT_S = 180.0
 GRACE_S = 15.0
 MARK = "STEMMA_SERVICE"
@@ -44,7 +44,7 @@ MARK = "STEMMA_SERVICE"
 Say = Callable[[str], None]
 State = Literal["answers", "silent", "gone"]
 
-# Kept so that a starter that lives on (a test, a notebook) reaps the ones that end.
+# Kept so that a parent that lives on (a test, a notebook) reaps the processes that end.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -56,17 +56,18 @@ def up(
     host: str | None = None,
     say: Say = lambda line: None,
 ) -> list[Service]:
-    """Starts what does not run yet, side by side, and returns when everything answers.
+    """Start the services that do not run yet, concurrently, and return when all of them answer.
 
-    prefect_port, mlflow_port: by default the one it had last, else 4200 and 5000, else the next free one.
-    host: the address to listen on; by default the one it had last, else loopback.
-    say: told what happens, line by line. Processes are detached and outlive the caller.
+    prefect_port, mlflow_port: by default the previous port, else 4200 and 5000, else the next free one.
+    host: the address to listen on; by default the previous one, else loopback.
+    say: called with each line of progress. Processes are detached and outlive the caller.
 
-    Credentials and the database come from the environment, see `infra.servers.credentials` and `.database`.
+    Credentials and the database come from the environment, see `infra.servers.credentials` and
+    `infra.servers.databases.database`.
 
     Raises StageError: `port_in_use` for a port that was asked for, with its holder; `service_failed` with the end of
-    the log; `database_unreachable`. ConfigError: `no_credentials` for an address that others reach; `already_up` where
-    what runs was set up otherwise. What runs is left running.
+    the log; `database_unreachable`. ConfigError: `no_credentials` for an address that other machines reach;
+    `already_up` if the running services have other settings. Services that run are left running.
     """
     root = Path(root).absolute()
     with _locked(root):
@@ -82,7 +83,7 @@ def up(
 
 
 def down(root: Path | str, *, say: Say = lambda line: None) -> list[Service]:
-    """Ends what `up` has started, whole process groups and nothing else; returns what it ended."""
+    """End the services that `up` has started, as whole process groups; return those that it ended."""
     root = Path(root).absolute()
     if not recorded(root):
         return []
@@ -94,12 +95,12 @@ def down(root: Path | str, *, say: Say = lambda line: None) -> list[Service]:
 
 
 def services(root: Path | str) -> list[Service]:
-    """What `up` has started and now answers."""
+    """Return the services that `up` has started and that now answer."""
     return [service for service, state in states(root) if state == "answers"]
 
 
 def states(root: Path | str) -> list[tuple[Service, State]]:
-    """What `up` has started, each with how it is now."""
+    """Return the services that `up` has started, each with its current state."""
     root = Path(root).absolute()
     known = recorded(root)
     answering = _answering(root, known, settings_of(root))
@@ -110,7 +111,7 @@ def states(root: Path | str) -> list[tuple[Service, State]]:
 
 
 def _check_running(root: Path, before: Settings, asked: Settings) -> None:
-    """Servers cannot change their address, database or credentials while they run."""
+    """Raise ConfigError `already_up` if services run with another address, database or use of credentials."""
     running = [service for service in recorded(root).values() if service.alive]
     differing = [name for name in ("host", "database", "guarded") if getattr(asked, name) != getattr(before, name)]
     if running and differing:
@@ -149,7 +150,7 @@ class _Starter:
                 urls[name] = spec.url
                 self.known[name] = self._launch(spec)
                 waiting[name] = spec
-                # Recorded at once: whatever happens to us, `down` will find it.
+                # Recorded immediately, so that `down` finds it even if this process dies.
                 record(self.root, self.known.values())
             self._wait(waiting)
         if older := of_older_code([service for service in kept if service in self.known.values()]):
@@ -157,7 +158,7 @@ class _Starter:
         return [self.known[name] for name in NAMES]
 
     def _still_wanted(self, service: Service, urls: dict[str, str]) -> bool:
-        """A worker that polls a server which now has another address is of no use."""
+        """Return False for a worker that polls a previous address of the server."""
         return service.name != "worker" or service.url == worker_spec(self.root, urls["prefect"], self.settings).url
 
     def _spec(self, name: str, urls: dict[str, str], ports: ExitStack) -> Spec:
@@ -223,8 +224,10 @@ class _Starter:
 
 
 def of_older_code(running: Iterable[Service]) -> str:
-    """Those that were started before the code that all of them run, that of infra/ and of the environment, was
-    written, in words; empty if none was."""
+    """Return the titles of services that were started before the last change of the code of infra/ or of the lock.
+
+    All services run that code. Empty if there are none.
+    """
     code = [*(PROJECT / "infra").rglob("*.py"), PROJECT / "requirements.lock"]
     changed = max(path.stat().st_mtime for path in code if path.exists())
     older = [service for service in running if service.started < changed]
@@ -244,7 +247,7 @@ def _answering(root: Path, known: dict[str, Service], settings: Settings) -> set
 
 
 def _answers(spec: Spec, service: Service) -> bool:
-    """Without credentials for it, nothing can be asked of a guarded server."""
+    """Return True if a service answers; False for a guarded server without credentials for it."""
     try:
         return spec.answers(service)
     except ConfigError:
@@ -252,7 +255,7 @@ def _answers(spec: Spec, service: Service) -> bool:
 
 
 def _end(root: Path, services: Iterable[Service], say: Say) -> list[Service]:
-    """Workers before servers, so that a worker's last report finds its server."""
+    """End services, workers before servers, so that a worker's last report reaches its server."""
     servers = ("prefect", "mlflow")
     ours = [service for service in services if _is_ours(root, service)]
     for are_servers in (False, True):
@@ -266,7 +269,7 @@ def _end(root: Path, services: Iterable[Service], say: Say) -> list[Service]:
 
 
 def _is_ours(root: Path, service: Service) -> bool:
-    """True if the process group is the one we started: by its leader's start, or by the mark that its members bear."""
+    """Return True if we started the process group, judged by its leader's start or by the mark of its members."""
     if service.alive:
         return True
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""How the servers of a store are set up: <root>/servers/settings.json, which says no secret."""
+"""Settings of the servers of a store: <root>/servers/settings.json, which contains no secret."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Settings:
-    """host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
-    guarded: whether they ask for credentials. ports: by service, kept so that links stay true."""
+    """Settings of the servers of a store.
+
+    host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
+    guarded: True if they ask for credentials. ports: by service, kept so that links stay valid.
+    """
 
     host: str = HOST
     database: str = SQLITE
@@ -36,7 +39,7 @@ class Settings:
 
     @property
     def reach(self) -> str:
-        """The host under which programs of this machine find the servers."""
+        """The host under which programs on this machine find the servers."""
         return _bracketed(HOST if self.host in EVERYWHERE else self.host)
 
     @property
@@ -47,12 +50,12 @@ class Settings:
         return _bracketed(socket.getfqdn() if self.host in EVERYWHERE else self.host)
 
     def page_of(self, url: str) -> str:
-        """The address that people open for one that our programs use."""
+        """Return the address for people in place of the one that our programs use."""
         return url.replace(f"//{self.reach}:", f"//{self.page}:", 1)
 
     @property
     def names(self) -> list[str]:
-        """All that people may call the servers by, without ports, in small letters."""
+        """All names under which people may reach the servers, without ports, in lower case."""
         found = [*map(host_name, _given_addresses()), HOST, "localhost", "[::1]", self.reach, self.page]
         if self.host in EVERYWHERE:
             addresses = (address for card in psutil.net_if_addrs().values() for address in card)
@@ -65,11 +68,11 @@ class Settings:
         return list(dict.fromkeys(name.lower() for name in found))
 
     def addresses(self, port: int) -> list[str]:
-        """What stands in a browser's address line for a server of ours on `port`, directly or behind a proxy."""
+        """Return the hosts and ports in a browser's address bar for our server on `port`, direct or behind a proxy."""
         return list(dict.fromkeys([*(f"{name}:{port}" for name in self.names), *map(str.lower, _given_addresses())]))
 
     def callers(self, port: int, *, json_only: bool = True) -> Callers:
-        """Whose requests the server on `port` takes."""
+        """Return the rules for the requests that the server on `port` accepts."""
         return Callers(frozenset(self.names), frozenset(self.addresses(port)), json_only)
 
     @property
@@ -81,7 +84,7 @@ class Settings:
 
 
 def settings_of(root: Path | str) -> Settings:
-    """What the store was last set up with, the defaults for a new one."""
+    """Return the last settings of a store, the defaults for a new one."""
     path = servers_folder(root) / "settings.json"
     found = read_state(path, _LOST, {})
     try:
@@ -91,21 +94,21 @@ def settings_of(root: Path | str) -> Settings:
 
 
 def prefect_page(root: Path | str) -> str | None:
-    """What people open to see Prefect's page; None while the server of `up` does not run."""
+    """Return the address of Prefect's page for people; None if no server is known or running."""
     url = prefect_api_url(root)
     return settings_of(root).page_of(url.removesuffix("/api")) if url else None
 
 
 def mlflow_page(root: Path | str) -> str | None:
-    """What people open to see MLflow's page; None while the server of `up` does not run."""
+    """Return the address of MLflow's page for people; None if no server is known or running."""
     url = mlflow_url(root)
     return settings_of(root).page_of(url) if url else None
 
 
 def chosen(before: Settings, host: str | None) -> Settings:
-    """What `up` is to use: what was asked for now, else what was used before, so that a reboot changes nothing.
+    """Return the settings for `up`: those requested now, else the previous ones, so that a reboot changes nothing.
 
-    Raises ConfigError where that would open a server without credentials.
+    Raises ConfigError if that would open a server without credentials.
     """
     known = credentials()
     host = host or before.host
@@ -131,7 +134,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _given_addresses() -> list[str]:
-    """Names that only the network knows, e.g. of a container or behind a proxy: STEMMA_NAMES=stemma.lab:8443,mlflow."""
+    """Return names that only the network knows, e.g. of a container or proxy: STEMMA_NAMES=stemma.lab:8443,mlflow."""
     return [name.strip() for name in os.environ.get(NAMES, "").split(",") if name.strip()]
 
 

@@ -1,4 +1,4 @@
-"""What each service is: its command, its environment, and how to tell that it works."""
+"""Specs of the services: the command and environment of each, and the check that it works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PREFECT_SERVER = (sys.executable, "-m", "infra.servers.prefect.server")
 
 @dataclass(frozen=True)
 class Spec:
-    """How to start one service. answers: True once the process that was started does its work."""
+    """Start of one service. answers: returns True once the process that was started does its work."""
 
     name: str
     url: str
@@ -60,7 +60,10 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
 
 
 def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, str]:
-    """url: where programs of this machine find the server; page: where browsers do, the same by default."""
+    """Return the variables of a Prefect server.
+
+    url: its address for programs on this machine; page: its address for browsers, by default the same.
+    """
     page = page or url
     return {
         "PREFECT_HOME": str(home),
@@ -70,12 +73,12 @@ def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, 
         "PREFECT_SERVER_UI_API_URL": "/api",
         # Pages of other servers may not call the API from a browser on this machine.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(dict.fromkeys((page, url))),
-        # By default the page is unpacked into site-packages, where servers of other stores write too.
+        # By default the page is unpacked into site-packages, where servers of other stores write as well.
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "page"),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_SERVER_METRICS_ENABLED": "true",
-        # How soon a run that waits for another of its pipeline looks again; 30 s by default.
+        # Seconds after which a run that waits for another of its pipeline checks again; 30 by default.
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
     }
 
@@ -86,7 +89,7 @@ def mlflow_spec(root: Path, port: int, settings: Settings) -> Spec:
         f"http://{settings.reach}:{port}",
         (sys.executable, "-m", "infra.lineage.server", str(root), "--host", settings.host, "--port", str(port)),
         lambda service: answers(f"{service.url}/health"),
-        # MLflow refuses requests that call it by a name it does not know, and pages from anywhere else.
+        # MLflow refuses requests under a name that it does not know, and pages from any other address.
         {
             "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join([*settings.names, *settings.addresses(port)]),
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
@@ -114,7 +117,7 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
 
 
 def flow_run_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
-    """One run in a pod, see `infra.servers.prefect.flow_pod`, which has the variables of a worker's."""
+    """Return the spec of one run in a pod, with the variables of a worker's; see `infra.servers.prefect.flow_pod`."""
     worker = worker_spec(root, prefect_url, settings)
     told = {name: value for name, value in os.environ.items() if name.startswith(OF_ONE_RUN)}
     return replace(
@@ -142,12 +145,12 @@ def metrics_spec(root: Path, port: int, settings: Settings) -> Spec:
 
 
 def server_spec(name: str, root: Path, port: int, settings: Settings) -> Spec:
-    """The spec of a service that listens on a port."""
+    """Return the spec of a service that listens on a port."""
     return {"prefect": prefect_spec, "mlflow": mlflow_spec, "metrics": metrics_spec}[name](root, port, settings)
 
 
 def spec_of(service: Service, root: Path, prefect_url: str, settings: Settings) -> Spec:
-    """The spec of a service that was started earlier."""
+    """Return the spec of a service that was started earlier."""
     if service.name in DEFAULT_PORTS:
         return server_spec(service.name, root, port_of(service), settings)
     return worker_spec(root, prefect_url, settings) if service.name == "worker" else relay_spec(root)
@@ -158,7 +161,7 @@ def port_of(service: Service) -> int:
 
 
 def _worker_polls(service: Service, prefect_url: str) -> bool:
-    """True if the worker has reported to the server since its process started."""
+    """Return True if the worker has reported to the server since its process started."""
     try:
         workers = post(f"{prefect_url}/api/work_pools/{WORK_POOL}/workers/filter", {})
     except PermissionError:

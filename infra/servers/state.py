@@ -1,4 +1,4 @@
-"""What `up` has started, in one small file: <root>/servers/services.json."""
+"""Record of the services that `up` has started, in one small file: <root>/servers/services.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.io.tables import damaged, read_state
 from infra.process.lifetime import start_ticks, started_at, this_boot
 
-# The kernel's clock of process starts drifts from ours by less than this; no pid comes round again that fast.
+# The kernel's clock of process starts drifts from ours by less than this; no pid is reused that fast.
 START_TOLERANCE_S = 5.0
 _LOST = "delete it and say `stemma up` again; servers that still run have to be ended by hand"
 
@@ -20,9 +20,9 @@ _LOST = "delete it and say `stemma up` again; servers that still run have to be 
 class Service:
     """A server or worker in the background.
 
-    name: prefect, mlflow, worker or relay. url: its page or API, empty where it has none. started: Unix time of the
-    process `pid`, which leads its own process group. ticks, boot: the same by `start_ticks` and `this_boot`, which no
-    clock moves; earlier versions did not write them.
+    name: prefect, mlflow, worker, relay or metrics. url: its page or API, empty if it has none. started: Unix time at
+    which the process `pid` started, which leads its own process group. ticks, boot: the same by `start_ticks` and
+    `this_boot`, which do not depend on the clock; earlier versions did not write them.
     """
 
     name: str
@@ -41,7 +41,10 @@ class Service:
 
 
 def same_process(pid: int, started: float, ticks: int = 0, boot: str = "") -> bool:
-    """True if `pid` is alive and still the process that started then, not a later one with its number. See Service."""
+    """Return True if `pid` is alive and still the process that started then, not a later one that reuses the number.
+
+    For the arguments see Service.
+    """
     if boot:
         return boot == this_boot() and start_ticks(pid) == ticks
     now = started_at(pid)
@@ -53,7 +56,7 @@ def servers_folder(root: Path | str) -> Path:
 
 
 def recorded(root: Path | str) -> dict[str, Service]:
-    """What was started, by name, whether or not it still lives."""
+    """Return the services that were started, by name, including those that have ended."""
     path = servers_folder(root) / "services.json"
     content = read_state(path, _LOST, [])
     try:
@@ -68,7 +71,7 @@ def record(root: Path | str, services: Iterable[Service]) -> None:
 
 
 def make_servers_folder(root: Path | str) -> Path:
-    """The folder of logs, databases and state, which only its owner can look into."""
+    """Make the folder of logs, databases and state, which only its owner can access, and return it."""
     folder = servers_folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -76,7 +79,7 @@ def make_servers_folder(root: Path | str) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file whole, readable for its owner only."""
+    """Write a file atomically, readable for its owner only."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     hidden.unlink(missing_ok=True)
     descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -88,18 +91,18 @@ def write_private(path: Path, text: str) -> None:
 
 
 def prefect_api_url(root: Path | str) -> str | None:
-    """The API of the Prefect server: the one at STEMMA_PREFECT_URL, else what `up` started, if its process lives."""
+    """Return the API URL of the Prefect server at STEMMA_PREFECT_URL, else of the one that `up` started if it lives."""
     url = _elsewhere("STEMMA_PREFECT_URL") or _started_here(root, "prefect")
     return f"{url}/api" if url else None
 
 
 def mlflow_url(root: Path | str) -> str | None:
-    """The MLflow server: the one at STEMMA_MLFLOW_URL, else what `up` started, if its process lives."""
+    """Return the URL of the MLflow server at STEMMA_MLFLOW_URL, else of the one that `up` started if it lives."""
     return _elsewhere("STEMMA_MLFLOW_URL") or _started_here(root, "mlflow") or None
 
 
 def works_elsewhere() -> bool:
-    """True where the servers, and the workers with them, run somewhere else than under `up` on this machine."""
+    """Return True if the servers and their workers are not those of `up` on this machine."""
     return bool(_elsewhere("STEMMA_PREFECT_URL"))
 
 

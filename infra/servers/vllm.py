@@ -1,10 +1,10 @@
-"""vLLM as a server process of a stage: started, asked for tokens, given new weights, and ended with the stage.
+"""vLLM as a server process of a stage: started, queried for tokens, given new weights, and ended with the stage.
 
-It is a program of an environment of its own. Its calls for development, by which weights are loaded anew, are open to
-whoever reaches it, and its API key guards none of them: so it listens on a Unix socket in a folder that only this user
-can enter, and on no port.
+The program is installed in a separate environment. Its development endpoints, with which weights are reloaded, are open
+to every client that reaches it, and its API key protects none of them. So it listens on a Unix socket in a folder that
+only this user can enter, and on no port.
 
-python -m infra.servers.vllm PROGRAM …    runs it so that it ends with whoever started it
+python -m infra.servers.vllm PROGRAM …    runs it so that it ends with the process that started it
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from infra.project import PROJECT
 from infra.servers.environment import OFFLINE
 
 PROGRAM = "STEMMA_VLLM"
-"""Names the program of vLLM where no config does."""
+"""Variable that names the program of vLLM if no config does."""
 AT_ONCE = 256
-"""Questions under way at once: as many as vLLM computes at once by default (--max-num-seqs)."""
+"""Maximum number of concurrent questions: as many as vLLM computes at once by default (--max-num-seqs)."""
 POLL_S = 0.1
 NO_USAGE_STATS = {"VLLM_NO_USAGE_STATS": "1"}
-"""It counts its users unless told otherwise (vLLM's docs, "Usage Stats Collection")."""
+"""Disables vLLM's usage statistics, which are on by default (vLLM's docs, "Usage Stats Collection")."""
 _NAME = "model"
 _NOT_ITS = ("STEMMA_", "PYTHON", "OMP_NUM_THREADS", "GLIBC_TUNABLES", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Of our environment: how our own Python finds its packages, uses cores and memory."""
+"""Prefixes of our variables that vLLM must not get: they set the packages, cores and memory of our own Python."""
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""It would take itself for one of our ranks."""
+"""Variables of ranks, with which vLLM would act as one of our ranks."""
 _BY_SIGNAL = 128
-"""Beyond it an exit code tells a signal, as of shells."""
+"""Offset of exit codes that stand for a signal, as in shells."""
 _LONGEST_SOCKET = 107
-"""Bytes that Linux takes for the path of a socket."""
+"""Maximum bytes of a socket's path on Linux."""
 _LOG_BYTES = 4_000_000
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
 _NO_MEMORY = ("outofmemory", "out of memory", "memory on node", "free memory on device", "kv cache", "cannot allocate")
 
 
 def vllm_command(program: str, folder: Path, name: str, *arguments: str) -> list[str]:
-    """What serves one model; pages of other sites may not call it."""
+    """Return the command that serves one model; pages of other sites may not call the server."""
     return [program, "serve", str(folder), "--served-model-name", name, "--allowed-origins", "[]", *arguments]
 
 
 def program_of(config: VllmConfig) -> str | None:
-    """The program of vLLM; None where it cannot be started here."""
+    """Return the program of vLLM; None if it cannot be started here."""
     return shutil.which(_named(config))
 
 
@@ -70,7 +70,7 @@ def _named(config: VllmConfig) -> str:
 
 
 def program_problem(config: VllmConfig) -> Problem | None:
-    """Why the program cannot be started here, if it cannot."""
+    """Return the reason why the program cannot be started here; None if it can."""
     if program_of(config):
         return None
     path = Path(_named(config))
@@ -81,9 +81,11 @@ def program_problem(config: VllmConfig) -> Problem | None:
 
 
 class Vllm:
-    """A running server. Raises StageError, with the end of its log: `vllm_failed` where it ends, `vllm_out_of_memory`
-    where it ends for want of memory, `vllm_silent` where it gives no answer in time, `vllm_refused` for what it calls
-    an error."""
+    """A running server.
+
+    Raises StageError with the end of its log: `vllm_failed` if it ends, `vllm_out_of_memory` if it ends for lack of
+    memory, `vllm_silent` if it gives no answer in time, `vllm_refused` if it answers with an error.
+    """
 
     def __init__(
         self,
@@ -94,11 +96,11 @@ class Vllm:
         kv_cache_bytes: int = 0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Starts it and returns once it has answered a question.
+        """Start the server and return once it has answered a question.
 
-        folder: the model. log: a file that it appends to. arguments: of `vllm serve`, before those of the config.
-        kv_cache_bytes: what vLLM's build for CPUs keeps for keys and values, in whole GiB. stop: asked while it waits;
-        Cancelled is raised once it is true.
+        folder: the model. log: a file that the server appends to. arguments: of `vllm serve`, before those of the
+        config. kv_cache_bytes: bytes that vLLM's CPU build reserves for keys and values, rounded up to whole GiB. stop:
+        called while waiting; Cancelled is raised once it is true.
         """
         if problem := program_problem(config):
             raise StageError(problem)
@@ -106,7 +108,7 @@ class Vllm:
         self._log_begins = log.stat().st_size if log.exists() else 0
         self._place = Path(tempfile.mkdtemp(prefix="stemma-vllm-", dir=_short_folder()))
         self._socket = self._place / "socket"
-        # Of two values of one argument the later counts: the config's.
+        # If an argument is given twice, the later value counts: the config's.
         given = ("--uds", str(self._socket), *arguments, *config.arguments)
         command = vllm_command(str(program_of(config)), folder, _NAME, *given)
         read_end, self._parent_pipe = os.pipe()
@@ -125,7 +127,7 @@ class Vllm:
             os.close(read_end)
         try:
             self._wait()
-            self.complete([{"prompt": [0], "max_tokens": 1}])  # some kernels fail at the first question alone
+            self.complete([{"prompt": [0], "max_tokens": 1}])  # some kernels fail only at the first question
         except BaseException:
             self.close()
             raise
@@ -139,7 +141,7 @@ class Vllm:
         return found
 
     def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The one choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
+        """Return the only choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
         found: list[dict[str, Any]] = [{} for _ in questions]
         pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(questions))), "vllm")
         try:
@@ -156,14 +158,16 @@ class Vllm:
         return found
 
     def reload_weights(self) -> None:
-        """Takes the weights that now lie in its folder, and forgets what it computed with those before. Nothing may be
-        asked meanwhile."""
+        """Load the weights that are now in the model's folder, and drop caches computed with the earlier ones.
+
+        No question may be asked in the meantime.
+        """
         self._post("/collective_rpc", {"method": "reload_weights"})
         if not self._post("/reset_prefix_cache", {}).get("success", True):
             raise self._failed("vllm_refused", "did not forget the keys and values of earlier weights")
 
     def close(self) -> None:
-        """Ends it and all that it started."""
+        """End the server and all processes that it started."""
         if self._closed:
             return
         self._closed = True
@@ -205,7 +209,7 @@ class Vllm:
         return parse_json(text, f"vLLM's answer to {path}", nan=True) if text.strip() else {}
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        """Raises OSError where nobody answers, StageError `vllm_refused` where the answer is an error."""
+        """Return the body of an answer. Raises OSError without an answer, StageError `vllm_refused` for an error."""
         connection = _Connection(self._socket)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
@@ -224,7 +228,10 @@ class Vllm:
         return text
 
     def _gone_soon(self, patience_s: float = 30.0) -> bool:
-        """Whether it ends: its parts tell each other, and its log the reason, within seconds of an error."""
+        """Return True if the server ends within `patience_s`.
+
+        Its processes notify each other, and log the reason, within seconds of an error.
+        """
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -252,7 +259,7 @@ class Vllm:
         )
 
     def _said(self) -> str:
-        """What it said of its end: the first errors that its log names, of which others follow, else its last lines."""
+        """Return the cause of its end from its log: the first errors, which cause later ones, else the last lines."""
         with self._log.open("rb") as file:
             file.seek(self._log_begins)
             lines = file.read(_LOG_BYTES).decode("utf8", errors="replace").splitlines()
@@ -274,7 +281,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def own_environment() -> dict[str, str]:
-    """The environment of a program that is not of ours: without what is for our own Python and our own ranks."""
+    """Return the environment of a program that is not ours: without the variables of our Python and our ranks."""
 
     def kept() -> Iterator[tuple[str, str]]:
         for name, value in os.environ.items():
@@ -285,14 +292,16 @@ def own_environment() -> dict[str, str]:
 
 
 def _short_folder() -> str:
-    """Where sockets lie: the temporary folder, unless its path leaves no room for theirs."""
+    """Return the folder for sockets: the temporary folder, unless its path is too long for a socket's path."""
     folder = tempfile.gettempdir()
     return folder if len(folder) + len("/stemma-vllm-12345678/socket") <= _LONGEST_SOCKET else "/tmp"
 
 
 def _serve(command: Sequence[str]) -> int:
-    """Runs it, and ends it in order once whoever started this process is gone: what it keeps in shared memory would
-    stay there if it were killed."""
+    """Run vLLM, and end it in an orderly way once the parent of this process is gone.
+
+    If it were killed, its data in shared memory would remain there.
+    """
     server, alone = subprocess.Popen(command, env=own_environment()), threading.Event()
 
     def watch() -> None:

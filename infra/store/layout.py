@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def answers(self) -> Path:
-        """What endpoints have answered, for all builds."""
+        """Answers of endpoints, for all builds."""
         return self.root / ANSWERS
 
     def unfinished(self, stage: str) -> list[Path]:

@@ -1,5 +1,5 @@
-"""A trained model and its measurement: two artifacts, since figures that are asked for later must not train the model
-again."""
+"""A trained model and its measurement: two artifacts, since figures that are requested later must not require another
+training of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURE = "measure_"
 """Before the name of a step, or of an input, that of its measurement: `measure_sft`."""
 
 TRAINED = "trained"
-"""The input of a measurement: the model that it is of."""
+"""Input of a measurement: the measured model."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def newest_measurement(root: Path, model: Manifest) -> tuple[Path, Manifest] | N
 
 
 def measurement_of(name: str) -> str:
-    """The name of the measurement of a step's model."""
+    """Return the name of the measurement of a step's model."""
     return f"{MEASURE}{name}"
 
 
@@ -56,7 +56,7 @@ def is_measurement(name: str, names: Iterable[str]) -> bool:
 
 
 def figures_by_step(figures: Mapping[str, Mapping[str, T]]) -> dict[str, dict[str, T]]:
-    """The figures of each step, those of a measurement among those of the step whose model it measured."""
+    """Return the figures of each step, including those of the measurement of its model."""
     together: dict[str, dict[str, T]] = {}
     for name, own in figures.items():
         step = name.removeprefix(MEASURE) if is_measurement(name, figures) else name

@@ -49,7 +49,7 @@ class Promotions:
         self._url = f"{url}/{FILE}" if url else ""
 
     def history(self, name: str) -> list[Promotion]:
-        """The promotions of a name that were not rolled back, the one in force last."""
+        """Return the promotions of a name that were not rolled back, the current one last."""
         return [Promotion(**one) for one in self._read().get(name, [])]
 
     def promoted(self, name: str) -> Promotion | None:
@@ -57,11 +57,12 @@ class Promotions:
         return history[-1] if history else None
 
     def all(self) -> dict[str, Promotion]:
-        """The one in force of every name."""
+        """Return the current promotion of every name."""
         return {name: Promotion(**found[-1]) for name, found in self._read().items() if found}
 
     def promote(self, name: str, promotion: Promotion, instead_of: Promotion | None) -> None:
-        """Puts one in force. Raises StageError `promoted_meanwhile` if another than `instead_of` is by now."""
+        """Make a promotion the current one. Raises StageError `promoted_meanwhile` if it would replace another than
+        `instead_of`."""
         with self._changed() as found:
             history = found.setdefault(name, [])
             now = Promotion(**history[-1]) if history else None
@@ -70,7 +71,8 @@ class Promotions:
             found[name] = [*history, asdict(promotion)][-KEPT:]
 
     def rollback(self, name: str) -> tuple[Promotion, Promotion]:
-        """Takes the last promotion back: (what is in force now, what was). Raises StageError `nothing_to_roll_back`."""
+        """Roll back the last promotion; return the current and the former one. Raises StageError
+        `nothing_to_roll_back`."""
         with self._changed() as found:
             history = found.get(name, [])
             if len(history) < 2:

@@ -1,4 +1,4 @@
-"""Finds the artifact that a person means: a folder, `stage/fingerprint` or its beginning, the newest of a step."""
+"""Resolution of references to artifacts: a folder, `stage/fingerprint` or its beginning, the newest of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHOWN = 5
 
 
 def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
-    """The folder and manifest of the artifact that `text` names.
+    """Return the folder and manifest of the artifact that `text` names.
 
-    among: the stages to suggest where `text` names none; all that have artifacts by default.
+    among: the stages to suggest if `text` names none; by default all that have artifacts.
 
     text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
     has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
@@ -54,7 +54,7 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
 
 
 def opened(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
-    """As `resolve`, with all of its files in the folder: those on an object store are downloaded."""
+    """Resolve a reference as `resolve` does, with all files in the folder: those on an object store are downloaded."""
     folder, manifest = resolve(store, text, among)
     return store.fetch(manifest, folder), manifest
 
@@ -88,7 +88,7 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
 
 
 def _newest(found: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
-    """The last one that came to the store, of those that no later build replaced if there are any."""
+    """Return the last one that came to the store, if possible among those that no later build replaced."""
     return max(found, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 

@@ -28,16 +28,16 @@ _SHOWN = 40
 
 
 def root_folder(root: str | Path) -> Path:
-    """The folder of a root; that of a URL is made where it is not there yet.
+    """Return the folder of a root; that of a URL is made if it does not exist yet.
 
-    Raises ConfigError `bad_root` for a URL that is none of an object store's, StageError where it cannot be written.
+    Raises ConfigError `bad_root` for a URL that is not an object store's, StageError if the folder cannot be written.
     """
     text = str(root)
     return _cache_of(_normal(text)) if "://" in text else Path(root).absolute()
 
 
 def url_of(root: Path) -> str:
-    """The URL at which the artifacts of the root in this folder are; empty where they are in it.
+    """Return the URL of the artifacts of the root in this folder; empty if they are in the folder itself.
 
     Raises StageError `damaged_state`.
     """
@@ -51,7 +51,7 @@ def url_of(root: Path) -> str:
 
 
 def shown_root(root: Path) -> str:
-    """The root as a person names it, and another machine understands: the URL of a cache, else the folder."""
+    """Return the root in a form for people and other machines: the URL of a cache, else the folder."""
     return url_of(root) or str(root)
 
 
@@ -71,7 +71,7 @@ def _normal(text: str) -> str:
 
 
 def _cache_of(url: str) -> Path:
-    # Two servers may have buckets of one name.
+    # Two servers may have buckets with the same name.
     whole = hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {url}".encode()).hexdigest()[:12]
     name = re.sub(r"[^a-z0-9]+", "-", url.removeprefix(SCHEME).lower())[:_SHOWN].strip("-")
     folder = _caches() / f"{name}-{whole}"

@@ -29,7 +29,7 @@ CLOCK = "state.json"
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of a training after `batch` batches. digest: of weights, optimizer state and place in the data."""
+    """State of a training after `batch` batches. digest: of weights, optimizer state and position in the data."""
 
     batch: int
     digest: str
@@ -47,7 +47,7 @@ class KeptState:
 
 
 def without_states(manifest: Manifest) -> tuple[File, ...]:
-    """The files of an artifact but its states; of these the small one that says how far each had come."""
+    """Return the files of an artifact without its states, except for the small file of each that holds its progress."""
     return tuple(
         file
         for file in manifest.files
@@ -65,7 +65,7 @@ def write_states(artifact: Path, digests: dict[int, str]) -> None:
 
 
 def kept_states(artifact: Path) -> list[KeptState]:
-    """The states in an artifact's folder, the earliest first. Raises StageError `damaged_states`."""
+    """Return the states in an artifact's folder, the earliest first. Raises StageError `damaged_states`."""
     path = artifact / STATES
     try:
         digests = {int(batch): str(digest) for batch, digest in read_own_json(path).items()}
@@ -77,7 +77,7 @@ def kept_states(artifact: Path) -> list[KeptState]:
 
 
 def remove_state(artifact: Path, manifest: Manifest, state: KeptState) -> None:
-    """Takes a state out of a finished artifact: first out of the manifest, in one rename, then from the disk."""
+    """Remove a state from a finished artifact: first from the manifest, in one rename, then from the disk."""
     gone = set(state.files(manifest))
     replace(manifest, files=tuple(file for file in manifest.files if file not in gone)).rewrite(artifact)
     shutil.rmtree(state.folder, ignore_errors=True)
@@ -114,7 +114,7 @@ def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> No
 
 
 def _name(file: File) -> str:
-    """The name of the state that a file belongs to; empty for none."""
+    """Return the name of the state that a file belongs to; empty for none."""
     return (
         file.path.removeprefix(f"{STATE_FOLDER}/").partition("/")[0] if file.path.startswith(f"{STATE_FOLDER}/") else ""
     )

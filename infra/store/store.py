@@ -1,8 +1,8 @@
 """The store: finished artifacts by address, verified before they are trusted, committed by one rename.
 
-Of a root on an object store the artifacts are there (`infra.store.bucket.artifacts`) and the folder is a cache of
-them: a folder at an artifact's address is a whole copy of it, and most artifacts have none. Look-ups ask for manifests
-alone; `fetch` brings the files here, `peek` a few small ones.
+The artifacts of a root on an object store are there (`infra.store.bucket.artifacts`), and the folder is a cache of
+them: a folder at an artifact's address is a whole copy of it, and most artifacts have none. Look-ups request manifests
+only; `fetch` downloads all files of an artifact, `peek` a few small ones.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Store:
 
     @cached_property
     def leases(self) -> Leases:
-        """Raises StageError where they are out of reach, see `infra.leases.place`."""
+        """The leases of the store. Raises StageError if they are out of reach, see `infra.leases.place`."""
         return Leases(lease_place.table(self.layout), partial(lease_place.table, self.layout))
 
     def check_leases(self) -> None:
-        """Raises StageError, or ConfigError, where a run could hold no lease now."""
+        """Raise StageError, or ConfigError, if a run could hold no lease now."""
         lease_place.check(self.layout)
 
     def being_built(self) -> list[str]:
@@ -99,17 +99,17 @@ class Store:
         return self.layout.url or str(self.root)
 
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
-        """The manifest of a finished artifact, None if there is none; its files are not looked at."""
+        """Return the manifest of a finished artifact, None if there is none; its files are not read."""
         return self.read(self.layout.artifact(stage, fingerprint))
 
     def read(self, folder: Path) -> Manifest | None:
-        """The manifest of the artifact at a folder, None if there is no readable one: then it is no artifact."""
+        """Return the manifest of the artifact at a folder, None if there is no readable one: then it is no artifact."""
         if self.remote is not None and self._is_address(folder):
             return self.remote.find(folder.parent.name, folder.name)
         return _in_folder(folder)
 
     def stages(self) -> list[str]:
-        """The stages that have artifacts."""
+        """Return the stages that have artifacts."""
         return self.remote.stages() if self.remote else self.layout.stages()
 
     def folders(self, stage: str) -> list[Path]:
@@ -119,7 +119,7 @@ class Store:
         return [self.layout.artifact(stage, name) for name in self.remote.names(stage)]
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
-        """Every finished artifact with its folder, replaced ones too."""
+        """Return every finished artifact with its folder, replaced ones too."""
         for name in [stage] if stage else self.stages():
             if self.remote is not None:
                 yield from ((self.layout.artifact(name, at), found) for at, found in self.remote.all(name))
@@ -129,7 +129,7 @@ class Store:
                     yield folder, manifest
 
     def path(self, manifest: Manifest) -> Path:
-        """The folder of an artifact, which need not be here; see `fetch`."""
+        """Return the folder of an artifact, which need not be here; see `fetch`."""
         return self.layout.artifact(manifest.stage, manifest.fingerprint)
 
     def runs(self) -> Path:
@@ -150,11 +150,13 @@ class Store:
         stopped: Stopped = lambda: False,
         state: str = "",
     ) -> Path:
-        """The folder of an artifact with all of its files: on an object store they are downloaded, each checked against
-        its hash, where this machine has no copy of them. Kept states of a training, which are several times as large as
-        its model, stay there, but for the one that is asked for.
+        """Return the folder of an artifact with all of its files.
 
-        folder: of a replaced artifact, which is not that of its address. say: told before a download. stopped: see
+        If the artifact is on an object store and this machine has no copy, its files are downloaded and each is checked
+        against its hash. Kept states of a training, which are several times as large as its model, are not downloaded,
+        except for a requested one.
+
+        folder: of a replaced artifact, which is not that of its address. say: called before a download. stopped: see
         `infra.store.bucket.artifacts.Remote`. state: digest of a state. Raises StageError `damaged_object`,
         `disk_full`, and as `infra.io.s3.persistently` does.
         """
@@ -185,8 +187,10 @@ class Store:
         return self.remote is None or not self._is_address(folder) or self._is_here(folder, manifest)
 
     def peek(self, manifest: Manifest, *paths: str, folder: Path | None = None) -> Path:
-        """A folder in which these small files of an artifact can be read, as far as it has them: its own, or one to
-        which they, and no others, are downloaded."""
+        """Return a folder that contains the given small files of an artifact, as far as it has them.
+
+        This is the artifact's own folder, or one to which only these files are downloaded.
+        """
         place = folder or self.path(manifest)
         if self.remote is None or self.is_here(place, manifest):
             return place
@@ -255,8 +259,11 @@ class Store:
         say: Callable[[str], None],
         stopped: Stopped,
     ) -> None:
-        """Its files come to their places first and into the copy's manifest then: so one that is broken off is no part
-        of the copy, and is gone on with."""
+        """Download a kept state into the copy of its artifact.
+
+        Its files are put in place first, and only then into the copy's manifest. So an interrupted download is not part
+        of the copy, and is resumed.
+        """
         wanted = next((state for state in kept_states(place) if state.digest == digest), None)
         copy = Manifest.read(place)
         new = [file for file in wanted.files(manifest) if file not in copy.files] if wanted else []
@@ -279,7 +286,7 @@ class Store:
 
     @contextmanager
     def _alone(self, place: Path) -> Iterator[None]:
-        """Of all that would download an artifact to this machine, one does."""
+        """Hold a lock so that only one process downloads an artifact to this machine at a time."""
         locks = self.layout.state / "fetch"
         locks.mkdir(parents=True, exist_ok=True)
         with open(locks / f"{place.parent.name}-{place.name}.lock", "w") as lock:
@@ -287,11 +294,11 @@ class Store:
             yield
 
     def differences(self, folder: Path, manifest: Manifest, *, read_all: bool = False) -> list[Difference]:
-        """Every file of an artifact that is missing or differs, and a manifest that contradicts itself; aux/ is part of
-        the record and checked too.
+        """Return every file of an artifact that is missing or differs, and a manifest that contradicts itself.
 
-        Files whose size, mtime and ctime are those of the last hashing are trusted unless `read_all`. On an object
-        store each object of the right size is, since none is there but whole; `read_all` downloads every byte.
+        Files in aux/ are part of the record and checked too. Files whose size, mtime and ctime are those of the last
+        hashing are trusted unless `read_all`. On an object store each object of the right size is trusted, since
+        objects are never incomplete; `read_all` downloads every byte.
         """
         if self.remote is not None and self._is_address(folder):
             found = self._contradictions(folder, manifest)
@@ -312,7 +319,7 @@ class Store:
         return sorted(found, key=lambda difference: str(difference.path))
 
     def verify(self, folder: Path, manifest: Manifest) -> list[Difference]:
-        """Every file that is missing, changed, unreadable or in no manifest; every byte is read."""
+        """Return every file that is missing, changed, unreadable or in no manifest; every byte is read."""
         if self.remote is not None and self._is_address(folder):
             found = self._contradictions(folder, manifest)
             return [*found, *(Difference(url, what) for url, what in self.remote.verify(manifest))]
@@ -347,8 +354,10 @@ class Store:
         check: Callable[[], None] = lambda: None,
         stopped: Stopped = lambda: False,
     ) -> Path:
-        """Makes a folder the artifact of its address, by one rename; its bytes are on disk before that. On an object
-        store by a put of its manifest, see `infra.store.bucket.artifacts`, and this folder becomes the copy of it here.
+        """Make a folder the artifact of its address, by one rename; its bytes are on disk before that.
+
+        On an object store this is done by a put of its manifest, see `infra.store.bucket.artifacts`, and the folder
+        becomes the local copy.
 
         A finished artifact at that address is kept if its payload is the same and its files are whole, and gets the
         states of its training that this build kept and it lacks; otherwise it moves to `<fingerprint>.<digest8>`, where
@@ -444,7 +453,7 @@ class Store:
             lease.release()
 
     def discard(self, manifest: Manifest) -> None:
-        """Puts a damaged artifact out of reach: moved aside, never reused."""
+        """Move a damaged artifact aside, so that it is never reused."""
         place = self.path(manifest)
         if place.exists():
             self._retire(place, None)
@@ -459,7 +468,7 @@ class Store:
         self._throw_away(folder)
 
     def _retire(self, place: Path, old: Manifest | None) -> None:
-        """Renames an artifact away from its address; one that is damaged or no artifact is removed for good."""
+        """Rename an artifact away from its address. A damaged one, or a folder that is none, is removed for good."""
         if old is not None and not self.differences(place, old):
             kept = place.with_name(f"{place.name}.{old.digest[:8]}")
             if not kept.exists():
@@ -522,7 +531,7 @@ def address_of(manifest: Manifest) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """True for what a full disk, or a used up quota, makes of a write, through SQLite too."""
+    """Return True for the error of a write to a full disk or with a used up quota, also through SQLite."""
     return getattr(error, "errno", None) in DISK_FULL or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 

@@ -1,5 +1,5 @@
-"""The loops that train: Composer's, and a plain one of our own. Both work with the same batches, callbacks and
-checkpoints, and come to the same result."""
+"""Training loops: Composer's, and a plain one. Both use the same batches, callbacks and checkpoints, and produce the
+same result."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from training.core.train_state import TrainState
 
 
 class Backend(Protocol):
-    """A loop over the batches of `state.loader`, which tells `state.callbacks` what happens.
+    """A loop over the batches of `state.loader` that calls `state.callbacks` on every event.
 
-    It seeds the random states of Python, numpy and torch with `state.seed`, and joins the ranks by DDP where the model
-    is not sharded already.
+    It seeds the random states of Python, numpy and torch with `state.seed`, and wraps the model in DDP unless the model
+    is already sharded.
 
-    batches: of the whole training.
-    microbatch: examples that a device computes at once. Each microbatch counts by its labelled tokens: the gradient is
-        that of the mean over those of all ranks.
+    batches: batches of the whole training.
+    microbatch: examples that a device computes at once. Microbatches are weighted by their labelled tokens: the
+        gradient is that of the mean over the labelled tokens of all ranks.
     """
 
     def __init__(self, state: TrainState, *, batches: int, microbatch: int) -> None: ...
 
     def train(self) -> None:
-        """Goes on from `state.clock` to the last batch. What a callback raises comes through; after that, or after
-        another checkpoint was put in place, it may be called again."""
+        """Train from `state.clock` to the last batch. Exceptions of callbacks propagate; after one, or after another
+        checkpoint was loaded, this method may be called again."""
 
     def close(self) -> None:
-        """Gives back what the loop holds."""
+        """Release the resources of the loop."""
 
 
 def load_backend(name: str) -> type[Backend]:
-    """The one that `launch.trainer` names. Imported here: Composer takes seconds, and `native` has to do without."""
+    """Return the backend named by `launch.trainer`. Imports are local: Composer's takes seconds, and `native` must work
+    without Composer."""
     if name == "native":
         from training.backends.native import Native
 

@@ -1,9 +1,9 @@
 """Composer's Trainer behind our interface. Nothing else imports Composer.
 
-Its quirks that are mended here or around it: it refuses bf16 on a CPU (our models cast in their forward pass instead),
-forgets the random state on a resume within an epoch, unpickles checkpoints and writes them in place, cannot shard a
-model whose loss uses its weights, sets the learning rate a batch late, and talks. So checkpoints, learning rates and
-FSDP2 are ours, and what is left to it is the loop, microbatches, the optimizer's step and DDP.
+This module and its callers work around some of its quirks: it refuses bf16 on a CPU (our models cast in their forward
+pass instead), loses the random state on a resume within an epoch, unpickles checkpoints and writes them in place,
+cannot shard a model whose loss uses its weights, sets the learning rate one batch late, and is verbose. Checkpoints,
+learning rates and FSDP2 are therefore ours; Composer runs the loop, microbatches, the optimizer's step and DDP.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Composer:
             train_dataloader=_data_spec(state.loader),
             max_duration=f"{batches}ba",
             device="gpu" if state.device.type == "cuda" else "cpu",
-            # The models compute in bf16 by themselves, on CPU too.
+            # The models handle bf16 themselves, also on a CPU.
             precision="fp32",
             device_train_microbatch_size=microbatch,
             accumulate_train_batch_on_tokens=True,
-            # It adds the rank.
+            # Composer adds the rank.
             seed=state.seed - ranks.rank(),
-            # Our data sets go to their place by themselves.
+            # Our data sets seek to their position themselves.
             spin_dataloaders=False,
             progress_bar=False,
             callbacks=[_Bridge(state)],
@@ -63,7 +63,7 @@ class Composer:
 
 
 class _Model(ComposerModel):
-    """Ours as one of Composer's."""
+    """Adapter of a Trainable to Composer's model class."""
 
     def __init__(self, model: Trainable) -> None:
         super().__init__()
@@ -76,15 +76,15 @@ class _Model(ComposerModel):
         return self.ours.loss(outputs, batch)
 
     def to(self, *args: Any, **kwargs: Any) -> _Model:
-        """Stays where it is: whoever built it has put it on its device, or on the CPU to be offloaded."""
+        """Do nothing: the model is already on its device, or on the CPU for offloading."""
         return self
 
 
 class _Bridge(Callback):
-    """Tells our callbacks what Composer tells, in our terms.
+    """Forward Composer's events to our callbacks, translated to our types.
 
-    All of them are one of Composer's: it asks every callback at each of a batch's 13 events, and before each builds a
-    line for a log that nobody reads.
+    All our callbacks form a single Composer callback: Composer calls every callback at each of a batch's 13 events, and
+    builds a log line before each call that is never read.
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -127,5 +127,5 @@ def _timestamp(clock: Clock) -> Timestamp:
 def _quieten() -> None:
     logging.getLogger("composer").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="composer")
-    # A subprocess that takes a second or more to find the processor's name, which we use nowhere.
+    # The original starts a subprocess that takes a second or more to find the processor's name, which we never use.
     collect_env.get_cpu_model = platform.machine

@@ -1,7 +1,7 @@
-"""A plain training loop on torch alone, for versions of torch that Composer refuses and for what it cannot do.
+"""A plain training loop on torch alone, for versions of torch that Composer refuses and for features that it lacks.
 
-It ends with the bits that Composer ends with: the same order of random draws, the same weights of microbatches, the
-same sums.
+Its results equal Composer's bit for bit: the order of random draws, the weights of microbatches and the sums are the
+same.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Native:
         state.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the loop holds no resources."""
 
     def _tell(self, event: Event) -> None:
         self._state.callbacks.run_event(event, self._state)
 
     def _epoch(self) -> Iterator[Batch]:
-        """The rest of an epoch, until one rank has no further batch: ranks may have parts of unequal length."""
+        """Yield the rest of an epoch, until one rank has no further batch: the ranks' parts may differ in length."""
         batches = iter(self._state.loader.dataloader)
         while True:
             self._tell(Event.BEFORE_DATALOADER)
@@ -80,7 +80,7 @@ class Native:
         """One step of the optimizer."""
         state = self._state
         state.batch = batch
-        # Before callbacks replace it: what they leave out counts as seen.
+        # Counted before callbacks replace the batch: examples that they leave out count as seen.
         counts = torch.tensor([count_examples(batch), state.loader.count_tokens(batch).total])
         self._tell(Event.AFTER_DATALOADER)
         self._tell(Event.BATCH_START)
@@ -90,7 +90,7 @@ class Native:
         for loss in losses.values():
             ranks.all_reduce(loss)
         state.losses = {name: loss.item() / ranks.world_size() for name, loss in losses.items()}
-        # Ranks that share layers or sequences have counted the same.
+        # Ranks that share layers or sequences have counted the same examples.
         totals = ranks.all_reduce(counts.to(state.device)) // ranks.group_size()
         samples, state.batch_tokens = map(int, totals.tolist())
         state.clock = state.clock.after_batch(samples, state.batch_tokens)
@@ -98,10 +98,10 @@ class Native:
         self._tell(Event.BATCH_CHECKPOINT)
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Adds up the gradients of all microbatches; this rank's part of each loss (1,).
+        """Accumulate the gradients of all microbatches; return this rank's part of each loss (1,).
 
-        DDP and FSDP take the mean of the ranks' gradients, so a microbatch's share is of the mean rank's labelled
-        tokens.
+        DDP and FSDP average the ranks' gradients, so the share of a microbatch is relative to the mean number of
+        labelled tokens per rank.
         """
         state, whole = self._state, self._state.batch
         state.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +125,7 @@ class Native:
         return losses
 
     def _through(self, pipeline: Pipeline) -> dict[str, Tensor]:
-        """The same by a pipeline, whose last rank has all of its losses."""
+        """Do the same by a pipeline, whose last rank has all of its losses."""
         state, whole = self._state, self._state.batch
         labelled = state.loader.count_tokens(whole).labelled
         everyone = int(ranks.all_reduce(torch.tensor(labelled, device=state.device)))
@@ -148,7 +148,7 @@ class Native:
         return {"total": total * ranks.pipeline_parallel()}
 
     def _backward(self, share: float) -> dict[str, Tensor]:
-        """Forward and backward pass of one microbatch; its losses by name."""
+        """Run the forward and backward pass of one microbatch; return its losses by name."""
         state = self._state
         self._tell(Event.BEFORE_FORWARD)
         state.outputs = self._model(state.batch)
@@ -160,7 +160,7 @@ class Native:
         return losses
 
     def _summed(self, *, last: bool) -> AbstractContextManager[Any]:
-        """DDP sums gradients over the ranks once, with the last microbatch."""
+        """Make DDP reduce gradients over the ranks only once, with the last microbatch."""
         if last or not isinstance(self._model, DistributedDataParallel):
             return nullcontext()
         return self._model.no_sync()

@@ -24,7 +24,7 @@ from infra.io.json import BadJson, parse_json, read_json
 from training.model.loss import IGNORE
 
 ROLE_TOKENS = 3
-"""Of a prompt: `<|user|>`, `<|end|>` and `<|assistant|>`."""
+"""Number of role tokens in a prompt: `<|user|>`, `<|end|>` and `<|assistant|>`."""
 
 Message = Mapping[str, Any]
 """A message of OpenAI's chats: `role`, `content`, and `tool_calls` or `tool_call_id` where functions are called."""
@@ -45,19 +45,19 @@ class Conversation:
 
 
 def calls_functions(messages: Sequence[Message]) -> bool:
-    """Whether messages contain calls of functions, or their results."""
+    """Return True if messages contain calls of functions, or their results."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def no_tools(path: str) -> StageError:
-    """The error about tools for a model whose chat template has no place for them. path: tools or messages."""
+    """Error for tools with a model whose chat template does not support them. path: tools or messages."""
     message = "expected a conversation without tools: the model's chat template shows it none"
     return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
 
 
 def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Messages {"role", "content"} as (role, text) of user and assistant alone: what the system says, before all
-    others, is the beginning of the first question, as in the chat template.
+    """Convert messages {"role", "content"} to (role, text) of user and assistant only: an initial system message is
+    prepended to the first question, as in the chat template.
 
     Raises StageError `bad_role` for any other role or place, and where no user follows the system; `no_tools` for
     calls of functions.
@@ -127,8 +127,8 @@ class Chat:
         return [self.asking(ids, max_tokens) for ids in self.encode(texts)]
 
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
-        """A prompt of `prompts` or `turns`, cut to at most `max_tokens`: its oldest exchanges go first, and of the last
-        question the end stays, with its roles."""
+        """Shorten a prompt of `prompts` or `turns` to at most `max_tokens`: its oldest exchanges are dropped first, and
+        the end of the last question is kept, with its roles."""
         begins = [place for place, number in enumerate(prompt) if number == self.user]
         for begin in begins:
             if len(prompt) - begin <= max_tokens:
@@ -191,7 +191,7 @@ class Chat:
         return self.dialogue([(roles[role], ids) for (role, _), ids in zip(turns, texts, strict=True)], max_tokens)
 
     def has_ended(self, answer: Sequence[int]) -> bool:
-        """Whether a sampled answer ends by itself."""
+        """Return True if a sampled answer ends with its end token."""
         return list(answer[-1:]) == [self.end]
 
     def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
@@ -218,7 +218,7 @@ class Chat:
         return {"input_ids": ids, "labels": labels}
 
     def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Where answers begin, behind their role, and end, with their `<|end|>`."""
+        """Yield (start, stop) of answers: start follows the role, and stop includes `<|end|>`."""
         for place, number in enumerate(prompt[:-1]):
             if number == self.assistant:
                 yield place + 1, prompt.index(self.end, place) + 1

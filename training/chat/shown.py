@@ -1,4 +1,4 @@
-"""Conversations as the tokens that a model is given, and which of them tuning would learn."""
+"""Conversations as the tokens of a model's input, with a mark on those that tuning learns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE: Sequence[Mapping[str, Any]] = (
 
 @dataclass(frozen=True)
 class ShownToken:
-    """A token, its text, and whether the loss is on it."""
+    """A token, its text, and True if it contributes to the loss."""
 
     id: int
     text: str

@@ -57,7 +57,7 @@ class TemplatePrompt(list[int]):
 
 
 class TemplateChat(Chat):
-    """A tokenizer with a chat template of its own.
+    """A tokenizer with its own chat template.
 
     end: the token that ends an answer, the first special one behind it in the template, else the tokenizer's
     eos_token.
@@ -154,7 +154,7 @@ class TemplateChat(Chat):
     def _render(
         self, messages: Sequence[Message], asking: bool, tools: Sequence[Any] = ()
     ) -> tuple[str, Sequence[tuple[int, int]]]:
-        """The text of a conversation, and where the template says that the assistant wrote.
+        """Render a conversation; return the text and the spans that the template marks as written by the assistant.
 
         Raises StageError `bad_template` for a template beyond the bounds of memory and time, `bad_messages` for one
         that refuses the conversation.
@@ -293,8 +293,8 @@ class TemplateChat(Chat):
         ]
 
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
-        """As of `Chat`: the oldest exchanges go first, behind what the system says, and of the last message the end
-        stays. What the system says goes last."""
+        """Shorten as in `Chat`: the oldest exchanges after the system message are dropped first, and the end of the
+        last message is kept. The system message is dropped last."""
         if len(prompt) <= max_tokens:
             return prompt if isinstance(prompt, list) else list(prompt)
         assert isinstance(prompt, TemplatePrompt)

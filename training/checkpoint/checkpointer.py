@@ -1,4 +1,4 @@
-"""When checkpoints are written during a fit, and how a fit continues from one."""
+"""Write checkpoints during a fit, and continue a fit from one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from training.core.train_state import Clock, TrainState
 
 _FORMAT = 1
 _PACKAGES = ("torch", "transformers", "numpy")
-"""Whose versions bear on the bits of a step."""
+"""Packages whose versions affect the bits of a step."""
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """When checkpoints are written, and which stay.
+    """Schedule and retention of checkpoints.
 
-    every: batches.
-    last: the training's last batch. What comes after it can fail and be done again without the training.
-    keep: the newest so many stay; older ones too while they are younger than `keep_hours`.
-    data: names the training data; a checkpoint of other data is refused.
-    resumes: a stopped training goes on from these: there is one when it is told to stop, and one of its last batch.
-    from_start: there is one from before the first batch too, which stays.
+    every: batches between checkpoints.
+    last: the training's last batch. Work after it can fail and be repeated without the training.
+    keep: number of newest checkpoints to keep; older ones are kept too while they are younger than `keep_hours`.
+    data: fingerprint of the training data; a checkpoint of other data is refused.
+    resumes: True if a stopped training continues from these checkpoints; one is written when the training is cancelled,
+        and one after its last batch.
+    from_start: True to write a checkpoint before the first batch too, and to keep it.
     """
 
     folder: Path
@@ -50,8 +51,8 @@ class CheckpointPlan:
 
 
 class Checkpointer(Callback):
-    """Writes checkpoints, also one when the run is asked to stop, and has those uploaded that a training on another
-    machine would go on from: of a plan that only serves going back, the one from before the first batch."""
+    """Write checkpoints, including one when the run is cancelled, and upload those from which a training on another
+    machine would continue. A plan that only serves rollbacks uploads just the one before the first batch."""
 
     def __init__(self, plan: CheckpointPlan, run: Run, uploader: Uploader | None = None) -> None:
         self._plan = plan
@@ -68,18 +69,18 @@ class Checkpointer(Callback):
     def batch_checkpoint(self, state: TrainState) -> None:
         stop = self._plan.resumes and ranks.any_rank(self._run.cancelled)
         due = stop or state.clock.batch % self._plan.every == 0
-        # Also of an epoch that nobody knows to be at its end: nothing is left of it to continue.
+        # Also if an epoch is not known to be at its end: nothing is left of it to continue.
         over = self._plan.resumes and state.clock.batch == self._plan.last
         if due or over:
             path = self.write(state)
             if self._uploader and not self._plan.from_start:
-                # Those beside the training's own stay with the model, and none of them may be missing.
+                # Checkpoints of plans that do not resume stay with the model, and none of them may be missing.
                 self._uploader.offer(path, must=stop or over or not self._plan.resumes)
         if stop:
             raise Cancelled
 
     def write(self, state: TrainState) -> Path:
-        """Writes a checkpoint of this moment and removes those that need not stay; every rank must call."""
+        """Write a checkpoint of the current state and remove outdated ones; every rank must call."""
         tensors = tensors_of(state.model, state.optimizer)
         holders = holders_of(tensors)
 
@@ -111,12 +112,12 @@ class Checkpointer(Callback):
 
 
 class Resumption(Callback):
-    """Continues a fit from the newest whole checkpoint, random state included, and takes back the metrics that were
+    """Continue a fit from the newest complete checkpoint, including its random state, and discard metrics that were
     written since.
 
-    others: folders of checkpoints besides the plan's own.
-    begin: a state of another training, from which this one begins; it may be of other data.
-    fetch: gives checkpoints from elsewhere, the newest first, for a machine that has none itself.
+    others: folders of checkpoints in addition to the plan's folder.
+    begin: state of another training, from which this one starts; its data may differ.
+    fetch: yields checkpoints from remote storage, newest first, for a machine that has none locally.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Resumption(Callback):
         self._mid_epoch = False
 
     def load(self, state: TrainState) -> int | None:
-        """Puts the newest whole checkpoint in place; its batch, or None if there is none. Every rank must call.
+        """Load the newest complete checkpoint; return its batch, or None if there is none. Every rank must call.
 
         Raises StageError for a checkpoint of other data or of another architecture.
         """
@@ -153,11 +154,11 @@ class Resumption(Callback):
         return None
 
     def load_from(self, path: Path, state: TrainState) -> None:
-        """Puts one checkpoint in place; its random state follows at the next batch."""
+        """Load one checkpoint; its random state is restored at the next batch."""
         snapshot = Snapshot.open(path)
         begins = path == self._begin
         _check(snapshot, state.model, state.optimizer, None if begins else self._plan.data)
-        state.optimizer.state.clear()  # a checkpoint from before its first step has nothing to replace it with
+        state.optimizer.state.clear()  # a checkpoint from before the first step has no state to replace it
         snapshot.load(state.model, state.optimizer)
         saved = snapshot.state
         state.clock = Clock.from_json(saved["clock"])
@@ -172,7 +173,7 @@ class Resumption(Callback):
                 f"the state after batch {saved['batch']:,} was written by {other}: the training goes on, and ends with "
                 "other bits than one by the same versions throughout",
             )
-        # Checkpoints of earlier versions know no place; that of another training is in another journal.
+        # Checkpoints of earlier versions have no place; the place of another training refers to another journal.
         self._run.rewind(0 if begins else saved.get("journal"), saved["batch"])
         self._from = snapshot
         self._mid_epoch = state.clock.batch_in_epoch > 0
@@ -181,14 +182,14 @@ class Resumption(Callback):
         self._restore_random_state(state, done=not self._mid_epoch)
 
     def after_dataloader(self, state: TrainState) -> None:
-        # Within an epoch the loader is set up anew, which may draw random numbers.
+        # Within an epoch the loader is set up again, which may draw random numbers.
         self._restore_random_state(state, done=True)
 
     def _restore_random_state(self, state: TrainState, *, done: bool) -> None:
         if self._from is None:
             return
         if not self._from.load_random_state():
-            # Another number of ranks: no state fits, but dropout must not begin again with its first draws.
+            # The number of ranks changed: no state fits, but dropout must not repeat its first draws.
             seed_all(derived_seed(state.seed, state.clock.batch))
         if done:
             self._from = None
@@ -199,7 +200,7 @@ def _versions() -> dict[str, str]:
 
 
 def _others(versions: Mapping[str, str]) -> str:
-    """The versions that differ from those installed, such as `torch 2.7.0 (here: 2.15.0)`."""
+    """Versions that differ from the installed ones, such as `torch 2.7.0 (here: 2.15.0)`."""
     here = _versions()
     return ", ".join(
         f"{name} {versions[name]} (here: {here[name]})" for name in here if versions.get(name, here[name]) != here[name]
@@ -207,7 +208,7 @@ def _others(versions: Mapping[str, str]) -> str:
 
 
 def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | None) -> None:
-    """data: the only one that will do; None for any."""
+    """Raise StageError if a checkpoint does not fit. data: the fingerprint that is required; None for any."""
     where = str(snapshot.folder)
     if snapshot.state["format"] != _FORMAT:
         raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")

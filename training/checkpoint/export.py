@@ -31,14 +31,14 @@ _MORE_TEMPLATES = "additional_chat_templates"
 
 
 def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: Iterable[int] = ()) -> None:
-    """Writes fp32 weights, config.json, generation_config.json and what goes with them to `out_dir`, on rank 0.
+    """Write fp32 weights, config.json, generation_config.json and the tokenizer's files to `out_dir`, on rank 0.
 
     Every rank must call.
 
     source: the folder of the tokenizer, or of the model that this one was made from: its tokenizer's files and its
         trained_sequences.json are copied, and the tokenizer's settings name the inputs that the model takes. None if
-        they are in `out_dir` already.
-    end_ids: ids that end an answer, besides the model's own end of text.
+        the files are already in `out_dir`.
+    end_ids: ids that end an answer, in addition to the model's end of text.
     """
     config = model.config
     ends = sorted(
@@ -61,7 +61,7 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
 
 
 def copy_beside(source: Path, out_dir: Path) -> None:
-    """Copies byte for byte what goes with weights: the tokenizer's files, and what the model was pretrained on."""
+    """Copy the files that belong to weights byte for byte: the tokenizer's, and the record of pretraining data."""
     for name in (*TOKENIZER_FILES, TRAINED):
         if (source / name).exists():
             shutil.copyfile(source / name, out_dir / name)
@@ -71,7 +71,7 @@ def copy_beside(source: Path, out_dir: Path) -> None:
 
 
 def renew_template(out_dir: Path) -> None:
-    """Gives a model whose tokenizer brought an earlier version's chat template along today's, which knows a system."""
+    """Replace an earlier version's chat template, if the tokenizer has one, with today's, which supports a system."""
     path = out_dir / "chat_template.jinja"
     if ranks.is_first() and path.exists() and path.read_text(encoding="utf8") in EARLIER_TEMPLATES:
         path.write_text(CHAT_TEMPLATE, encoding="utf8")

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: each is written to the side, summed, synced and renamed, so that it is whole or absent.
+"""A folder of checkpoints: each is written to a temporary folder, hashed, synced and renamed, so it is whole or absent.
 
 ba000000200/manifest.json    size and xxh3-128 of every other file; written last
 """
@@ -28,14 +28,14 @@ _DISK_FULL = ("No space left", "StorageFull", "Disk quota exceeded", "QuotaExcee
 
 
 def batch_of(path: Path) -> int:
-    """Batches that were done when a checkpoint was written."""
+    """Number of batches completed when a checkpoint was written."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def unfinished(batch: int) -> str:
-    """The name of a folder in which a checkpoint is put together."""
+    """Name of the folder in which a checkpoint is assembled."""
     return f"{_UNFINISHED}.{state_name(batch)}"
 
 
@@ -46,7 +46,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a checkpoint, in a few words; empty for a whole one. Reads every byte."""
+    """Describe the damage of a checkpoint in a few words; empty for a whole one. Reads every byte."""
     try:
         files = read_own_json(path / MANIFEST)
         for name, (size, digest) in files.items():
@@ -62,7 +62,7 @@ def damage(path: Path) -> str:
 
 
 def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lambda message: None) -> Iterator[Path]:
-    """Whole checkpoints, newest first; `say` is told of each that is passed over. The same on every rank."""
+    """Yield whole checkpoints, newest first; `say` receives a message for each one skipped. The same on every rank."""
     found = [path for folder in folders for path in checkpoints(folder)]
     for path in ranks.from_first(sorted(found, key=batch_of, reverse=True)):
         wrong = ranks.from_first(damage(path) if ranks.is_first() else "")
@@ -73,11 +73,11 @@ def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lamb
 
 
 def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]]) -> Path:
-    """Writes the checkpoint of `batch`; every rank must call.
+    """Write the checkpoint of `batch`; every rank must call.
 
     write_files: writes this rank's files into a folder and returns them.
 
-    Raises StageError `disk_full` or `checkpoint_failed` on every rank if it fails on one; older checkpoints stay.
+    Raises StageError `disk_full` or `checkpoint_failed` on every rank if writing fails on one; older checkpoints stay.
     """
     aside, path = folder / unfinished(batch), folder / state_name(batch)
     if ranks.is_first():
@@ -120,15 +120,15 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
 
 
 def clean(folder: Path) -> None:
-    """Removes what a killed or failed writer left."""
+    """Remove the leftovers of a killed or failed writer."""
     for leftover in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def retain(folder: Path, count: int, hours: float, *, first: bool = False) -> None:
-    """Removes all but the newest `count` checkpoints and those younger than `hours`.
+    """Remove all but the newest `count` checkpoints and those younger than `hours`.
 
-    first: whether one from before the first batch stays as well.
+    first: True to keep a checkpoint from before the first batch as well.
     """
     oldest = time.time() - hours * 3600
     for path in checkpoints(folder)[count:]:
@@ -137,7 +137,7 @@ def retain(folder: Path, count: int, hours: float, *, first: bool = False) -> No
 
 
 def drop_after(folder: Path, batch: int) -> None:
-    """Removes the checkpoints that were written after `batch`; every rank must call."""
+    """Remove the checkpoints of batches after `batch`; every rank must call."""
     if ranks.is_first():
         for path in checkpoints(folder):
             if batch_of(path) > batch:
@@ -146,7 +146,7 @@ def drop_after(folder: Path, batch: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    # Renamed first: one that is half removed must not look like one that was damaged.
+    # Renamed first: a partially removed checkpoint must not look like a damaged one.
     gone = path.with_name(f"{_UNFINISHED}.{path.name}")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Checkpoints of one build that lie on S3, where another machine finds them when this one is lost.
+"""Checkpoints of one build on S3, where another machine finds them when this one is lost.
 
     <launch.checkpoint_remote>/<stage>/<fingerprint>/
         checkpoints/ba000000200.<name of the manifest>/rank0.safetensors, …, manifest.json
-        states/, rollback/                              those that stay, and the one from before the first batch
+        states/, rollback/                              kept ones, and the one from before the first batch
 
-A checkpoint's manifest holds size and hash of its other files, and comes last: without it, or where a file is not as it
-says, there is no checkpoint. Its own hash and size are in the folder's name, so what is written there is never replaced
-by other bytes. `training.checkpoint.upload` writes them.
+A checkpoint's manifest records size and hash of its other files and is written last: a checkpoint without a manifest,
+or with a file that does not match it, is invalid. The hash and size of the manifest are in the folder's name, so files
+in a folder are never replaced by other bytes. `training.checkpoint.upload` writes these folders.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from training.core import ranks
 CHECKPOINTS, STATES, ROLLBACK = "checkpoints", "states", "rollback"
 HASH = "xxh3_128"
 _PLACE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16}-\d+)/([^/]+)$")
-# Of a file on the server, not of the server: another checkpoint may be whole.
+# Problems of a file on the server, not of the server: another checkpoint may be whole.
 _DAMAGE = {"bad_checksum", "missing_source", "source_changed"}
 
 T = TypeVar("T")
@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """One checkpoint as it was listed.
+    """One checkpoint in a listing.
 
-    folder: checkpoints, states or rollback. manifest: its `manifest_name`. objects: by the names of files.
+    folder: checkpoints, states or rollback. manifest: its `manifest_name`. objects: S3 objects by file name.
     """
 
     folder: str
@@ -54,31 +54,31 @@ class RemoteCheckpoint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its manifest is there, which comes last, and not torn."""
+        """True if the manifest, which is written last, exists and is not truncated."""
         return MANIFEST in self.objects and self.manifest.endswith(f"-{self.objects[MANIFEST].size}")
 
     @property
     def written(self) -> float:
-        """When its manifest was written, in seconds."""
+        """Modification time of its manifest, in seconds."""
         return self.objects[MANIFEST].modified
 
     def in_order_of_removal(self) -> list[S3Object]:
-        """The manifest first, so that one that is half removed is none."""
+        """All objects, manifest first, so that a partially removed checkpoint is incomplete."""
         return sorted(self.objects.values(), key=lambda item: item.name != MANIFEST)
 
 
 def manifest_name(manifest: bytes) -> str:
-    """The hash and size of a manifest, by which a checkpoint's folder is told from others of the same batch."""
+    """Hash and size of a manifest, which distinguish a checkpoint's folder from others of the same batch."""
     return f"{xxhash.xxh3_64(manifest).hexdigest()}-{len(manifest)}"
 
 
 def url_of(place: str, folder: str, batch: int, manifest: bytes) -> str:
-    """Where a checkpoint's files lie."""
+    """URL of the folder with a checkpoint's files."""
     return f"{place}/{folder}/{state_name(batch)}.{manifest_name(manifest)}"
 
 
 def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
-    """All that lie there, the newest first, complete or not. Raises StageError as `infra.io.s3.list_objects` does."""
+    """All checkpoints at `place`, newest first, complete or not. Raises StageError like `infra.io.s3.list_objects`."""
     rows = []
     for item in list_objects(f"{place}/"):
         if match := _PLACE.search(str(item)):
@@ -92,11 +92,11 @@ def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
 
 
 def fetch_checkpoints(place: str, work_dir: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """Complete checkpoints, the newest first, each fetched into the work folder's `checkpoints` once it is asked for,
-    together with the `states` before it; every rank must call.
+    """Yield complete checkpoints, newest first. Each is fetched lazily into the work folder's `checkpoints`, together
+    with the `states` before it; every rank must call.
 
-    say: is told of each that is passed over because it is incomplete or damaged. Raises StageError, on every rank,
-    where the server goes on failing.
+    say: receives a message for each checkpoint skipped as incomplete or damaged. Raises StageError, on every rank,
+    if the server keeps failing.
     """
     found = everywhere(lambda: remote_checkpoints(place))
     for one in found:
@@ -112,7 +112,7 @@ def fetch_checkpoints(place: str, work_dir: Path, say: Callable[[str], None]) ->
 
 
 def _fetch(one: RemoteCheckpoint, into: Path, say: Callable[[str], None]) -> Path | None:
-    """Every rank fetches its share of the files into the folder that they have in common."""
+    """Fetch this rank's share of the files into the folder that all ranks share."""
     aside, path = into / unfinished(one.batch), into / state_name(one.batch)
     wrong = ""
     try:
@@ -169,8 +169,8 @@ def _damaged(message: str) -> StageError:
 
 
 def everywhere(call: Callable[[], T], *, all_ranks: bool = False) -> T:
-    """What `call` returns on rank 0, or on each with `all_ranks`, and on every rank the StageError that it raised on
-    one; every rank must call."""
+    """Return the result of `call` on rank 0, or on each rank with `all_ranks`. A StageError on one rank is raised on
+    every rank; every rank must call."""
     found: T | None = None
     problems: Sequence[Problem] = ()
     if all_ranks or ranks.is_first():
@@ -188,8 +188,8 @@ def everywhere(call: Callable[[], T], *, all_ranks: bool = False) -> T:
 
 
 def outdated(found: Iterable[RemoteCheckpoint], keep: int, younger_than: float) -> list[RemoteCheckpoint]:
-    """What need not stay, by the policy of the work folder: all of `checkpoints` but the newest `keep` complete ones
-    and those written after `younger_than`, and what was left half written before the newest complete one."""
+    """Return removable checkpoints, by the policy of the work folder: all complete ones in `checkpoints` except the
+    newest `keep` and those written after `younger_than`, and incomplete ones older than the newest complete one."""
     rows = [one for one in found if one.folder == CHECKPOINTS]
     complete = [one for one in rows if one.is_complete]
     old = [one for one in complete[keep:] if one.written < younger_than]

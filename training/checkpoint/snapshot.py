@@ -1,11 +1,11 @@
-"""The files of one checkpoint: each rank's tensors in safetensors, the rest in JSON; nothing that is unpickled.
+"""Files of one checkpoint: each rank's tensors in safetensors, the rest in JSON; nothing is pickled.
 
-    state.json           where training is: batch, samples, data set, callbacks
+    state.json           the training's position: batch, samples, data set, callbacks
     rank0.safetensors    this rank's pieces of weights and optimizer state, and its random state
-    rank0.json           which part of which tensor each piece is, and the rest of the random state
+    rank0.json           tensor and part of each piece, and the rest of the random state
 
-A piece is known by its place in the whole tensor, so that any number of ranks, however the model is spread over them,
-finds again what it needs.
+A piece is identified by its position in the whole tensor, so any number of ranks can load a checkpoint, however the
+model is distributed over them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 @dataclass(frozen=True)
 class TensorPart:
-    """The part of a tensor of the whole `shape` that lies between (start, stop) of each dimension."""
+    """Part of a tensor of the whole `shape`, between (start, stop) of each dimension."""
 
     ranges: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
@@ -60,22 +60,22 @@ class TensorPart:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What selects it from the whole tensor."""
+        """Slices that select this part from the whole tensor."""
         return tuple(slice(start, stop) for start, stop in self.ranges)
 
     def overlap(self, other: TensorPart) -> TensorPart | None:
-        """What both have; None if that is nothing."""
+        """Intersection of both parts; None if it is empty."""
         pairs = zip(self.ranges, other.ranges, strict=True)
         ranges = tuple((max(ours[0], theirs[0]), min(ours[1], theirs[1])) for ours, theirs in pairs)
         return TensorPart(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
 
     def within(self, outer: TensorPart) -> tuple[slice, ...]:
-        """What selects it from a tensor that holds `outer`."""
+        """Slices that select this part from a tensor that holds `outer`."""
         pairs = zip(self.ranges, outer.ranges, strict=True)
         return tuple(slice(start - first, stop - first) for (start, stop), (first, _) in pairs)
 
     def as_json(self) -> list[Any]:
-        """Rows and shape, as checkpoints have always had them, and the ranges of further dimensions that are cut."""
+        """Rows and shape, as in checkpoints of all versions, and the ranges of further dimensions if these are cut."""
         start, stop = self.ranges[0] if self.shape else (0, 1)
         cut = self.ranges[1:] != self.whole(self.shape).ranges[1:]
         return [start, stop, self.shape, *([self.ranges[1:]] if cut else [])]
@@ -89,13 +89,13 @@ class TensorPart:
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer keeps state for, by the name of the parameter."""
+    """Tensors for which an optimizer keeps state, by the name of the parameter."""
     parts = optimizer.part_of if isinstance(optimizer, ShardedOptimizer) else lambda weight: weight
     return {name: parts(parameter) for name, parameter in model.named_parameters()}
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything that training changes, by name; tensors that are tied once. Shared with the model, not copied."""
+    """All tensors that training changes, by name; tied tensors occur once. Shared with the model, not copied."""
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in model.named_parameters()}
     found = {WEIGHTS + name: value for name, value in model.state_dict().items() if name not in tied}
@@ -107,7 +107,7 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
-    """The ranks that hold each tensor or a part of it, by the names of all ranks' in order; every rank must call."""
+    """Map the names of all ranks' tensors, sorted, to the ranks that hold them or a part; every rank must call."""
     own = sorted(names)
     if not ranks.hold_parts():
         return {name: [*range(ranks.world_size())] for name in own}
@@ -119,9 +119,9 @@ def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
 
 
 def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str, Sequence[int]]) -> list[Path]:
-    """Writes this rank's files and returns them. What several ranks hold alike is shared out among them.
+    """Write this rank's files and return them. Tensors replicated on several ranks are divided among these.
 
-    holders: what `holders_of` gave.
+    holders: result of `holders_of`.
     """
     mine = {
         name: tensors[name]
@@ -146,11 +146,11 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str
 
 
 def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
-    """Whether this rank writes its part of a tensor: of ranks that hold the same, one does, by the tensor's place."""
+    """Return True if this rank writes its part of a tensor; `place` selects one of the ranks that hold the same."""
     if not isinstance(tensor, DTensor):
         return held_by[place % len(held_by)] == ranks.rank()
     if held_by[0] not in tensor.device_mesh.mesh:
-        return False  # ranks of another group hold the same as the first one
+        return False  # ranks of another group hold the same part as the first group
     mine, copies = 0, 1
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
@@ -160,7 +160,7 @@ def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
     return place % copies == mine
 
 
-# Which optimizer it was, by a key of what it keeps of each weight.
+# Kind of optimizer by a key of its state of each weight.
 _KEPT = {
     "momentum_buffer": "muon",
     "lion_momentum": "lion",
@@ -201,12 +201,12 @@ class Snapshot:
         return found
 
     def optimizer_keys(self, name: str) -> list[str]:
-        """What the optimizer keeps of a parameter, such as exp_avg and step."""
+        """Keys of the optimizer's state of a parameter, such as exp_avg and step."""
         start = f"{OPTIMIZER}{name}/"
         return [key.removeprefix(start) for key in self.shapes if key.startswith(start)]
 
     def read(self, name: str, wanted: TensorPart) -> Tensor:
-        """A part of a tensor, from whichever files have it."""
+        """Read a part of a tensor from the files that contain it."""
         found: Tensor | None = None
         for held, path in self._pieces[name].items():
             both = held.overlap(wanted)
@@ -221,8 +221,8 @@ class Snapshot:
         return torch.empty(wanted.sizes) if found is None else found
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Puts weights and optimizer state in place, whatever the ranks were that wrote them. What another optimizer
-        stepped before (Muon, AdamW, Lion, Adafactor) begins without state."""
+        """Load weights and optimizer state, regardless of the ranks that wrote them. Weights that were stepped by
+        another optimizer (Muon, AdamW, Lion, Adafactor) start without state."""
         for name, tensor in tensors_of(model, optimizer).items():
             if name.startswith(WEIGHTS):
                 self._fill(tensor, name)
@@ -245,7 +245,7 @@ class Snapshot:
             local(tensor).copy_(self.read(name, TensorPart.of(tensor)))
 
     def load_random_state(self) -> bool:
-        """Puts this rank's random state back; False where the checkpoint is of another number of ranks."""
+        """Restore this rank's random state; return False if the checkpoint is of another number of ranks."""
         if self.state["ranks"] != ranks.world_size():
             return False
         index = self.folder / f"rank{ranks.rank()}.json"

@@ -1,6 +1,6 @@
-"""What a training goes on from: a kept state of another training (infra/store/states.py), or the model of another step.
+"""Starting points of a training: a kept state of another training (infra/store/states.py), or another step's model.
 
-It keeps states of its own with its artifact.
+This module also keeps the states of a training with its artifact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.model.models import load
 
 
 def keep_states(checkpoints: Sequence[Path], out_dir: Path) -> None:
-    """Leaves whole checkpoints with the artifact in `out_dir`; the files are linked, since they stay as they are."""
+    """Keep whole checkpoints with the artifact in `out_dir`; the files are linked, since they never change."""
     if not (checkpoints and ranks.is_first()):
         return
     folder = out_dir / STATE_FOLDER
@@ -41,9 +41,9 @@ def keep_states(checkpoints: Sequence[Path], out_dir: Path) -> None:
 
 
 def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -> KeptState | None:
-    """The state that a training of `batches` batches goes on from; None for one that begins by itself.
+    """State from which a training of `batches` batches continues; None for one that starts without a state.
 
-    Raises StageError where there is no such state, where it is damaged, and where nothing is left to train.
+    Raises StageError if there is no such state, if it is damaged, or if nothing is left to train.
     """
     if "state" not in inputs:
         return None
@@ -65,13 +65,13 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
 
 
 def place_in(state: KeptState, data: str) -> tuple[int, int]:
-    """The epoch of the data with this fingerprint, and how many of its examples were read; the beginning of others."""
+    """Return the epoch of the data with this fingerprint and the examples read in it; (0, 0) for other data."""
     saved = read_own_json(state.folder / STATE)
     return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
 
 
 def corrections_before(state: KeptState) -> list[Correction]:
-    """What the guard had corrected by then, which bears on the batches that follow too."""
+    """Corrections by the guard before this state; they affect later batches too."""
     path = state.folder.parents[2] / AUX / FILE
     made = read_own_json(path) if path.exists() else []
     return [one for one in map(Correction.from_json, made) if one.back_to < state.batch]
@@ -85,7 +85,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _digest(checkpoint: Path) -> str:
-    """Of weights, optimizer state and place in the data, whatever the number of ranks that wrote them."""
+    """Digest of weights, optimizer state and place in the data; it does not depend on the number of ranks."""
     snapshot, digest = Snapshot.open(checkpoint), hashlib.sha256()
     place = {"batch": snapshot.state["batch"], "data": snapshot.state["data"], "dataset": snapshot.state["dataset"]}
     digest.update(json.dumps(place, sort_keys=True).encode())
@@ -100,10 +100,10 @@ def _digest(checkpoint: Path) -> str:
 def load_known(
     folder: Path, config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int
 ) -> PreTrainedModel:
-    """The model of a Hugging Face folder, to be trained on sequences of `length` tokens by `tokenizer`.
+    """Load the model of a Hugging Face folder, to be trained on sequences of `length` tokens by `tokenizer`.
 
-    Raises StageError where the shards were made by another tokenizer than the model's, whose ids would mean other text
-    to it, where it has too few positions, and where nobody has proven that its family can be trained so.
+    Raises StageError if the shards were made with another tokenizer than the model's, whose ids would mean other text
+    to the model, if the model has too few positions, or if its family is not proven to support this kind of training.
     """
     torch.manual_seed(config.seed)
     model = load(folder)

@@ -1,8 +1,8 @@
-"""Uploads checkpoints to S3 behind training, by a thread of each rank, so that a machine that is lost takes none along.
+"""Upload checkpoints to S3 in the background, by a thread of each rank, so that they survive the loss of the machine.
 
-Every rank uploads its own files, the first one all others and, once the ranks are done, the manifest. Training never
-waits: a checkpoint that is written while another is still on its way is left out. Files are linked into the work
-folder's `upload` as long as they are needed, so that a checkpoint may be removed meanwhile.
+Every rank uploads its own files; the first one uploads all others and, once the ranks are done, the manifest. Training
+never waits: a checkpoint written while another upload is in progress is skipped. Files are linked into the work
+folder's `upload` until they are uploaded, so that the checkpoint may be removed meanwhile.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from training.core import ranks
 
 _FOLDER = "upload"
 _POLL_S = 0.1
-# A thread that is to stop is waited for so long; what it does then is one request, and harms nobody.
+# Seconds to wait for a thread that has to stop; a request that it still sends afterwards is harmless.
 _PROMPT_S = 2.0
 
 
 def check_remote(place: str, work_dir: Path, say: Callable[[str], None]) -> None:
-    """Makes sure that checkpoints can be written to `place`; every rank must call.
+    """Check that checkpoints can be written to `place`; every rank must call.
 
-    Raises StageError on every rank: the server refuses, there is no such bucket; or it does not answer, and no
-    checkpoint of this machine is there to go on from. Else `say` is told that it does not.
+    Raises StageError on every rank if the server refuses or the bucket does not exist, or if the server does not answer
+    and this machine has no checkpoint to continue from. If it has one, `say` gets a message instead.
     """
 
     def check() -> None:
@@ -62,10 +62,10 @@ def check_remote(place: str, work_dir: Path, say: Callable[[str], None]) -> None
 
 
 class Uploader:
-    """The uploads of one training.
+    """Uploads of one training.
 
-    place: the folder on S3 of this build. keep, keep_hours: as in `CheckpointPlan`, of what lies there.
-    beside: files of the work folder that go along with each checkpoint as they are when it is written.
+    place: the folder of this build on S3. keep, keep_hours: as in `CheckpointPlan`, for the uploaded checkpoints.
+    beside: files of the work folder to upload with each checkpoint, in their state when it is written.
     """
 
     def __init__(self, place: str, keep: int, keep_hours: float, run: Run, beside: Sequence[Path] = ()) -> None:
@@ -76,15 +76,15 @@ class Uploader:
         self._work = run.work_dir / _FOLDER
         self._background = _Background()
         self._is_news = True
-        """Whether an upload that ends well is told: the first one, and the first after trouble."""
+        """True if a successful upload is reported: the first one, and the first one after a failure."""
         self._is_behind = False
         if ranks.is_first():
             shutil.rmtree(self._work, ignore_errors=True)  # links of a process that was killed
 
     def offer(self, path: Path, *, must: bool = False) -> None:
-        """Has a whole checkpoint uploaded, unless one is on its way; every rank must call.
+        """Upload a whole checkpoint, unless an upload is in progress; every rank must call.
 
-        must: it is uploaded in any case, after that one.
+        must: True to upload it in any case, after the current one.
         """
         is_behind = ranks.any_rank(self._background.is_busy) and not must
         if is_behind and not self._is_behind:
@@ -99,7 +99,7 @@ class Uploader:
             self._background.do(lambda: self._upload(item))
 
     def drop_after(self, batch: int) -> None:
-        """Takes away those of later batches, once what is on its way is there; every rank may call."""
+        """Remove checkpoints of later batches, after pending uploads are done; every rank may call."""
 
         def drop() -> None:
             for one in remote_checkpoints(self._place):
@@ -110,7 +110,7 @@ class Uploader:
             self._background.do(lambda: self._removed(drop))
 
     def finish(self, seconds: float) -> None:
-        """Waits until all is uploaded, but no longer than so many seconds; every rank must call."""
+        """Wait until everything is uploaded, for at most `seconds`; every rank must call."""
         if not ranks.any_rank(self._background.is_busy):
             return
         self._say("uploading", f"waiting up to {seconds:.0f} s until the newest checkpoint is uploaded")
@@ -122,7 +122,7 @@ class Uploader:
             self._background.wait(_POLL_S)
 
     def stop(self) -> None:
-        """Ends the thread, whatever is on its way."""
+        """Stop the thread, even during an upload."""
         self._background.stop(_PROMPT_S)
         if ranks.is_first():
             shutil.rmtree(self._work, ignore_errors=True)
@@ -155,7 +155,7 @@ class Uploader:
         return _Item(path.parent.name, batch_of(path), manifest, pinned, mine, failure)
 
     def _upload(self, item: _Item) -> None:
-        """In the thread: brings this rank's files and, on the first one, the manifest when all others are done."""
+        """In the thread: upload this rank's files and, on the first rank, the manifest after all others are done."""
         url = url_of(self._place, item.folder, item.batch, item.manifest)
         failure = item.failure
         try:
@@ -184,7 +184,7 @@ class Uploader:
         shutil.rmtree(item.pinned, ignore_errors=True)
 
     def _wait_for_others(self, item: _Item) -> str:
-        """Returns once every other rank has done its part: what went wrong with the first that failed, or nothing."""
+        """Wait until every other rank is done; return the error of the first one that failed, or an empty string."""
         failures = []
         for rank in range(1, ranks.world_size()):
             while not _mark(item, rank).exists():
@@ -213,9 +213,9 @@ class Uploader:
 
 @dataclass(frozen=True)
 class _Item:
-    """A checkpoint on its way.
+    """A checkpoint to upload.
 
-    pinned: the folder of its linked files. mine: those that this rank uploads. failure: why they are not there.
+    pinned: the folder of its linked files. mine: names that this rank uploads. failure: the error if linking failed.
     """
 
     folder: str
@@ -227,7 +227,7 @@ class _Item:
 
 
 class _Background:
-    """Does one thing after another in a thread that ends with the process."""
+    """Run tasks one after another in a daemon thread."""
 
     def __init__(self) -> None:
         self._tasks: deque[Callable[[], None]] = deque()
@@ -250,12 +250,12 @@ class _Background:
             self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Until nothing is left to do, but no longer than so many seconds."""
+        """Wait until no tasks are left, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._left, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Asks the thread to end, and waits for it for so many seconds."""
+        """Ask the thread to stop, and wait for it for at most `seconds`."""
         with self._changed:
             self.is_stopped = True
             self._changed.notify_all()
@@ -278,14 +278,14 @@ class _Background:
 
 
 def _owner(name: str) -> int:
-    """The rank that uploads a checkpoint's file: the one that wrote it."""
+    """Rank that uploads a file of a checkpoint: the one that wrote it."""
     start = name.partition(".")[0]
     number = start.removeprefix("rank")
     return int(number) if start.startswith("rank") and number.isdigit() else 0
 
 
 def _mark(item: _Item, rank: int) -> Path:
-    """Tells the first rank that another one is done; what went wrong, or nothing, stands in it."""
+    """File that signals to the first rank that another one is done; it contains the error, or nothing."""
     return item.pinned / f"done.{rank}"
 
 

@@ -26,7 +26,7 @@ class Event(Enum):
 
 
 class Callback:
-    """Listens to the events whose methods a class overrides, or to all of them by `run_event`."""
+    """Listener for the events whose methods a class overrides, or for all events if it overrides `run_event`."""
 
     def run_event(self, event: Event, state: TrainState) -> None:
         getattr(self, event.value)(state)
@@ -38,7 +38,7 @@ class Callback:
         """Before a batch is read; once more at an epoch's end."""
 
     def after_dataloader(self, state: TrainState) -> None:
-        """A batch is read, and still on the CPU."""
+        """After a batch is read; it is still on the CPU."""
 
     def batch_start(self, state: TrainState) -> None:
         """Before the first microbatch."""
@@ -50,31 +50,31 @@ class Callback:
         """After it."""
 
     def before_backward(self, state: TrainState) -> None:
-        """A microbatch's loss is there."""
+        """After a microbatch's loss is computed."""
 
     def after_train_batch(self, state: TrainState) -> None:
-        """The gradients of the batch are there, over all ranks, and not yet used; the clock stands before the batch."""
+        """After the batch's gradients are reduced over all ranks, before the update; the clock is before the batch."""
 
     def batch_end(self, state: TrainState) -> None:
-        """The weights are updated; the clock stands behind the batch."""
+        """After the weights are updated; the clock is after the batch."""
 
     def batch_checkpoint(self, state: TrainState) -> None:
-        """After all that was done at the batch's end."""
+        """After all work at the end of the batch."""
 
     def fit_end(self, state: TrainState) -> None:
         """After the last batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, fit for JSON."""
+        """State to keep in a checkpoint, serializable as JSON."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what a checkpoint kept; empty where it kept nothing."""
+        """Restore the state from a checkpoint; empty if the checkpoint has none."""
 
 
 class Callbacks:
-    """`members` in their order, each called for the events alone that it listens to; their states are kept by their
-    classes' names."""
+    """`members` in their order, each called only for the events that it listens to; states are keyed by the names of
+    their classes."""
 
     def __init__(self, members: Sequence[Callback]) -> None:
         self._members = list(members)

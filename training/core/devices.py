@@ -1,4 +1,4 @@
-"""Accelerators as data: what each can do, draws and costs, and where that is written."""
+"""Accelerators as data: performance, power and price of each, with sources."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GIB = 2**30
 class Device:
     """One accelerator.
 
-    peak: dense FLOP/s by precision. memory_gib: as sold. bandwidth: of its memory, bytes/s.
-    link, network: bytes/s that one device sends to others of its node, and of other nodes, in one direction.
-    node: devices of a node. power_w: the most it draws. price: USD an hour to rent, low and high. bought: to buy one.
+    peak: dense FLOP/s by precision. memory_gib: as sold. bandwidth: memory bandwidth in bytes/s.
+    link, network: bytes/s from one device to others in its node, and in other nodes, in one direction.
+    node: devices per node. power_w: maximum power. price: rent in USD per hour, low and high. bought: purchase price.
     matmul: share of the peak that large matrix products reach.
-    part: of the name that the driver gives it. sources: where all this is written. capability: CUDA's compute
-    capability; None for one that CUDA does not run on.
+    part: substring of the driver's name for it. sources: sources of these figures. capability: CUDA compute
+    capability; None for a device without CUDA.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Device:
 
     @property
     def hourly(self) -> float:
-        """USD an hour: the geometric mean of low and high."""
+        """Rent in USD per hour: the geometric mean of low and high."""
         return (self.price[0] * self.price[1]) ** 0.5
 
     def flops(self, precision: str) -> float:
@@ -123,7 +123,7 @@ DEVICES = _of(
 
 
 def find_device(name: str) -> Device:
-    """The device of a name such as a100-40. Raises ConfigError `unknown_hardware` with the nearest that is known."""
+    """Return the device with a name such as a100-40. Raises ConfigError `unknown_hardware` with the closest match."""
     if name.lower() in DEVICES:
         return DEVICES[name.lower()]
     near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)
@@ -140,12 +140,12 @@ def find_device(name: str) -> Device:
 
 
 def device_called(driver_name: str) -> Device | None:
-    """The device that its driver calls so; None for one that is not known."""
+    """Return the device with this name in its driver; None if it is unknown."""
     found = [one for one in DEVICES.values() if one.part and one.part in driver_name]
     return max(found, key=lambda one: len(one.part)) if found else None
 
 
 def peak_of(driver_name: str) -> float | None:
-    """Dense bf16 peak, FLOP/s, of the GPU that its driver calls so; None for one that is not known."""
+    """Dense bf16 peak in FLOP/s of the GPU with this name in its driver; None if it is unknown."""
     found = device_called(driver_name)
     return found.peak.get("bf16") if found else None

@@ -1,4 +1,4 @@
-"""What a stage computes on: device, precision and threads, from `launch:`."""
+"""Hardware of a stage: device, precision and threads, from `launch:`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PROBE_S = 0.3
 class Hardware:
     """One device of one process.
 
-    bf16: whether forward passes run under bf16 autocast; weights and optimizer state stay in fp32.
+    bf16: True if forward passes run under bf16 autocast; weights and optimizer state stay in fp32.
     fp16: the same for fp16, with a dynamic loss scale.
-    attention: the attention kernel that was asked for.
-    share_prompts: whether sequences that begin alike are computed with their beginning once.
+    attention: the requested attention kernel.
+    share_prompts: True if a common prefix of sequences is computed once.
     """
 
     device: torch.device
@@ -42,20 +42,20 @@ class Hardware:
 
     @property
     def compute(self) -> torch.dtype:
-        """The type that matrix products run in."""
+        """Dtype of matrix products."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
 
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, self.compute, enabled=self.compute != torch.float32)
 
     def loader_workers(self, launch: LaunchConfig) -> int:
-        """Processes that read ahead of training: `launch.loader_workers`, or its default for this device."""
+        """Number of processes that prefetch data: `launch.loader_workers`, or its default for this device."""
         if launch.loader_workers is not None:
             return launch.loader_workers
         return 2 if self.device.type == "cuda" else 0
 
     def peak_flops(self) -> float | None:
-        """Peak FLOP/s of the device: a GPU's from its data sheet (bf16), a CPU's as its matrix products reach it."""
+        """Peak FLOP/s of the device: from the data sheet for a GPU (bf16), measured with matrix products for a CPU."""
         if self.device.type == "cpu":
             return _measured_peak(self.compute)
         return peak_of(torch.cuda.get_device_name(self.device))
@@ -80,14 +80,14 @@ def _nobody_hears(_name: str, _message: str) -> None:
 def prepare(
     launch: LaunchConfig, *, shares_examples: bool = False, say: Callable[[str, str], None] = _nobody_hears
 ) -> Hardware:
-    """Picks device and precision, sets the CPU threads of this process, meets the other ranks, and tries the network
+    """Choose device and precision, set the CPU threads of this process, join the other ranks, and test the network
     between nodes.
 
-    shares_examples: whether the stage knows `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
-        `expert_parallel`; in others every rank has a part of a batch and the whole model.
-    say: told, in the first rank, of what was found (name of an event, message).
+    shares_examples: True if the stage supports `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel` and
+        `expert_parallel`; in other stages every rank has a part of a batch and the whole model.
+    say: receives the findings on the first rank (name of an event, message).
 
-    Raises StageError for a GPU that is not there, or that the installed torch cannot use.
+    Raises StageError for a GPU that is missing, or that the installed torch cannot use.
     """
     ranks.share_examples(*(launch.shares_of_examples if shares_examples else (1, 1, 1)))
     ranks.share_experts(launch.expert_parallel if shares_examples else 1)
@@ -107,8 +107,8 @@ def prepare(
 
 
 def _device(launch: LaunchConfig) -> torch.device:
-    """That of this rank. A GPU that torch cannot use is an error also where none was asked for: a training that was
-    meant for it would take weeks on the CPU."""
+    """Return the device of this rank. A GPU that torch cannot use is an error even if none was requested: a training
+    intended for it would take weeks on the CPU."""
     if launch.device == "cpu":
         return torch.device("cpu")
     asked = launch.device == "gpu"
@@ -125,15 +125,15 @@ def _device(launch: LaunchConfig) -> torch.device:
 
 
 def precision_of(launch: LaunchConfig, device: torch.device) -> Literal["bf16", "fp16", "fp32"]:
-    """What a training computes in on a device: bf16 where none is asked for and the device has it. With `fp8` that is
-    the precision of what is not in FP8."""
+    """Return the precision of a training on a device: bf16 if none is requested and the device supports it. With `fp8`
+    this is the precision of everything that is not in FP8."""
     if launch.precision == "auto" or launch.precision == "fp8":
         return "bf16" if native_bf16(device) else "fp32"
     return launch.precision
 
 
 def native_bf16(device: torch.device) -> bool:
-    """Whether the device computes in bf16 by itself: elsewhere its products are a hundred times slower than fp32's."""
+    """Return True if the device supports bf16 natively: elsewhere bf16 products are 100 times slower than fp32's."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

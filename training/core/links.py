@@ -1,4 +1,4 @@
-"""How fast nodes send to each other, tried as their ranks meet: a bad cable or card is named before it costs a day."""
+"""Bandwidth test between nodes when their ranks join: it names a bad cable or card before that costs a day."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from training.core import ranks
 
 _BYTES = 8 * 2**20
 _TRIES = 3
-"""Of which the fastest counts: other traffic only ever slows one down."""
+"""Attempts, of which the fastest counts: other traffic can only slow one down."""
 _SLOW = 4.0
-"""Links of one cluster are alike: what is so many times slower than the best is a fault, not a longer way."""
+"""Links of one cluster are alike: one that is slower than the best by this factor is faulty, not just longer."""
 
 Link = tuple[int, int]
 """Two nodes, by their numbers."""
 
 
 def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
-    """Has the nodes of a training exchange some megabytes, each with the next, all ranks of a node at once.
+    """Exchange some megabytes between neighbouring nodes of a training, with all ranks of a node at once.
 
-    say: told what was measured (`network`) and which nodes are far slower than others (`slow_link`), in the first rank.
+    say: receives the measurements (`network`) and nodes far slower than others (`slow_link`), on the first rank.
 
-    Every rank must call. One that gets no answer is found by the watchdog, as in training.
+    Every rank must call. The watchdog detects a rank that gets no answer, as in training.
     """
     nodes = ranks.world_size() // ranks.local_world_size()
     if nodes == 1:
@@ -45,7 +45,7 @@ def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
     names = {node: name for node, name, _ in told}
     speeds: dict[Link, float] = {}
     for node, _, found in told:
-        # Both ends time an exchange; what the ranks of a node send adds up.
+        # Both ends time an exchange; the speeds of the ranks of a node are summed.
         for link, speed in found.items():
             speeds[link] = speeds.get(link, 0.0) + (speed if node == link[0] else 0.0)
     say("network", f"a node sends the next {_range(speeds)}, tried with {_BYTES // 2**20} MiB a rank")
@@ -54,15 +54,15 @@ def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
 
 
 def rounds(nodes: int) -> list[list[Link]]:
-    """The links of a ring of nodes, so ordered that those of one list share no node."""
+    """Return the links of a ring of nodes, grouped so that the links of one list share no node."""
     ring = [(node, (node + 1) % nodes) for node in range(nodes if nodes > 2 else 1)]
     closing = [ring.pop()] if len(ring) % 2 and len(ring) > 1 else []
     return [links for links in (ring[::2], ring[1::2], closing) if links]
 
 
 def slow_links(speeds: Mapping[Link, float], names: Mapping[int, str]) -> Iterator[str]:
-    """Sentences on what is far slower than the best link: a node, where all of its links are and others are not, else
-    the two ends of a link. Of a single link nothing can be said."""
+    """Yield sentences on what is far slower than the best link: a node if all of its links are slow, else the two ends
+    of a link. A single link cannot be judged."""
     best = max(speeds.values())
     slow = {link for link, speed in speeds.items() if speed * _SLOW < best}
     wait = f"where other nodes send {_shown(best)}, and all will wait for it"
@@ -76,7 +76,7 @@ def slow_links(speeds: Mapping[Link, float], names: Mapping[int, str]) -> Iterat
 
 
 def _exchange(links: Sequence[Link], device: torch.device, heart: Heartbeat) -> Iterator[tuple[Link, float]]:
-    """What this rank sends to its like on the node at the other end of one of the links, in bytes/s."""
+    """Measure the bytes/s from this rank to its counterpart on the node at the other end of one of the links."""
     size, node = ranks.local_world_size(), ranks.first_of_node() // ranks.local_world_size()
     own = next((link for link in links if node in link), None)
     sent = torch.ones(_BYTES, dtype=torch.uint8, device=device)
@@ -88,13 +88,13 @@ def _exchange(links: Sequence[Link], device: torch.device, heart: Heartbeat) -> 
             peer = (own[1] if node == own[0] else own[0]) * size + ranks.local_rank()
             seconds = _swap(sent if number else sent[:1], peer)  # the first makes the connection
             fastest = min(fastest, seconds if number else math.inf)
-        heart.beat(0, TRIAL)  # ranks that get no answer are the ones that are behind
+        heart.beat(0, TRIAL)  # ranks that get no answer are those that lag behind
     if own is not None:
         yield own, _BYTES / fastest
 
 
 def _swap(sent: torch.Tensor, peer: int) -> float:
-    """Seconds in which a rank and this one send each other as much."""
+    """Seconds for an exchange of `sent` with another rank."""
     got = torch.empty_like(sent)
     _settle(sent.device)
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Evaluation mode within a training, without a trace in it."""
+"""Evaluation mode within a training, without side effects on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evaluation.generation.random_state import kept_random_state
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, and random states that are put back afterwards."""
+    """Evaluate without gradients; restore random states and the mode afterwards."""
     was_training = model.training
     model.eval()
     try:

@@ -1,6 +1,6 @@
-"""This process among the ranks that train together: which one it is, and what they tell each other.
+"""This process among the ranks that train together: its rank, and communication with the others.
 
-Ranks are known by the environment (RANK, WORLD_SIZE, …), so torchrun or srun may start them as well as we.
+Ranks are defined by the environment (RANK, WORLD_SIZE, …), so torchrun or srun may start them as well as our launcher.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _TIMEOUT = timedelta(hours=1)  # a hang is found by the launcher's watchdog, not
 
 
 def rank() -> int:
-    """This process's place among all ranks, from 0; 0 also where it is alone."""
+    """Rank of this process among all ranks, from 0; 0 also if it is alone."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """This process's place among the ranks of its node, from 0."""
+    """Rank of this process within its node, from 0."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def first_of_node() -> int:
-    """The place among all ranks of the one that has place 0 on this node."""
+    """Global rank of the process with local rank 0 on this node."""
     return rank() - local_rank()
 
 
 def world_size() -> int:
-    """Ranks in all."""
+    """Total number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
-    """Ranks of this node."""
+    """Number of ranks of this node."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -49,9 +49,9 @@ _tensor_parallel = _context_parallel = _pipeline_parallel = 1
 
 
 def share_examples(tensor_parallel: int, context_parallel: int, pipeline_parallel: int) -> None:
-    """Has each so many ranks that are next to each other share every layer of a model, so many such groups that are
-    next to each other share every sequence, and so many of these hold some of the layers each; all of them get the same
-    examples. Raises StageError if they do not divide the ranks."""
+    """Form groups of ranks that get the same examples. `tensor_parallel` adjacent ranks share every layer of a model,
+    `context_parallel` adjacent groups of these share every sequence, and `pipeline_parallel` of those groups hold some
+    of the layers each. Raises StageError if the group sizes do not divide the ranks."""
     global _tensor_parallel, _context_parallel, _pipeline_parallel
     for key, count in (
         ("tensor_parallel", tensor_parallel),
@@ -87,8 +87,8 @@ _expert_parallel = 1
 
 
 def share_experts(count: int) -> None:
-    """Has each `count` ranks that are next to each other, among those that have the same layers, hold a part of a
-    mixture's experts each. Raises StageError if they do not divide these."""
+    """Distribute a mixture's experts over groups of `count` adjacent ranks with the same layers, so that each rank of a
+    group holds a part. Raises StageError if `count` does not divide the number of these ranks."""
     global _expert_parallel
     alike = world_size() // _pipeline_parallel
     if alike % count:
@@ -102,12 +102,12 @@ def share_experts(count: int) -> None:
 
 
 def expert_parallel() -> int:
-    """Ranks that hold a part of a mixture's experts each; every one has tokens of its own."""
+    """Ranks that hold a part of a mixture's experts each; each of them has different tokens."""
     return _expert_parallel
 
 
 def hold_parts() -> bool:
-    """Whether ranks hold tensors that others do not have: some of the layers, or of the experts."""
+    """Return True if ranks hold tensors that others do not have: some of the layers, or of the experts."""
     return _pipeline_parallel * _expert_parallel > 1
 
 
@@ -117,41 +117,41 @@ def group_size() -> int:
 
 
 def mesh(device_type: str) -> DeviceMesh:
-    """All ranks by what they share, the outermost first: `data` parts of a batch, `pipe` parts of the layers, `context`
-    parts of sequences, `tensor` parts of layers. Every rank must call."""
+    """Create the mesh of all ranks with dimensions, outermost first: `data` (parts of a batch), `pipe` (parts of the
+    stack of layers), `context` (parts of sequences), `tensor` (parts of each layer). Every rank must call."""
     sizes = {"data": data_ranks(), "pipe": _pipeline_parallel, "context": _context_parallel, "tensor": _tensor_parallel}
     return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def data_rank() -> int:
-    """Which of the `data_ranks` parts of a batch is this rank's."""
+    """Index of this rank's part of a batch, among `data_ranks` parts."""
     return rank() // group_size()
 
 
 def data_ranks() -> int:
-    """Parts of a batch: the ranks, where those that get the same examples count as one."""
+    """Number of parts of a batch: ranks that get the same examples count as one."""
     return world_size() // group_size()
 
 
 def gradient_ranks() -> int:
-    """Ranks over which gradients are averaged and weights sharded: all, where those that share layers or hold some each
-    count as one."""
+    """Number of ranks over which gradients are averaged and weights sharded: ranks that share layers, or hold some
+    layers each, count as one."""
     return world_size() // (_tensor_parallel * _pipeline_parallel)
 
 
 def is_first() -> bool:
-    """True in the one rank that writes what all of them made."""
+    """Return True on the rank that writes the common results."""
     return rank() == 0
 
 
 def join(device: torch.device) -> None:
-    """Meets the other ranks, once in a process; one that is alone makes a group of itself."""
+    """Join the process group, once per process; a single rank creates a group of one."""
     if distributed.is_initialized():
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     if world_size() > 1:
         heart = Heartbeat(rank())
-        heart.beat(0, MEETING)  # one that does not come would keep the others for as long as a collective may take
+        heart.beat(0, MEETING)  # a missing rank would block the others for the timeout of a collective
         distributed.init_process_group(backend, timeout=_TIMEOUT)
         heart.beat(0, "not watched")
     else:
@@ -159,7 +159,7 @@ def join(device: torch.device) -> None:
 
 
 def per_rank_batch(batch_size: int) -> int:
-    """This rank's examples of a batch over all ranks. Raises StageError if they cannot be shared out evenly."""
+    """Number of this rank's examples in a global batch. Raises StageError if it cannot be divided evenly."""
     if batch_size % data_ranks():
         raise stage_error(
             "not_divisible",
@@ -171,7 +171,7 @@ def per_rank_batch(batch_size: int) -> int:
 
 
 def own_part(count: int) -> slice:
-    """This rank's part of `count` rows that follow one another; parts differ by one row at most, and may be empty."""
+    """This rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
     first, last = (place * count // world_size() for place in (rank(), rank() + 1))
     return slice(first, last)
 
@@ -200,7 +200,7 @@ def from_first(value: T) -> T:
 
 
 def any_rank(value: bool) -> bool:
-    """Whether `value` is true on at least one rank; every rank must call."""
+    """Return True if `value` is true on at least one rank; every rank must call."""
     if world_size() == 1:
         return value
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -210,12 +210,12 @@ def any_rank(value: bool) -> bool:
 
 
 def all_reduce(tensor: Tensor, by: Literal["sum", "min", "max"] = "sum") -> Tensor:
-    """Combines a tensor of every rank, in place, to the same bits on each; every rank must call."""
+    """Reduce a tensor over all ranks, in place, to the same bits on each; every rank must call."""
     if world_size() > 1:
         distributed.all_reduce(tensor, getattr(distributed.ReduceOp, by.upper()))
     return tensor
 
 
 def wait_for_all() -> None:
-    """Returns once every rank is here."""
+    """Wait until every rank has called this function."""
     gather(None)

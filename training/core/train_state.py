@@ -1,4 +1,4 @@
-"""What a training loop works with, whichever backend runs it: batches, a model with a loss, and where training is.
+"""State of a training loop, independent of the backend: batches, a model with a loss, and the training's position.
 
 Shapes: B examples.
 """
@@ -25,11 +25,11 @@ Batch = dict[str, Tensor]
 
 
 class EndOfTraining(Exception):
-    """Raised by a data set, on every rank, where a training is to end before its planned length."""
+    """Raised by a data set, on every rank, to end a training before its planned length."""
 
 
 class TokenCount(NamedTuple):
-    """Tokens of a batch: all of them, and what a mean loss is the mean over, by which microbatches are weighted."""
+    """Tokens of a batch: all of them, and those that a mean loss averages over, by which microbatches are weighted."""
 
     total: int
     labelled: int
@@ -39,9 +39,9 @@ class TokenCount(NamedTuple):
 class Loader:
     """This rank's part of every batch.
 
-    dataloader: its data set has `state_dict(samples, from_beginning)` and `load_state_dict`, by which a training
-        continues within an epoch, and may have a `fingerprint` and give its `largest` examples. One that makes its
-        data by itself may `write(folder)` them into a checkpoint, whose files it returns, and `read(folder)` them.
+    dataloader: its data set has `state_dict(samples, from_beginning)` and `load_state_dict`, with which a training
+        continues within an epoch, and may have a `fingerprint` and return its `largest` examples. A data set that
+        generates its data may `write(folder)` them into a checkpoint, returning the files, and `read(folder)` them.
     """
 
     dataloader: DataLoader[Any]
@@ -49,21 +49,21 @@ class Loader:
 
     @property
     def fingerprint(self) -> str:
-        """What names the data; empty where a data set makes its data itself."""
+        """Fingerprint of the data; empty if a data set generates its data."""
         return str(getattr(self.dataloader.dataset, "fingerprint", ""))
 
     def state_dict(self, samples: int) -> dict[str, Any]:
-        """Where training is. samples: those of this epoch that all ranks together have trained on."""
+        """Position in the data. samples: number of this epoch's samples that all ranks together have trained on."""
         state: dict[str, Any] = self.dataloader.dataset.state_dict(samples, True)  # type: ignore[attr-defined]
         return state
 
     def write(self, folder: Path) -> list[Path]:
-        """Leaves what cannot be made again in a checkpoint's folder, and returns the files."""
+        """Write data that cannot be generated again to a checkpoint's folder; return the files."""
         write: Callable[[Path], list[Path]] = getattr(self.dataloader.dataset, "write", lambda folder: [])
         return write(folder)
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Has the next iteration begin at a place that `state_dict` gave. folder: of that checkpoint."""
+        """Start the next iteration at a position from `state_dict`. folder: folder of that checkpoint."""
         self.dataloader.dataset.load_state_dict(state)  # type: ignore[attr-defined]
         read: Callable[[Path], None] = getattr(self.dataloader.dataset, "read", lambda folder: None)
         read(folder)
@@ -84,37 +84,37 @@ class Trainable(nn.Module, ABC):
     """A network with its loss."""
 
     pipeline: Pipeline | None = None
-    """Where ranks hold some of its layers each, by what it is trained: `forward` is of a whole network alone."""
+    """The pipeline that trains the model if ranks hold some layers each: `forward` needs the whole network."""
 
     compiles_blocks = False
-    """Whether each of its blocks is to be compiled by itself for the training, and what computes its loss: measuring
-    stays uncompiled."""
+    """True to compile each block separately for training, and the computation of the loss; evaluation stays
+    uncompiled."""
 
     experts: SharedExperts | None = None
-    """Where ranks hold a part of its experts each: `forward` and its backward pass are computed by all of them at once,
-    and gradients of experts are joined after the last microbatch."""
+    """The shared experts if ranks hold a part of them each: all ranks compute `forward` and its backward pass at the
+    same time, and gradients of experts are combined after the last microbatch."""
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:
-        """What `loss` needs."""
+        """Compute the inputs of `loss`."""
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:
-        """The mean loss over a batch's labelled tokens, from what `forward` gave; or several by their names, of which
-        `total` is the one that is learnt by."""
+        """Mean loss over a batch's labelled tokens, from the result of `forward`; or several losses by name, of which
+        `total` is minimized."""
 
     def learnt_from(self, batch: Batch) -> Batch:
-        """What is computed with gradients of a batch as its loader gives it: all, unless a callback takes some out."""
+        """Part of a batch from the loader that is computed with gradients: all, unless a callback removes some."""
         return batch
 
     def last_stack(self) -> nn.Module | None:
-        """The module that gives the last hidden state; None where that is what `forward` gives."""
+        """The module that returns the last hidden state; None if `forward` returns it."""
         return None
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a training is: what is done in all and in this epoch, over all ranks."""
+    """Progress of a training in total and within this epoch, over all ranks."""
 
     epoch: int = 0
     batch: int = 0
@@ -143,24 +143,24 @@ class Clock:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Clock:
-        """Of checkpoints of any version: earlier ones kept times too, which nobody read."""
+        """Read the clock of a checkpoint of any version; the unused times of earlier versions are ignored."""
         return cls(**{one.name: saved[one.name] for one in fields(cls)})
 
 
 @dataclass
 class TrainState:
-    """What callbacks see of a training, and may change where it says so.
+    """State of a training that callbacks can read, and change where noted.
 
-    model: without what a backend wraps around it.
-    device: what it computes on; offloaded weights lie elsewhere.
-    seed: this rank's.
-    batch: the whole one of this rank; between before_forward and before_backward the microbatch. May be replaced
-        until batch_start is over. In a pipeline it is the whole one throughout.
-    outputs, loss: of the last microbatch. The loss may be changed in place in before_backward. In a pipeline
-        after_forward comes once a batch, and outputs are of all of it, None on ranks that do not compute the last
-        layers; before_backward comes to those that do.
-    losses: of the last batch over all ranks, by name; `total` is the one that is learnt by.
-    batch_tokens: of the last batch, over all ranks.
+    model: the model without a backend's wrapper.
+    device: device of the computation; offloaded weights are elsewhere.
+    seed: seed of this rank.
+    batch: the whole batch of this rank; between before_forward and before_backward the microbatch. Callbacks may
+        replace it until batch_start is over. In a pipeline it is always the whole batch.
+    outputs, loss: outputs and loss of the last microbatch. The loss may be changed in place in before_backward. In a
+        pipeline after_forward is called once per batch, and outputs are those of the whole batch, None on ranks that do
+        not compute the last layers; before_backward is called only on ranks that do.
+    losses: losses of the last batch over all ranks, by name; `total` is minimized.
+    batch_tokens: tokens of the last batch, over all ranks.
     """
 
     model: Trainable

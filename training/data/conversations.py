@@ -34,8 +34,7 @@ def answer_in(row: Mapping[str, Any]) -> Answer:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The conversations that have room, the rows they came from, how many lost their beginning, how many are left
-    out."""
+    """Conversations that fit, their rows, the number of truncated conversations, and the number of those left out."""
 
     conversations: list[Conversation]
     rows: list[Mapping[str, Any]]
@@ -43,7 +42,7 @@ class Fitted:
     dropped: int
 
     def told(self, side: str, max_length: int, run: Run) -> Fitted:
-        """Itself, once the log says what did not fit. Raises StageError `no_room` where nothing is left."""
+        """Log what did not fit, and return self. Raises StageError `no_room` if nothing is left."""
         if self.cut:
             message = f"{self.cut:,} {side} conversations lost their beginning, so that they fit {max_length:,} tokens"
             run.event("prompts_cut", f"sft: {message}")
@@ -82,7 +81,7 @@ def fitted(chat: Chat, rows: Sequence[Mapping[str, Any]], max_length: int, too_l
 
 
 def by_weight(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Each row as often as its `weight` says; of what is left of a whole number, its id decides."""
+    """Repeat each row by its `weight`; the fractional part is rounded up or down by the row's id."""
     times = []
     for row in rows:
         whole, rest = divmod(row.get("weight", 1.0), 1)
@@ -91,8 +90,8 @@ def by_weight(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def packs(conversations: Sequence[Conversation], max_length: int) -> list[Pack]:
-    """Conversations laid into sequences of at most `max_length` tokens: the longest first, each where it leaves the
-    least room (best fit decreasing)."""
+    """Pack conversations into sequences of at most `max_length` tokens: the longest first, each where it leaves the
+    least space (best fit decreasing)."""
     order = sorted(range(len(conversations)), key=lambda number: (-len(conversations[number].ids), number))
     rooms: list[tuple[int, int]] = []  # room that is left, number of the sequence
     found: list[list[Conversation]] = []

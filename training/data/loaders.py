@@ -1,6 +1,6 @@
-"""Data loaders that remember where they are: packed shards for pretraining, examples in memory for the rest.
+"""Resumable data loaders: packed shards for pretraining, examples in memory for the rest.
 
-Their data sets have `state_dict` and `load_state_dict`, by which a training continues in the middle of an epoch.
+Their data sets have `state_dict` and `load_state_dict`, so that a training can continue in the middle of an epoch.
 No loader draws from the global random state, so that reading data never changes what dropout or sampling draw.
 """
 
@@ -24,8 +24,8 @@ from training.model.documents import Packed, Starts, Tokens, document_numbers, p
 from training.model.loss import IGNORE
 
 E = TypeVar("E")
-# Of so many batches the examples are sorted by length: 92 % of what is computed are then no padding, 64 % without
-# (pairs of the quickstart, batches of 32).
+# Number of batches whose examples are sorted by length: 92 % of the computed tokens are then not padding, 64 % without
+# sorting (pairs of the quickstart, batches of 32).
 _SORTED_BATCHES = 16
 
 
@@ -75,7 +75,7 @@ def packed_loader(
         "generator": torch.Generator().manual_seed(0),
         "num_workers": workers,
         "pin_memory": pin_memory,
-        # A spawned worker would import torch anew, and could not be handed `collate`.
+        # A spawned worker would import torch again, and `collate` cannot be pickled for it.
         "multiprocessing_context": "fork" if workers else None,
     }
     loader: DataLoader[Any]
@@ -87,7 +87,7 @@ def packed_loader(
 
 
 class PackedBatches(DataLoader[Any]):
-    """Tells what a thread or worker could not read by its name."""
+    """Raise the named error of a thread or worker that could not read."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert isinstance(self.dataset, PackedShards)
@@ -100,7 +100,7 @@ class PackedBatches(DataLoader[Any]):
 
 
 class RampedBatches(PackedBatches):
-    """Joins parts of `rampup.first` sequences to batches; how many follows from the place in the epoch alone."""
+    """Join parts of `rampup.first` sequences to batches; their number depends only on the place in the epoch."""
 
     def __init__(self, shards: PackedShards, rampup: BatchSizeRampup, **settings: Any) -> None:
         super().__init__(shards, ranks.per_rank_batch(rampup.first), **settings)
@@ -121,11 +121,11 @@ class RampedBatches(PackedBatches):
 
 
 class Examples(IterableDataset[E]):
-    """Examples in memory, in an order that only seed and epoch decide; ranks take turns.
+    """Examples in memory, in an order that depends only on seed and epoch, distributed round-robin over ranks.
 
     batch_size: over all ranks.
-    lengths: of the examples, where those of about one length are to meet in a batch.
-    text: further examples, of which every batch holds `text_per_batch`, an epoch all.
+    lengths: lengths of the examples, to group those of similar length in a batch.
+    text: further examples: `text_per_batch` in every batch, all of them in an epoch.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Examples(IterableDataset[E]):
             yield self.examples[number]
 
     def largest(self, count: int) -> list[E]:
-        """So many of the longest examples."""
+        """Return the `count` longest examples."""
         return sorted(self.examples, key=lambda example: len(repr(example)), reverse=True)[:count]
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        """Where training is: samples read since the beginning of the epoch."""
+        """Position of the training: samples read since the beginning of the epoch."""
         return {"epoch": max(0, self._epoch - 1), "sample_in_epoch": num_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -176,8 +176,8 @@ class Examples(IterableDataset[E]):
 def by_length(
     order: NDArray[np.int64], lengths: NDArray[np.int64], batch_size: int, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`order` with the examples of about one length in one batch: of every 16 batches the examples are sorted by length
-    and the batches shuffled. What is left after the last whole batch stays at the end."""
+    """Rearrange `order` so that each batch has examples of similar length: the examples of every 16 batches are sorted
+    by length, and these batches are shuffled. The remainder after the last whole batch stays at the end."""
     grouped = []
     whole = len(order) // batch_size * batch_size
     for start in range(0, whole, _SORTED_BATCHES * batch_size):
@@ -197,10 +197,10 @@ def example_loader(
     text: Sequence[E] = (),
     text_per_batch: int = 0,
 ) -> tuple[Loader, int]:
-    """Shuffled batches of examples, and how many make an epoch; a last, smaller batch is left out.
+    """Return a loader of shuffled batches, and the number of batches per epoch; a last, smaller batch is left out.
 
     count: total and loss-bearing tokens of a batch; by default those of its labels.
-    lengths: of the examples, where batches are to be of examples of about one length; see `by_length`.
+    lengths: lengths of the examples, to form batches of examples of similar length; see `by_length`.
     text: further examples, `text_per_batch` for each batch of an epoch; see `training.train_modules.mixed_text`.
     """
     batch_size = min(batch_size, len(examples) + text_per_batch)

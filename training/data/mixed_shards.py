@@ -20,7 +20,7 @@ from training.data.packed_shards import PackedShards, bytes_in_use
 from training.data.shard_index import read_index
 
 _USEFUL_EPOCHS = 4
-"""Up to so many are worth nearly as much as new text (Muennighoff et al., 2023)."""
+"""Number of epochs up to which repeated text is worth nearly as much as new text (Muennighoff et al., 2023)."""
 
 
 class MixedShards(PackedShards):
@@ -56,7 +56,7 @@ class MixedShards(PackedShards):
         self.fingerprint = mixed_fingerprint(folder)
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Streaming asks this for an epoch's sequences, and shares them out among ranks and workers."""
+        """Return an epoch's sequences to streaming, which distributes them among ranks and workers."""
         return np.array([self.mixture.epoch]), self.mixture.order(epoch, self.shuffle_seed)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
@@ -65,8 +65,8 @@ class MixedShards(PackedShards):
         return {**state, "mixture": {"epoch": self.mixture.epoch, "phases": until}}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Goes to a place, as PackedShards does. Raises StageError `other_mixture` where what was read before it is not
-        what this mixture would have read."""
+        """Seek to a position, like PackedShards. Raises StageError `other_mixture` if this mixture would have read
+        different sequences before it."""
         place, was = self._place(obj), obj["mixture"]
         same_epoch = was["epoch"] == self.mixture.epoch or obj["epoch"] == 0
         if not same_epoch or was["phases"] != self.mixture.until(place):
@@ -84,7 +84,7 @@ class MixedShards(PackedShards):
 
 
 def mixed_fingerprint(split: Path) -> str:
-    """Names a training split that is read as a mixture; which one, the state of the data set says."""
+    """Fingerprint of a training split that is read as a mixture; the state of the data set identifies the mixture."""
     return f"{split_fingerprint(split)}:mixed"
 
 
@@ -137,8 +137,8 @@ def phases_of(
 ) -> list[Phase]:
     """The phases of a training of `last` batches.
 
-    batches_of: after how many batches a phase begins, of its `begins`.
-    place: how many sequences are read of these data before a batch; below 0 for batches of other data before.
+    batches_of: converts the `begins` of a phase to the number of batches before it.
+    place: number of sequences of these data read before a batch; below 0 for earlier batches of other data.
     Raises StageError `phase_order` for phases that do not come one after the other within the training.
     """
     begins = [batches_of(phase.begins) for phase in config.phases]
@@ -169,8 +169,8 @@ def _files(folder: Path, pools: Sequence[Pool]) -> list[list[Mapping[str, Any]]]
 
 
 def told(mixture: Mixture, place: int, seed: int) -> dict[str, Any]:
-    """What a mixture came to after `place` sequences: of each source how many there are and were read, and how often
-    that is; and the phases."""
+    """Summary of a mixture after `place` sequences: for each source its size, the sequences read and the epochs that
+    these amount to; and the phases."""
     read = mixture.read(place, seed).tolist()
     names = [pool.name for pool in mixture.pools]
     return {
@@ -186,7 +186,7 @@ def told(mixture: Mixture, place: int, seed: int) -> dict[str, Any]:
 
 
 def repeated_often(found: Mapping[str, Any]) -> list[str]:
-    """A sentence for each source that was read more often than is worth while. found: what `told` gave."""
+    """Return a sentence for each source that was repeated too often. found: result of `told`."""
     return [
         f"{name} is read {one['epochs']:.1f} times: repetitions beyond {_USEFUL_EPOCHS} hardly help "
         "(Muennighoff et al., 2023)"

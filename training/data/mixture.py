@@ -1,8 +1,8 @@
-"""The order in which sources are read that are mixed while training: which sequence comes at which place.
+"""Order of the sequences of sources that are mixed during training.
 
-It follows from the sources, the weights, a seed and the place alone, so it is the same for any number of ranks, and a
-training goes on at any place without knowing what was read before. Each source is read through as a whole before any of
-its sequences comes again, in a new order every time; phases go on in it where the one before stopped.
+The order depends only on the sources, the weights, a seed and the place, so it is the same for any number of ranks, and
+a training can continue at any place without a record of earlier reads. Each source is read completely before any of its
+sequences is repeated, in a new order every time; a phase continues in each source where the previous one stopped.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Mixture:
         return np.concatenate(parts)
 
     def read(self, place: int, seed: int) -> NDArray[np.int64]:
-        """How many sequences of each source were read before a place, (sources,)."""
+        """Number of sequences of each source read before a place, (sources,)."""
         counts = [
             self._draw(number, length, length, seed)[0] for number, (_, length) in enumerate(self._lengths(place))
         ]
         return np.sum([np.zeros(len(self.pools), np.int64), *counts], axis=0)
 
     def until(self, place: int) -> list[Any]:
-        """What the order before a place follows from, as plain JSON."""
+        """Phases that determine the order before a place, as plain JSON."""
         return [[phase.begins, list(phase.weights)] for phase in self.phases if phase.begins < max(1, place)]
 
     def _lengths(self, end: int) -> list[tuple[Phase, int]]:
@@ -95,12 +95,12 @@ class Mixture:
         return [(phase, after - before) for phase, (before, after) in zip(self.phases, pairwise(begins), strict=False)]
 
     def _draw(self, number: int, begin: int, end: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of a phase: how many sequences of each source come before its place `begin` (sources,), and the source of
-        each place from there to `end`.
+        """Return for a phase the number of sequences of each source before its place `begin` (sources,), and the source
+        of each place from there to `end`.
 
         The i-th sequence of a source with weight w has the time (i + u) / w, with u between 0 and 1 from a hash, and
-        all come in the order of their times. Before time t a source has at most one sequence more or less than w · t,
-        so few candidates need to be looked at, wherever the place is.
+        sequences are sorted by their times. Before time t a source has at most one sequence more or less than w · t,
+        so there are few candidates at any place.
         """
         weights = np.array(self.phases[number].weights)
         sources = np.flatnonzero(weights)

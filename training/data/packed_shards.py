@@ -37,14 +37,14 @@ class PackedShards(StreamingDataset):
     """The MDS folder of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
     epoch and number.
 
-    cache: where compressed shards are unpacked and remote ones fetched to, a folder of this node alone; see
-        `training.data.scratch`. limit_gb: what remote ones may take there; None for no bound.
-    shuffle_block: sequences within which they are shuffled.
-    text_fingerprint: names the split. fingerprint: names what a training reads of it, in which order.
+    cache: folder for unpacked compressed shards and fetched remote ones, used only by this node; see
+        `training.data.scratch`. limit_gb: limit for remote ones there; None for no limit.
+    shuffle_block: size of the blocks of sequences that are shuffled.
+    text_fingerprint: identifies the split. fingerprint: identifies the sequences that a training reads and their order.
 
-    batch_size: sequences of a batch over all ranks. What is left of an epoch after its last whole batch is left out;
-    each epoch leaves out other sequences where the data are shuffled.
-    read_at_once: sequences that a loader asks for at once over all ranks, where these are not a whole batch.
+    batch_size: sequences per batch over all ranks. The remainder of an epoch after its last whole batch is left out;
+    each epoch leaves out different sequences if the data are shuffled.
+    read_at_once: sequences that a loader requests at once over all ranks, if this is not a whole batch.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class PackedShards(StreamingDataset):
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
-        # Streaming ends an epoch early, without a word, where a thread of its own failed.
+        # Streaming silently ends an epoch early if one of its threads failed.
         if self._event.is_set():
             raise RuntimeError("no further shards could be read")
 
     def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
-        """Fetches or unpacks a file. Raises StageError, which is kept for the process that trains."""
+        """Fetch or unpack a file. Raises StageError, which is also recorded for the training process."""
         try:
             super().prepare_shard(shard_id, blocking)
         except Exception as error:
@@ -122,12 +122,12 @@ class PackedShards(StreamingDataset):
             raise note_failure(self._cache, error) from error
 
     def on_exception(self, future: Any) -> None:
-        """Streaming's raises it in a thread whose errors nobody sees."""
+        """Set the event; streaming's method raises in a thread whose errors are lost."""
         if future.exception():
             self._event.set()
 
     def failure(self) -> StageError | None:
-        """What ended the reading, in whichever process or thread."""
+        """Error that stopped reading, in any process or thread."""
         return noted_failure(self._cache) if self._cache else None
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -141,13 +141,13 @@ class PackedShards(StreamingDataset):
         return np.asarray(item.get(_SOURCES, np.zeros(len(item.get(_STARTS, _ONE_DOCUMENT)))), np.int64)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Where training is, also before the first epoch, which streaming counts as -1."""
+        """Position of the training, also before the first epoch, which streaming counts as -1."""
         state = super().state_dict(num_samples, from_beginning)
         return {**state, "epoch": max(0, state["epoch"])}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Goes to a place in an epoch: streaming by itself only goes forward, and ignores an epoch before its own; and
-        its workers alone take over the seed of the order that was begun."""
+        """Seek to a position in an epoch: streaming only seeks forward, and ignores an earlier epoch than its current
+        one; only its workers take over the seed of the order."""
         super().load_state_dict(obj)
         self.shuffle_seed = obj["shuffle_seed"]
         self.next_epoch = obj["epoch"]
@@ -159,7 +159,7 @@ class PackedShards(StreamingDataset):
         return self.next_epoch, read if epoch == self.next_epoch else 0
 
     def largest(self, count: int) -> list[Any]:
-        """So many examples of the greatest length; packed sequences are all of one."""
+        """Return `count` examples of maximum length; all packed sequences have the same length."""
         return [self[number % self.size] for number in range(count)]
 
 
@@ -169,7 +169,7 @@ def bytes_in_use(pools: Sequence[Sequence[Mapping[str, Any]]], shuffle_block: in
     for shards in pools:
         sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
         sequences = max(shard["samples"] for shard in shards)
-        # Streaming moves a sequence by at most so far (py1e).
+        # Maximum distance by which streaming moves a sequence (py1e).
         found += min(sum(sizes), (ceil(1.25 * shuffle_block / sequences) + 2) * max(sizes))
     return found
 
@@ -195,8 +195,8 @@ def count_sequences(folder: Path) -> int:
 
 
 def unpacked_bytes(shards: Path, limit_gb: float | None = None) -> int:
-    """What the shards of all splits take on disk when they are fetched or unpacked; 0 for those that are not
-    compressed, since they are read where they lie. limit_gb: of what is kept of remote ones."""
+    """Bytes on disk of the shards of all splits when fetched or unpacked; 0 for uncompressed local shards, which are
+    read in place. limit_gb: limit of the space for remote ones."""
     found = [(path, shard) for path in shards.glob("*/index.json") for shard in read_index(path.parent)["shards"]]
     needed = sum(int(one["raw_data"]["bytes"]) for path, one in found if one["compression"] or location_of(path.parent))
     remote = any(location_of(path.parent) for path, _ in found)
@@ -212,8 +212,8 @@ def trained_sequences(
     first: int = 0,
     place: tuple[int, int] = (0, 0),
 ) -> NDArray[np.bool_]:
-    """For each sequence of `shards`, as a training reads them, whether it was in one of the batches from `first` to
-    `batches` (not included).
+    """Return a mask of the sequences of `shards` that a training reads in the batches from `first` to `batches` (not
+    included).
 
     rampup: of batches that are smaller at first.
     skipped: batches that were passed over without an update.

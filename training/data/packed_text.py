@@ -1,4 +1,4 @@
-"""The packed text of a pretraining: what a batch of it is, in which order it is read, and what was read in the end."""
+"""The packed text of a pretraining: its batches, their order, and a record of the sequences read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class PackedText:
 
     @classmethod
     def of(cls, config: PretrainConfig, inputs: Mapping[str, Path]) -> PackedText:
-        """Raises StageError where the config does not fit the shards, or they hold less than a batch."""
+        """Open the text of a config. Raises StageError if the config does not fit the shards, or these hold less than a
+        batch."""
         shards = inputs["shards"]
         meta = read_meta(shards)
         length = int(meta["sequence_length"])
@@ -81,7 +82,7 @@ class PackedText:
 
     @property
     def scale(self) -> dict[str, Any]:
-        """What lengths of a config are counted in (training.config.batches)."""
+        """Units for the lengths of a config (training.config.batches)."""
         return {"batch_tokens": self.batch_tokens, "epoch_batches": self.epoch_batches}
 
     @property
@@ -97,8 +98,8 @@ class PackedText:
         return float(self.meta["validation_bytes"]) / float(self.meta["validation_tokens"])
 
     def first(self, mixture: Mixture | None, seed: int, tokens: int) -> Sequence[int] | NDArray[np.int64]:
-        """The numbers of training sequences, of about so many tokens, that stand for what is read: those that a mixture
-        reads first, else the first of the split, which lies in the order of the documents' hashes, or some of each
+        """Return the numbers of training sequences, about `tokens` tokens in total, that represent the text: the first
+        ones of a mixture, else the first of the split, which is ordered by the documents' hashes, or some of each
         source."""
         count = max(1, tokens // self.length)
         if mixture:
@@ -115,7 +116,7 @@ def check_tokenizer(
     path: str = "pretrain.inputs.tokenizer",
     fix: str = "name the tokenizer that the shards were made with",
 ) -> None:
-    """Raises StageError `other_tokenizer` for shards that this tokenizer did not make, as far as their numbers tell.
+    """Raise StageError `other_tokenizer` for shards made with another tokenizer, as far as their numbers reveal it.
     path: the key that names one of the two."""
     end = meta.get("end_of_text", END_OF_TEXT)
     ours = max(tokenizer.get_vocab().values()) + 1, tokenizer.get_vocab().get(end)
@@ -199,7 +200,7 @@ def open_training(
 
 
 def leave_mixture(train: MixedShards, plan: Plan, done: Fit, out_dir: Path, run: Run) -> dict[str, float]:
-    """Tells what was read of each source, in aux/mixture.json and as figures."""
+    """Report the sequences read of each source, in aux/mixture.json and as figures."""
     place = plan.examples(done.batches) - _of_other_data(plan, done.begin, train.fingerprint)
     found = told(train.mixture, place, train.shuffle_seed)
     for said in repeated_often(found):
@@ -210,7 +211,7 @@ def leave_mixture(train: MixedShards, plan: Plan, done: Fit, out_dir: Path, run:
 
 
 def leave_trained(train: PackedShards, done: Fit, plan: Plan, inputs: Mapping[str, Path], out_dir: Path) -> None:
-    """Leaves with the model, and with each of its kept states, which sequences it was trained on until then."""
+    """Write the record of trained sequences to the model's folder, and to each of its kept states."""
     skipped = {batch for one in done.corrections for batch in range(one.skip_first, one.skip_end)}
     before = TrainedSequences.read(inputs["model"]) if "model" in inputs else None
     first, place = 0, (0, 0)

@@ -23,7 +23,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class FittedPairs:
-    """The pairs that have room, the rows they came from, how many prompts were cut, and how many pairs are left out."""
+    """Pairs that fit, their rows, the number of truncated prompts, and the number of pairs left out."""
 
     pairs: list[Pair]
     rows: list[Mapping[str, Any]]
@@ -31,19 +31,19 @@ class FittedPairs:
     dropped: int
 
     def told(self, stage: str, side: str, max_length: int, run: Run) -> FittedPairs:
-        """Itself, once the log says what did not fit. Raises StageError `no_room` where nothing is left."""
+        """Log what did not fit, and return self. Raises StageError `no_room` if nothing is left."""
         tell_lengths(stage, side, max_length, run, self.cut, self.dropped, is_empty=not self.pairs)
         return self
 
 
 def is_tie(row: Mapping[str, Any]) -> bool:
-    """Whether as many prefer either answer of a row of `preferences`."""
+    """Return True if both answers of a row of `preferences` have equally many votes."""
     votes = row.get("votes")
     return votes is not None and votes[0] == votes[1]
 
 
 def tell_lengths(stage: str, side: str, max_length: int, run: Run, cut: int, dropped: int, *, is_empty: bool) -> None:
-    """Says in the log what did not fit. Raises StageError `no_room` where nothing is left."""
+    """Log what did not fit. Raises StageError `no_room` if nothing is left."""
     if cut:
         message = f"{cut:,} {side} prompts lost their beginning, so that prompt and answer fit {max_length:,}"
         run.event("prompts_cut", f"{stage}: {message} tokens")

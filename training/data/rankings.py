@@ -28,8 +28,8 @@ LENGTH_BIN = 10
 class Preferred(NamedTuple):
     """A pair of a prompt's answers, by their places.
 
-    share: of the votes that prefer `better`, 0.5 in a tie. margin: by how much it is better, 0 where nobody said.
-    weight: of its loss.
+    share: share of the votes for `better`, 0.5 in a tie. margin: margin of the preference, 0 if unknown.
+    weight: weight of its loss.
     """
 
     better: int
@@ -52,7 +52,7 @@ class Ranking:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one pair, of which nothing is known but which is better."""
+        """True if it is a single pair with the default share, margin and weight."""
         return self.pairs == [Preferred(0, 1)]
 
     def longer(self, pair: Preferred) -> int:
@@ -62,7 +62,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class FittedRankings:
-    """The rankings that have room, the row of each of their pairs, how many prompts were cut, how many rankings are
+    """Rankings that fit, the row of each of their pairs, the number of truncated prompts, and the number of rankings
     left out."""
 
     rankings: list[Ranking]
@@ -71,7 +71,7 @@ class FittedRankings:
     dropped: int
 
     def told(self, stage: str, side: str, max_length: int, run: Run) -> FittedRankings:
-        """Itself, once the log says what did not fit. Raises StageError `no_room` where nothing is left."""
+        """Log what did not fit, and return self. Raises StageError `no_room` if nothing is left."""
         tell_lengths(stage, side, max_length, run, self.cut, self.dropped, is_empty=not self.rankings)
         return self
 
@@ -123,13 +123,13 @@ def _preferred(row: Mapping[str, Any], places: Mapping[str, int]) -> Preferred:
 
 
 def balanced(rankings: Sequence[Ranking]) -> tuple[list[Ranking], int]:
-    """The rankings with weights by which the better answer is as often the longer as the shorter one, by so many
-    tokens, so that length says nothing of which is better; and how many pairs weigh nothing, since in their bin the
-    better one is always the longer or always the shorter.
+    """Weight the pairs of rankings so that in each bin of length differences the better answer is equally often the
+    longer and the shorter one, and length does not predict the preference. Return the rankings, and the number of pairs
+    with weight 0, because the better answer in their bin is always the longer one or always the shorter one.
 
-    Within a bin of differences (LENGTH_BIN) both directions weigh as much as the rarer one has pairs, which is what
-    leaving out pairs of the other comes to on average (Singhal et al. 2023). Pairs of equal length and ties keep their
-    weight; the mean weight is 1.
+    Within a bin of differences (LENGTH_BIN) each direction has a total weight equal to the number of pairs of the rarer
+    one, which equals dropping pairs of the other on average (Singhal et al. 2023). Pairs of equal length and ties keep
+    their weight; the mean weight is 1.
     """
     counts: dict[tuple[int, bool], int] = {}
     for one in rankings:

@@ -1,8 +1,7 @@
-"""Shards that lie on S3 (or a server that speaks its protocol), fetched as they are read.
+"""Shards on S3 (or a server with the same protocol), fetched on demand.
 
-mosaicml-streaming says when which file is needed, keeps what was fetched within a bound, and reads it. The fetching is
-ours: tried again from where it broke, held against the size and the hash that the index has of the file, and told as an
-error with a name.
+mosaicml-streaming requests files when they are needed, limits the space of fetched ones, and reads them. The download
+is ours: it resumes after an interruption, verifies size and hash from the index, and raises named errors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from training.data.shard_index import read_index
 SHARD_NOT_HERE = _ShardState.REMOTE
 _FAILURE = "failure.json"
 _LEAST_SHARDS = 4
-"""Streaming wants room for so many of the largest shards."""
+"""Number of the largest shards for which streaming needs space."""
 
 
 class RemoteStream(Stream):
@@ -55,10 +54,10 @@ class RemoteStream(Stream):
 
 
 def cache_bytes(folder: Path, limit_gb: float | None, in_use: int) -> int | None:
-    """What fetched files of a split may take; None for no bound, and where all of them fit.
+    """Limit in bytes for fetched files of a split; None for no limit, or if all of them fit.
 
-    in_use: bytes that an order of reading needs at once. Raises StageError `cache_too_small` where a bound is below
-    that, so that files would be fetched again and again.
+    in_use: bytes that an order of reading needs at once. Raises StageError `cache_too_small` if the limit is lower, so
+    that files would be fetched repeatedly.
     """
     if limit_gb is None:
         return None
@@ -79,8 +78,8 @@ def cache_bytes(folder: Path, limit_gb: float | None, in_use: int) -> int | None
 
 
 def note_failure(local: Path, error: Exception) -> StageError:
-    """Leaves what ended the reading where the training process finds it, by its name: loader workers and threads cannot
-    raise it there."""
+    """Write the error that stopped reading to a file for the training process: loader workers and threads cannot raise
+    it there."""
     if not isinstance(error, StageError):
         error = stage_error("bad_shards", str(local), f"{type(error).__name__}: {error}")
     aside = local / f"{_FAILURE}.{os.getpid()}.{threading.get_ident()}.tmp"

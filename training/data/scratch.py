@@ -1,8 +1,9 @@
-"""Where the ranks of one node unpack compressed shards: a folder that no other node and no other training writes to.
+"""Scratch folder in which the ranks of one node unpack compressed shards. No other node or training writes to it.
 
-Nodes that train together share the stage's work folder, and mosaicml-streaming lets one rank a node unpack: two nodes
-in one folder take each other's half-written files. So each node makes a folder of its own, and holds a lock on it. The
-kernel gives up the lock however its holder dies, and the next training on this machine removes what it finds unlocked.
+Nodes that train together share the stage's work folder, and in mosaicml-streaming one rank per node unpacks: two nodes
+in one folder would read each other's partially written files. Each node therefore creates its own folder and holds a
+lock on it. The kernel releases the lock however its holder dies, and the next training on this machine removes unlocked
+folders.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ROOM = 1.1  # of what is to be unpacked, for the shard that is on its way
 
 @contextmanager
 def node_scratch(run: Run, needed_bytes: int) -> Iterator[Path]:
-    """A new folder that only the ranks of this node share; afterwards it is gone. Every rank must open it.
+    """Create a folder that only the ranks of this node share, and remove it afterwards. Every rank must enter it.
 
     It lies below the stage's work folder where one node trains. Several nodes take `launch.scratch`, by default the
     temporary folder of each machine ($TMPDIR) if that has room for `needed_bytes`, else the work folder too.

@@ -67,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_shard(shard: Any, where: str, folder: Path | None) -> None:
-    """Raise StageError where an entry lacks what is read of it, or where its file in `folder` is not as it says."""
+    """Raise StageError if an entry lacks a required key, or if its file in `folder` does not match it."""
     if not isinstance(shard, dict) or not isinstance(shard.get("samples"), int) or shard["samples"] < 0:
         raise _bad(where, "expected `samples`, a number from 0")
     columns = shard.get("column_names")

@@ -1,8 +1,8 @@
 """Names of mosaicml-streaming's shared memory: our own for each process, cleaned after a killed predecessor.
 
-Streaming numbers its shared memory from 0 for everybody on the machine, and its `clean_stale_shared_memory` deletes
-whatever it finds there, a living neighbour's too. We number from a place that only this process uses, and write that
-place into the work folder: whoever continues the work cleans what a killed predecessor left.
+Streaming numbers its shared memory from 0 for all processes on the machine, and its `clean_stale_shared_memory` deletes
+everything it finds there, including the memory of a live process. We start from a number that only this process uses,
+and record it in the work folder: the process that continues the work cleans up after a killed predecessor.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LEAST_BYTES = 1_000_000
 
 @contextmanager
 def own_shared_memory(work_dir: Path) -> Iterator[None]:
-    """While open, datasets of this node's ranks share names with nobody else; afterwards none of their memory is left.
+    """Give datasets of this node's ranks unique names within this context; afterwards all of their memory is freed.
 
-    Every rank must open it. Raises StageError `no_shared_memory` where /dev/shm has hardly any room: the first write
-    would end the process by SIGBUS, without a word.
+    Every rank must enter it. Raises StageError `no_shared_memory` if /dev/shm is nearly full: the first write would end
+    the process by SIGBUS, without an error message.
     """
     if free_memory() < LEAST_BYTES:
         message = f"expected {LEAST_BYTES // 10**6} MB for data that processes share, it has {memory_room()}"

@@ -1,4 +1,4 @@
-"""Models spread over ranks: ZeRO, FSDP2, tensor, context, pipeline and expert parallelism. None changes the losses.
+"""Models distributed over ranks: ZeRO, FSDP2, tensor, context, pipeline and expert parallelism. Losses stay the same.
 
 Public: `parallel` (applies each way in order), `gradients` (sums and norms over parts).
 """

@@ -1,10 +1,10 @@
 """Context parallelism: ranks that share every sequence along its tokens, for decoders of transformers.
 
-A sequence is cut into 2N chunks for N ranks, and each rank has the r-th from the beginning and the r-th from the end,
-so that all meet as many keys under a causal mask (Grattafiori et al. 2024, section 3.3.2). Embeddings, norms, MLP and
-loss are of a rank's own tokens. In attention the keys and values of all ranks are gathered, and their gradients are
-summed and scattered back. All ranks of a group get the same examples. With tensor parallelism, groups of ranks that
-share layers share sequences: keys and values are then those of a rank's heads.
+A sequence is split into 2N chunks for N ranks, and each rank has the r-th from the beginning and the r-th from the end,
+so that all have equally many keys under a causal mask (Grattafiori et al. 2024, section 3.3.2). Embeddings, norms, MLP
+and loss run on a rank's own tokens. Attention gathers the keys and values of all ranks; their gradients are summed and
+scattered back. All ranks of a group get the same examples. With tensor parallelism, groups of ranks that share layers
+share sequences: keys and values are then those of a rank's heads.
 
 Shapes: B sequences, T tokens of a whole one, N ranks, H heads, K heads of keys, D width of a head.
 """
@@ -27,7 +27,7 @@ from training.core import ranks
 from training.model.attention import ADDED_MASKS, CAUSAL_BLOCKS, causal_blocks, is_plain
 
 _KERNELS = {CAUSAL_BLOCKS: causal_blocks, "sdpa": sdpa_attention_forward}
-"""What computes the attention of a rank's queries, where masks are added to the scores."""
+"""Kernels for the attention of a rank's queries, with masks that are added to the scores."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SharedSequences:
         return self.part(torch.arange(length, device=device)[None])[0]
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's (B, T / N) of what all tokens have (B, T)."""
+        """Select this rank's part (B, T / N) of a tensor (B, T) over all tokens."""
         own = self.mesh.get_local_rank()
         chunks = whole.chunk(2 * self.size, 1)
         return torch.cat([chunks[own], chunks[-1 - own]], 1)
@@ -59,11 +59,11 @@ class SharedSequences:
         return {name: self.part(value) for name, value in batch.items()}
 
     def whole(self, part: Tensor) -> Tensor:
-        """What all tokens have (B, T) from every rank's (B, T / N), without gradients; every rank must call."""
+        """Gather (B, T) over all tokens from every rank's (B, T / N), without gradients; every rank must call."""
         return _in_order(_gather(part, self.mesh), 1)
 
     def sum(self, own: Tensor) -> Tensor:
-        """Adds up a tensor over the ranks, in place and without gradients; every rank must call."""
+        """Sum a tensor over the ranks, in place and without gradients; every rank must call."""
         distributed.all_reduce(own, group=self.mesh.get_group())
         return own
 
@@ -96,11 +96,11 @@ class SharedSequences:
 
 
 def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
-    """Has each `ranks.context_parallel()` groups of `ranks.tensor_parallel()` ranks share the sequences of a model,
-    whose attention is replaced in place: what it is given from now on are a rank's tokens with their positions, and the
-    rows of the mask that are theirs. Every rank must call.
+    """Share the sequences of a model among `ranks.context_parallel()` groups of `ranks.tensor_parallel()` ranks. The
+    model's attention is replaced in place: it now takes a rank's tokens with their positions, and their rows of the
+    mask. Every rank must call.
 
-    Where one process would compute plain attention, as on a CPU, ranks do too; else they take SDPA.
+    If one process would compute plain attention, as on a CPU, ranks do too; else they use SDPA.
     """
     found = SharedSequences(ranks.mesh(device.type)["context"])
     plain = is_plain(network) and network.config._attn_implementation in ADDED_MASKS

@@ -1,11 +1,11 @@
 """Mixtures of experts in several ranks, and expert parallelism: ranks that hold a part of every layer's experts each
 (Lepikhin et al. 2020, section 3.2; Fedus et al. 2021, section 3.1), for the mixtures of training/config/families.py.
 
-Every rank has tokens of its own: a part of a batch, its part of the sequences that ranks share (context parallelism),
-or of those between layers that they share (tensor parallelism with sequence parallelism); so none is sent twice. Each
-has all of the model but the experts, or what the other ways leave it. In each layer tokens go to the ranks that hold
-the experts which their router chose, by an all-to-all, and what these make of them comes back by another. No token is
-dropped. Weights keep the names that they have in the whole model.
+Every rank has different tokens: a part of a batch, its part of the sequences that ranks share (context parallelism),
+or its part between layers that they share (tensor parallelism with sequence parallelism); so no token is sent twice.
+Each rank has all of the model except the experts, or its part under the other kinds of parallelism. In each layer an
+all-to-all sends tokens to the ranks that hold the experts chosen by their router, and another returns the outputs. No
+token is dropped. Weights keep the names that they have in the whole model.
 
 Shapes: N tokens of a rank, D width, E experts of a layer, of which k see a token, C = N·k choices, R ranks.
 """
@@ -30,19 +30,19 @@ from training.model.experts import Experts, Rows, expert_layers, order_of, outpu
 
 
 def reach_every_expert(model: nn.Module) -> None:
-    """Has every expert get a gradient in every backward pass, of zeros where no token chose it: DDP and FSDP wait for
-    each weight's."""
+    """Give every expert a gradient in every backward pass, of zeros if no token chose it: DDP and FSDP wait for the
+    gradient of each weight."""
     for layer in expert_layers(model):
         layer.experts.reaches_all = True
 
 
 class SharedExperts:
-    """This rank's experts of a model, and what it takes to train them; every rank must call each method."""
+    """This rank's experts of a model, and operations to train them; every rank must call each method."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """Takes the experts of other ranks out of a model, of which each rank has all; all must call.
+        """Remove the experts of other ranks from a model that is whole on each rank; all must call.
 
-        Those that share experts are next to each other among the ranks that have the same layers.
+        Ranks that share experts are adjacent among the ranks that have the same layers.
         """
         count, mesh = ranks.expert_parallel(), ranks.mesh(device.type)
         by_layers = mesh.mesh.movedim(1, 0).reshape(ranks.pipeline_parallel(), -1, count)
@@ -57,7 +57,7 @@ class SharedExperts:
                 if number not in own:
                     layer.experts[number] = OtherRanks(expert)
             layer.experts.computed_by = partial(_made_by_ranks, group)
-        # DDP takes no weights that are cut up, and a pipeline has its own.
+        # DDP does not support sharded weights, and a pipeline has its own replicas.
         alone = ranks.tensor_parallel() > 1 and ranks.pipeline_parallel() == 1
         self._replicas = Replicas(mesh) if alone else None
         self.weights: list[Tensor] = []
@@ -67,8 +67,8 @@ class SharedExperts:
 
     @torch.no_grad()
     def hold(self, model: nn.Module) -> None:
-        """Knows the experts' weights from now on, where a model lies as it is to be trained; gives all that hold the
-        same experts the first one's, as DDP does for the others."""
+        """Register the experts' weights, once a model is in its final state for training; broadcast those of the first
+        rank to all ranks with the same experts, as DDP does for other weights."""
         self.weights = [weight for layer in expert_layers(model) for weight in layer.experts.parameters()]
         self._own = set(map(id, self.weights))
         first, group = distributed.get_process_group_ranks(self.copies.get_group())[0], self.copies.get_group()
@@ -79,19 +79,19 @@ class SharedExperts:
             self._replicas.begin_alike(self._others)
 
     def own(self, weight: Tensor) -> bool:
-        """Whether a weight is one of the experts'."""
+        """Return True if a weight belongs to the experts."""
         return id(weight) in self._own
 
     def names(self, model: nn.Module) -> list[str]:
-        """Of the experts' weights in a model."""
+        """Names of the experts' weights in a model."""
         return [name for name, weight in model.named_parameters() if self.own(weight)]
 
     def gradients(self) -> list[Tensor]:
         return [weight.grad for weight in self.weights if weight.grad is not None]
 
     def join_gradients(self) -> None:
-        """Has the gradients of experts be what the mean over all ranks is, as DDP takes it of other weights, or this
-        where DDP does not: each has those of its group's tokens already."""
+        """Average the gradients of experts over all ranks, as DDP does for other weights; this also averages other
+        weights if DDP does not. Each rank already has the gradients of its group's tokens."""
         if self.copies.size() > 1:
             average(self.gradients(), self.copies.get_group(), ranks.gradient_ranks())
         elif gradients := self.gradients():  # a stage of a pipeline may have no experts
@@ -105,7 +105,7 @@ class SharedExperts:
         return torch.stack(found).sum() / self.copies.size() if found else torch.zeros(())
 
     def clip(self, model: nn.Module, limit: float) -> float:
-        """Scales all gradients so that their norm over all experts is at most `limit`; the norm before."""
+        """Scale all gradients so that their norm over all experts is at most `limit`; return the norm before."""
         others = [weight.grad for weight in model.parameters() if weight.grad is not None and not self.own(weight)]
         if not others:
             return 0.0
@@ -114,8 +114,8 @@ class SharedExperts:
 
 
 class IdleExperts(Callback):
-    """Takes their gradients of zeros from experts that no token of a batch chose on any rank, where one process gives
-    them none: an optimizer passes over such weights, and moves others by what it remembers."""
+    """Remove the zero gradients of experts that no token of a batch chose on any rank, since a single process has none
+    for them: an optimizer skips weights without a gradient, but moves those with a zero one by its momentum."""
 
     def __init__(self, model: nn.Module) -> None:
         layers = [layer for layer in expert_layers(model) if not layer.experts.idle]
@@ -136,7 +136,7 @@ class IdleExperts(Callback):
 
 
 def _made_by_ranks(group: Any, experts: Experts, given: Tensor, counts: Tensor) -> Tensor:
-    """The outputs of experts that a group of ranks shares, as `outputs_of` gives those of one rank; all must call."""
+    """Compute the outputs of experts that a group of ranks shares, like `outputs_of` on one rank; all must call."""
     own = [expert for expert in experts if not isinstance(expert, OtherRanks)]
     to_send = counts.view(-1, len(own))  # (R, E / R)
     to_come = torch.empty_like(to_send)

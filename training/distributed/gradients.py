@@ -1,4 +1,4 @@
-"""Gradients of weights that some ranks hold and others do not: their sums and their norm, which no backend takes."""
+"""Gradients of weights that only some ranks hold: their sums and norm, which no backend computes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from training.core import ranks
 
-# Gradients are summed together up to so many numbers (256 MB in fp32).
+# Maximum number of elements of gradients that are reduced together (256 MB in fp32).
 _AT_ONCE = 1 << 26
 
 
 class Replicas:
-    """The ranks that hold the same parts of the same layers as this one, and compute other tokens. All of them must
+    """Ranks that hold the same parts of the same layers as this one, and compute different tokens. All of them must
     call each method."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -32,20 +32,20 @@ class Replicas:
 
     @torch.no_grad()
     def begin_alike(self, weights: Iterable[Tensor]) -> None:
-        """Gives all of them the first one's weights: where a model starts from what a GPU has computed, it may differ
-        in the last bits."""
+        """Broadcast the first rank's weights: if a model starts from values computed on a GPU, they may differ in the
+        last bits."""
         for weight in weights:
             distributed.broadcast(local(weight.data), self._members[0], group=self._group)
 
     def average(self, gradients: Sequence[Tensor]) -> None:
-        """Replaces gradients by the mean of all of them."""
+        """Replace gradients by their mean over these ranks."""
         if self.size > 1:
             average([local(one) for one in gradients], self._group, self.size)
 
 
 def own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
-    """A process group of each of these ranks; every rank must call. This rank's, and who is in it: None and nobody
-    where it is in none."""
+    """Create a process group for each list of ranks; every rank must call. Return this rank's group and its members,
+    None and an empty list if it is in none."""
     found: tuple[Any, list[int]] = None, []
     for members in groups:
         group = distributed.new_group(members)
@@ -56,7 +56,7 @@ def own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
 
 @torch.no_grad()
 def average(gradients: Sequence[Tensor], group: Any, parts: int) -> None:
-    """Replaces gradients by the sum of those of a group of ranks, divided by `parts`; all of the group must call."""
+    """Replace gradients by the sum over a group of ranks, divided by `parts`; all of the group must call."""
     for some in _buckets(gradients):
         flat = torch.cat([gradient.flatten() for gradient in some])
         distributed.all_reduce(flat, group=group)
@@ -66,7 +66,7 @@ def average(gradients: Sequence[Tensor], group: Any, parts: int) -> None:
 
 
 def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float:
-    """Scales gradients so that the norm of all ranks' is at most `limit`; the norm before. Every rank must call.
+    """Scale gradients so that their norm over all ranks is at most `limit`; return the norm before. All must call.
 
     squares: this rank's part of the sum of squares over all gradients, in which each counts once.
     """
@@ -79,7 +79,7 @@ def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank."""
+    """The part of a tensor on this rank."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

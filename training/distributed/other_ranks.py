@@ -1,4 +1,4 @@
-"""Models of which a rank holds a part: what stands where parts of other ranks stood, and all parts joined."""
+"""Models of which a rank holds a part: placeholders for parts of other ranks, and joining all parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.core import ranks
 
 
 class OtherRanks(nn.Module):
-    """Stands where a layer of other ranks stood, and gives what it gets."""
+    """Placeholder for a layer of other ranks; returns its input."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class OtherRanks(nn.Module):
 
 
 def is_cut(model: nn.Module) -> bool:
-    """Whether other ranks hold some of a model's layers."""
+    """Return True if other ranks hold some of a model's layers."""
     return any(isinstance(part, OtherRanks) for part in model.modules())
 
 

@@ -1,8 +1,8 @@
-"""Spreads a model over ranks; each way leaves the losses as they are.
+"""Distribute a model over ranks; no kind of parallelism changes the losses.
 
-DDP is the backend's, ZeRO stage 1 the optimizer's (training/distributed/zero.py). FSDP2 is applied here and not by
+The backend applies DDP, the optimizer ZeRO stage 1 (training/distributed/zero.py). FSDP2 is applied here and not by
 Composer's `parallelism_config`: that shards the children of a model one by one, while ours compute the loss from a
-child's weights, and it knows no offload of weights.
+child's weights, and it does not support offloading weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMPUTING = ("losses",)
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Puts a model on its device, and applies `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
+    """Put a model on its device, and apply `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
     `expert_parallel`, `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or
     a number of ranks that does not fit them."""
     language: Any = model  # a LanguageModel wherever ranks share more than data; its module imports this one
@@ -71,7 +71,7 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
 
 
 def _place(model: nn.Module, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None) -> None:
-    """Puts a model with all of its layers on its device, split and sharded as `launch` has it."""
+    """Put a model with all of its layers on its device, split and sharded according to `launch`."""
     sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
     if ranks.tensor_parallel() == 1 and not sharded:
         model.to(hardware.device)
@@ -117,11 +117,11 @@ def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:
 
 
 def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bool, once: bool) -> None:
-    """FSDP2: every layer is gathered for its own computation only, what is left over for the whole step.
+    """Apply FSDP2: every layer is gathered only for its own computation, the rest of the model for the whole step.
 
-    Layers are gathered in the type that they compute in, at half of fp32's traffic and memory; gradients are summed and
-    weights updated in fp32. What is left over (embeddings, the last norm, the output layer) is gathered in fp32: under
-    autocast the residual stream has the embeddings' type, and stays fp32 as in one process.
+    Layers are gathered in the dtype of their computation, at half of fp32's traffic and memory; gradients are summed
+    and weights updated in fp32. The rest (embeddings, the last norm, the output layer) is gathered in fp32: under
+    autocast the residual stream has the embeddings' dtype, and stays fp32 as in one process.
 
     once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are gathered
     once a microbatch instead of twice.
@@ -141,10 +141,10 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
 
 
 def _average(model: nn.Module, mesh: DeviceMesh, groups: DeviceMesh | None, hardware: Hardware) -> None:
-    """Has each layer's gradients be the mean over all ranks as they are ready.
+    """Average each layer's gradients over all ranks once they are ready.
 
-    mesh: ranks that a model is spread over, among which FSDP2 takes the mean. groups: of hsdp, which hold the same part
-    of it; torch's own HSDP fails on gloo.
+    mesh: ranks over which a model is sharded, and over which FSDP2 averages. groups: groups of hsdp, which hold the
+    same part of the model; torch's own HSDP fails on gloo.
     """
     summed = _sums_for_mean(hardware.device)
     if groups is None and not summed:
@@ -161,7 +161,7 @@ def _average(model: nn.Module, mesh: DeviceMesh, groups: DeviceMesh | None, hard
 
 
 def _sums_for_mean(device: torch.device) -> bool:
-    """Whether this backend gives a sum where FSDP2 asks for the ranks' mean gradient, as gloo does without a word
+    """Return True if this backend returns a sum when FSDP2 requests the ranks' mean gradient, as gloo does silently
     (pytorch issue 162338); every rank must call."""
     mean = torch.zeros(1, device=device)
     ones = torch.ones(ranks.world_size(), device=device)
@@ -172,9 +172,10 @@ def _sums_for_mean(device: torch.device) -> bool:
 def shard_optimizer(
     optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None = None
 ) -> torch.optim.Optimizer:
-    """One that keeps this rank's part of the state alone, with `launch.sharding: zero1`; else the given one.
+    """Wrap an optimizer so that it keeps only this rank's part of the state, with `launch.sharding: zero1`; else return
+    the given one.
 
-    experts: which ranks share, so that those with the same ones share their state.
+    experts: experts that ranks share; ranks with the same ones share their state.
     """
     if launch.sharding != "zero1" or ranks.gradient_ranks() == 1:
         return optimizer
@@ -183,8 +184,8 @@ def shard_optimizer(
 
 
 def unshard_root(model: nn.Module) -> None:
-    """Gathers what a sharded model has outside of its blocks, for good: then parts of it compute on their own, as when
-    it writes answers. Every rank must call."""
+    """Gather the weights of a sharded model outside of its blocks permanently, so that parts of it can run alone, for
+    example to generate answers. Every rank must call."""
     if isinstance(model, FSDPModule):
         model.unshard()
 
@@ -203,15 +204,15 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def settle_buckets(model: nn.Module) -> None:
-    """Has DDP lay its buckets out now, by gradients of zero; every rank must call. Any other model is left alone.
+    """Make DDP rebuild its buckets now, with gradients of zero; every rank must call. Other models are not affected.
 
-    It does so after the first backward pass, in the order in which gradients came, and more than two ranks sum what
-    lies elsewhere in another order: a training that goes on would differ in the last bits of its first batch.
+    DDP rebuilds them after the first backward pass, in the order in which gradients arrived, and more than two ranks
+    sum a different layout in a different order: a continued training would differ in the last bits of its first batch.
     """
     if not isinstance(model, DistributedDataParallel):
         return
     weights = [weight for weight in model.module.parameters() if weight.requires_grad]
-    # Those that the model uses last come first, as in a real pass: autograd begins with what was added last.
+    # The weights that the model uses last come first, as in a real pass: autograd starts with the last addend.
     nothing = sum((weight.flatten()[:1] * 0).sum() for weight in weights)
     model.reducer.prepare_for_backward([])
     nothing.backward()

@@ -1,6 +1,6 @@
-"""How the layers of a model and the sequences of a batch are cut for a pipeline (launch.pipeline_parallel).
+"""Division of a model's layers and a batch's sequences for a pipeline (launch.pipeline_parallel).
 
-Imports nothing heavy: configs are held against it before anything runs.
+This module imports nothing heavy, since configs are validated with it before anything runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from training.config.families import FAMILIES
 
 _PATH = "launch.pipeline_parallel"
 _ENOUGH = 4
-"""Microbatches a rank from which on waiting for other stages is little (Huang et al. 2019, section 2.3)."""
+"""Microbatches per rank above which waiting for other stages is negligible (Huang et al. 2019, section 2.3)."""
 
 
 def layers_of(stage: int, stages: int, layers: int) -> range:
@@ -21,11 +21,11 @@ def layers_of(stage: int, stages: int, layers: int) -> range:
 
 
 def microbatch_of(sequences: int, count: int, pieces: int = 1, at_most: int | None = None) -> int | None:
-    """Sequences of a microbatch, of `sequences` of a batch that pass a pipeline of `count` ranks with `pieces` parts
-    of the model each; None if none goes.
+    """Return the sequences per microbatch for a batch of `sequences` in a pipeline of `count` ranks with `pieces` parts
+    of the model each; None if no size is possible.
 
-    The largest of equal microbatches that are at least four times as many as the ranks; where a batch has not so many
-    sequences, the smallest. at_most: sequences that a device holds at once.
+    This is the largest size of equal microbatches that are at least four times as many as the ranks, or the smallest
+    size if a batch has too few sequences for that. at_most: maximum number of sequences on a device at once.
     """
     found = [
         size for size in range(1, min(sequences, at_most or sequences) + 1) if passes(sequences, size, count, pieces)
@@ -35,8 +35,8 @@ def microbatch_of(sequences: int, count: int, pieces: int = 1, at_most: int | No
 
 
 def passes(sequences: int, size: int, count: int, pieces: int) -> bool:
-    """Whether microbatches of so many sequences pass: equal ones, as many as ranks, and of several pieces a multiple of
-    them."""
+    """Return True if microbatches of `size` sequences are possible: they must be equal and at least as many as the
+    ranks; with several pieces their number must be a multiple of the ranks."""
     number, rest = divmod(sequences, size)
     return not rest and number >= count and (pieces == 1 or number % count == 0)
 
@@ -50,11 +50,11 @@ def pipeline_problem(
     sequences: int | None,
     microbatch: int | None,
 ) -> Problem | None:
-    """Why `count` ranks with `pieces` parts each cannot train a model as a pipeline, if they cannot.
+    """Return why `count` ranks with `pieces` parts each cannot train a model as a pipeline; None if they can.
 
-    model_type, layers: None where the model is not known yet.
-    sequences: of the smallest batch, on one pipeline; None where it is not known.
-    microbatch: None where it is ours to choose.
+    model_type, layers: None if the model is not known yet.
+    sequences: sequences of the smallest batch, on one pipeline; None if unknown.
+    microbatch: None if the program chooses it.
     """
     if count == 1:
         return None

@@ -1,11 +1,11 @@
-"""Pipeline parallelism: ranks that each hold some of a model's layers, for decoders whose parts bear Llama's names.
+"""Pipeline parallelism: ranks that each hold some of a model's layers, for decoders whose parts have Llama's names.
 
 A batch is cut into microbatches, which pass the stages one behind the other by the schedules of
 torch.distributed.pipelining: 1F1B, or interleaved 1F1B where a rank holds several pieces of the model (Narayanan et al.
 2021, section 2.2). The first stage has the embedding too, the last one the last norm, the output layer and the loss.
-Ranks that are next to each other make a pipeline, and get the same examples. Weights keep the names that they have in
-the whole model. With tensor or context parallelism groups of ranks that share layers or sequences make a pipeline: each
-rank sends to the one that has its place in the next group.
+Adjacent ranks form a pipeline and get the same examples. Weights keep the names that they have in the whole model. With
+tensor or context parallelism groups of ranks that share layers or sequences form a pipeline: each rank sends to its
+counterpart in the next group.
 
 Shapes: B sequences of a pipeline's batch, b of a microbatch, T tokens that a rank has of each, D width.
 """
@@ -41,31 +41,32 @@ from training.distributed.tensor_parallel import padded, split, sum_gradients
 from training.model.loss import IGNORE
 
 Compute = Callable[[PreTrainedModel, Mapping[str, Tensor], Sequence[Tensor]], Sequence[Tensor]]
-"""(layers, microbatch, what the layers before gave, empty before the first) → what these give: hidden states (b, T, D),
-and beside them what a model adds up from layer to layer, in fp32."""
+"""(layers, microbatch, outputs of the previous layers, empty for the first) → outputs: hidden states (b, T, D), and the
+sums that a model accumulates from layer to layer, in fp32."""
 LossOf = Callable[[Any, Tensor], Tensor]
-"""(what the last layers gave, labels (b, T)) → what a microbatch adds to the loss of this pipeline's batch."""
+"""(outputs of the last layers, labels (b, T)) → contribution of a microbatch to the loss of this pipeline's batch."""
 
-# Microbatches a rank into which a batch that is measured is cut, where it has so many sequences.
+# Microbatches per rank of a batch in evaluation, if it has enough sequences.
 _MEASURED = 4
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a model gives beside hidden states for each microbatch, in fp32: the shapes of what its layers hand on, and
-    of what the last ones give; and what makes the model's outputs of the latter. The first dimension is of one."""
+    """Outputs of a model in addition to hidden states for each microbatch, in fp32: their shapes between stages, their
+    shapes after the last stage, and the function that builds the model's outputs from the latter. The first dimension
+    has size 1."""
 
     between: tuple[tuple[int, ...], ...] = ()
     last: tuple[tuple[int, ...], ...] = ()
     outputs: Callable[..., Any] = tuple
 
     def named(self, given: Any) -> Any:
-        """The model's outputs, of what the last layers gave."""
+        """Build the model's outputs from those of the last layers."""
         return self.outputs(*given) if isinstance(given, tuple) else given
 
 
 class _Stage(nn.Module):
-    """Some layers in a row, as torch's pipelining calls them. `started` is called before each of their passes."""
+    """Consecutive layers, in the form that torch's pipelining expects. `started` is called before each forward pass."""
 
     def __init__(self, layers: PreTrainedModel, compute: Compute, gives: torch.dtype) -> None:
         super().__init__()
@@ -79,8 +80,8 @@ class _Stage(nn.Module):
 
 
 class _UnderWay(PipelineStage):
-    """Holds what it receives and gives for as long as a microbatch is under way: in torch 2.7 torch's own stage holds
-    it for all microbatches of a batch, and 1F1B would save no memory."""
+    """Keep inputs and outputs only while a microbatch is in flight: in torch 2.7 torch's own stage keeps them for all
+    microbatches of a batch, and 1F1B would save no memory."""
 
     def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
         with self._without_memory():
@@ -99,7 +100,7 @@ class _UnderWay(PipelineStage):
             self.device = device
 
     def _place(self, received: Sequence[Any], device: torch.device) -> None:
-        """Gives what is received from other ranks memory of a device, or takes it away."""
+        """Allocate buffers for tensors from other ranks on a device, or release them."""
         for one in received:
             if hasattr(one, "buffer"):
                 one.buffer = torch.empty_like(one.buffer, device=device).requires_grad_(one.buffer.requires_grad)
@@ -138,10 +139,10 @@ class Pipeline:
         beside: Beside | None = None,
         experts: SharedExperts | None = None,
     ) -> None:
-        """Cuts a model in place, of which each rank has all, and puts this rank's part on `device`; all must call.
+        """Split a model, whole on each rank, in place, and put this rank's part on `device`; all must call.
 
         pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
-        beside: what it gives beside hidden states.
+        beside: its outputs in addition to hidden states.
         experts: where ranks of a stage share those of the model.
         """
         self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
@@ -188,17 +189,17 @@ class Pipeline:
 
     @torch.no_grad()
     def _begin_alike(self) -> None:
-        """Gives all pipelines the first one's weights, and both ends what they share."""
+        """Broadcast the first pipeline's weights to all pipelines, and shared weights to both ends."""
         self._replicas.begin_alike(self._weights)
         if self._shared is not None:
             distributed.broadcast(local(self._shared.data), self._members[0], group=self._ends)
-        # NCCL wants all ranks in the first call of a group, which those of a schedule are not.
+        # NCCL needs all ranks in the first call of a group, which the calls of a schedule do not satisfy.
         distributed.all_reduce(torch.zeros(1, device=self._device), group=self._pipe)
 
     def train(self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]) -> tuple[Any, Batch]:
-        """Adds up the gradients of a batch over its microbatches, and makes them the mean of all pipelines'. What the
-        last layers gave, hidden states (B, T, D) and of each microbatch what stands beside them, None on ranks that do
-        not compute them; and the batch that they are of.
+        """Accumulate the gradients of a batch over its microbatches, and average them over all pipelines. Return the
+        outputs of the last layers, hidden states (B, T, D) and the additional outputs of each microbatch, None on ranks
+        that do not compute them; and the batch of these outputs.
 
         size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
         started: is called before each of this rank's forward passes.
@@ -225,13 +226,13 @@ class Pipeline:
         return None if found is None else found[:rows, :length]
 
     def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
-        """What the last rank found, on all ranks of a pipeline: in fp32, of the shape of `like`."""
+        """Broadcast the last rank's result to all ranks of a pipeline: in fp32, with the shape of `like`."""
         whole = torch.empty(like.shape, device=self._device) if found is None else found.float().contiguous()
         distributed.broadcast(whole, self._members[-1], group=self._pipe)
         return whole
 
     def clip(self, limit: float) -> float:
-        """Scales all gradients so that their norm over all stages is at most `limit`; the norm before."""
+        """Scale all gradients so that their norm over all stages is at most `limit`; return the norm before."""
         total = torch.zeros((), device=self._device)
         for weight in self._counted:
             if weight.grad is not None:
@@ -244,7 +245,7 @@ class Pipeline:
         return clip_by(total, gradients, limit)
 
     def _gradients(self) -> list[Tensor]:
-        """Of all but experts that ranks share."""
+        """Gradients of all weights except experts that ranks share."""
         return [weight.grad for weight in self._weights if weight.grad is not None]
 
     def _filled(self, batch: Batch, size: int) -> tuple[Batch, int, int]:
@@ -319,8 +320,8 @@ class Pipeline:
 
     @torch.no_grad()
     def _join_gradients(self) -> None:
-        """Has gradients be the mean of all pipelines', and that of an embedding which is the output layer too the sum
-        of both ends'."""
+        """Average gradients over all pipelines, and sum the gradient of an embedding that is also the output layer over
+        both ends."""
         if self._tensor > 1:
             sum_gradients(self._weights)
         self._replicas.average(self._gradients())
@@ -332,7 +333,7 @@ class Pipeline:
 
 
 def _piece(stack: PreTrainedModel, run: Collection[int], *, last: bool) -> PreTrainedModel:
-    """The same model with some of its layers alone, which it shares."""
+    """Return the same model with only some of its layers, which are shared with the original."""
     piece = copy.copy(stack)
     parts = {**stack._modules, "layers": _held(stack.layers, run)}
     if not last:
@@ -346,14 +347,14 @@ def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
 
 
 def _detached(outputs: Any) -> Any:
-    """What the last layers gave, a tensor or several, without its graph."""
+    """Detach the outputs of the last layers, a tensor or several."""
     if isinstance(outputs, tuple):
         return tuple(one.detach() for one in outputs)
     return None if outputs is None else outputs.detach()
 
 
 def _is_cut_up(weight: Tensor) -> bool:
-    """Whether ranks that share a layer have a part of a weight each."""
+    """Return True if ranks that share a layer have a part of a weight each."""
     return isinstance(weight, DTensor) and any(one.is_shard() for one in weight.placements)
 
 
@@ -366,7 +367,8 @@ def _want_of_memory(error: BaseException) -> BaseException | None:
 
 
 class _AllOf:
-    """Waits for several sendings and receivings. What they are of goes with them: a schedule keeps some to its end."""
+    """Wait for several sends and receives, then drop the references to their tensors: a schedule keeps some until its
+    end."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works

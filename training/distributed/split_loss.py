@@ -75,6 +75,6 @@ def _chunks(hidden: Tensor, weight: Tensor, labels: Tensor) -> Any:
 
 
 def _own(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Whether each label is one of this rank's rows, as 1.0 or 0.0, and at which row, 0 for others."""
+    """Return 1.0 for each label among this rank's rows and 0.0 for others, and its row, 0 for others."""
     own = (labels >= first) & (labels < first + rows)
     return own.float(), (labels - first).where(own, 0)

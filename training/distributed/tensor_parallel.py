@@ -1,5 +1,5 @@
 """Tensor parallelism with sequence parallelism: ranks that share every layer (Shoeybi et al. 2019; Korthikanti et al.
-2022, section 4.2.2), for decoders whose parts bear Llama's names.
+2022, section 4.2.2), for decoders whose parts have Llama's names.
 
 Heads and the MLP's inner width are split over the ranks of a group, and so is the vocabulary of embedding and output
 layer (training/distributed/split_loss.py). Between them, norms and the residual stream are split along the sequence:
@@ -39,7 +39,7 @@ _HEADS = 2
 
 
 def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
-    """Why a model cannot be split over `count` ranks, each part sharded over `shard_ranks`; empty if it can.
+    """Return the reasons why a model cannot be split over `count` ranks, each part sharded over `shard_ranks`.
 
     config: of transformers.
     """
@@ -59,13 +59,13 @@ def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
 def split(
     network: PreTrainedModel, mesh: DeviceMesh, shard_ranks: int = 1, runs: Sequence[range] | None = None
 ) -> None:
-    """Splits a model in place over the ranks of `mesh`, in one dimension; each has loaded all of it, on its device.
+    """Split a model in place over the ranks of `mesh`, in one dimension; each has loaded all of it, on its device.
 
-    What the model gives is as before: hidden states (B, T, D), the same on every rank of the group; so is what each run
-    of layers gives and takes. T must be a multiple of the ranks (see `padded`). Raises StageError for a model that
-    cannot be split so.
+    The model's outputs do not change: hidden states (B, T, D), the same on every rank of the group; so are the inputs
+    and outputs of each run of layers. T must be a multiple of the ranks (see `padded`). Raises StageError for a model
+    that cannot be split this way.
 
-    runs: of layers that these ranks have, of a model that is cut into pieces; by default all in one.
+    runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all layers.
     """
     if found := problems(network.config, mesh.size(), shard_ranks):
         raise StageError(*found)
@@ -123,8 +123,8 @@ def _layer_plan(layer: nn.Module) -> dict[str, Any]:
 
 
 class _RouterOfOwnTokens(ParallelStyle):
-    """A router that each rank gives its own tokens; its weight is whole on every rank, and each has a part of its
-    gradient. It computes on plain tensors, since it gives three, of which one is of whole numbers."""
+    """A router that gets different tokens on each rank; its weight is whole on every rank, and each has a part of its
+    gradient. It computes on plain tensors, since it returns three, one of which is of integers."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         own = module.get_parameter("weight").detach()
@@ -144,8 +144,8 @@ class _RouterOfOwnTokens(ParallelStyle):
 
 
 def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
-    """A batch with its tokens (B, T) filled up on the right to a multiple of `count`, and T as it was. What is filled
-    up comes after all else, where a causal model does not see it."""
+    """Pad the tokens (B, T) of a batch on the right to a multiple of `count`; return the batch and the original T.
+    Padding comes after all tokens, where a causal model does not see it."""
     length = batch["input_ids"].shape[1]
     more = -length % count
     if not more:
@@ -158,8 +158,8 @@ def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], 
 
 
 def sum_gradients(weights: Iterable[nn.Parameter]) -> None:
-    """Adds up over the ranks of a group the gradients that each has a part of: those of weights that all hold whole,
-    as a norm's. Every rank must call."""
+    """Sum partial gradients over the ranks of a group: those of weights that all ranks hold whole, such as a norm's.
+    Every rank must call."""
     for weight in weights:
         gradient: Any = weight.grad
         if isinstance(weight, DTensor) and gradient is not None and gradient.placements != weight.placements:
@@ -167,7 +167,7 @@ def sum_gradients(weights: Iterable[nn.Parameter]) -> None:
 
 
 def clip(model: nn.Module, limit: float) -> float:
-    """Scales all gradients so that their norm over all ranks is at most `limit`; the norm before. Every rank must call.
+    """Scale all gradients so that their norm over all ranks is at most `limit`; return the norm before. All must call.
 
     torch's own adds up no norms of tensors that are spread over different groups of ranks.
     """
@@ -179,7 +179,7 @@ def clip(model: nn.Module, limit: float) -> float:
 
 
 def squares(gradient: Tensor) -> Tensor:
-    """This rank's part of the sum of squares: of what several ranks hold, each counts its share."""
+    """This rank's part of the sum of squares: each rank counts its share of replicated values."""
     if not isinstance(gradient, DTensor):
         return gradient.float().square().sum() / ranks.world_size()
     mesh = gradient.device_mesh

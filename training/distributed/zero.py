@@ -1,8 +1,8 @@
 """ZeRO stage 1 (Rajbhandari et al. 2020, section 5.1): every rank holds whole weights and gradients, and its part of
 the optimizer state.
 
-A rank steps its rows of each weight, then all ranks gather what the others stepped. AdamW works number by number, so
-that nothing differs from DDP; Muon gathers what it needs, as under FSDP2.
+A rank steps its rows of each weight, then all ranks gather the rows of the others. AdamW is elementwise, so results
+equal those of DDP; Muon gathers what it needs, as under FSDP2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-# Rows are gathered together up to so many numbers (256 MB in fp32).
+# Maximum number of elements of rows that are gathered together (256 MB in fp32).
 _AT_ONCE = 1 << 26
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Has `inner` step this rank's rows of its weights, as `torch.chunk` cuts them; weights stay as they are in the
-    model, and gradients are expected to be summed over the ranks already (DDP).
+    """Step this rank's rows of the weights with `inner`, split as by `torch.chunk`. Weights stay whole in the model,
+    and gradients must already be reduced over the ranks (DDP).
 
     inner: an optimizer that has not stepped yet; its groups and its state are those of this one.
     mesh: all ranks, in one dimension. apart: the ranks that hold a weight, where that is another mesh.
@@ -46,7 +46,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.state = inner.state
 
     def part_of(self, weight: Tensor) -> Tensor:
-        """What stands for a weight of the model in groups and state: this rank's rows of it, in the same memory."""
+        """Tensor that represents a weight of the model in groups and state: this rank's rows, in the same memory."""
         return self._parts.get(weight, weight)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -95,7 +95,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return nn.Parameter(mine) if whole.requires_grad else mine
 
     def _gather(self, weights: Sequence[Tensor], mesh: DeviceMesh) -> None:
-        """Puts the rows of a mesh's ranks into weights of one type and device."""
+        """Gather the rows of a mesh's ranks into weights of one dtype and device."""
         count = mesh.size()
         sizes = [math.ceil(len(weight) / count) * math.prod(weight.shape[1:]) for weight in weights]
         mine = weights[0].new_zeros(sum(sizes))

@@ -19,7 +19,7 @@ from training.guard.norms import ActivationNorm, GradientClip
 
 @runtime_checkable
 class TellsOfExamples(Protocol):
-    """A model that knows the losses of single examples; see Judge for `chance_loss`."""
+    """A model that returns the losses of single examples; see Judge for `chance_loss`."""
 
     chance_loss: float
 
@@ -29,7 +29,7 @@ class TellsOfExamples(Protocol):
 
 
 class Alarmed(Exception):
-    """Training went wrong at a batch; it is on whoever called `fit` to go back."""
+    """Training went wrong at a batch; the caller of the training loop must go back."""
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(str(alarm))
@@ -37,9 +37,10 @@ class Alarmed(Exception):
 
 
 class Guard(Callback):
-    """Raises `Alarmed` at the end of the batch that makes the alarm; passes over the batches of past corrections.
+    """Raise `Alarmed` at the end of the batch that causes the alarm; skip the batches of past corrections.
 
-    Every rank sees the same figures, and so decides the same. clip and activations come before it.
+    Every rank gets the same figures and therefore makes the same decision. clip and activations must be called before
+    it.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Guard(Callback):
     def batch_start(self, state: TrainState) -> None:
         self._examples = []
         if self._corrections.skips(state.clock.batch):
-            # One sequence goes through, so that no rank waits for another; its gradients are dropped.
+            # One sequence is computed, so that no rank waits for another; its gradients are dropped.
             state.batch = _first_row(state.batch)
 
     def after_forward(self, state: TrainState) -> None:
@@ -71,7 +72,7 @@ class Guard(Callback):
 
     def after_train_batch(self, state: TrainState) -> None:
         if self._corrections.skips(state.clock.batch):
-            # AdamW passes over parameters without a gradient: neither moments nor decay move.
+            # AdamW skips parameters without a gradient: neither moments nor decay are applied.
             for weight in state.model.parameters():
                 weight.grad = None
 
@@ -85,7 +86,7 @@ class Guard(Callback):
             state.losses["total"],
             noise,
             examples,
-            # An infinite gradient is how a loss scale finds its size; the update is left out.
+            # A loss scale finds its size by infinite gradients; the update is left out.
             None if overflowed else self._clip.norm,
             self._activations.norm,
             self._scale.scale if self._scale else None,
@@ -98,13 +99,13 @@ class Guard(Callback):
         return self._judge.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:  # of a training without a guard nothing is known, and what is usual is learnt anew
+        if state:  # a training without a guard has no state, and the usual values are learnt again
             self._judge.load_state_dict(state)
 
 
 def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, int]:
-    """The standard error of a batch's mean loss as the spread of its examples gives it, and how many these are, over
-    all ranks; None of fewer than two. Of means with weights, the error of a ratio (Cochran 1977, equation 2.39)."""
+    """Return the standard error of a batch's mean loss from the spread of its examples, None for fewer than two, and
+    the number of examples, over all ranks. For weighted means, the error of a ratio (Cochran 1977, equation 2.39)."""
     if not examples:
         return None, 0
     losses, weights = (torch.cat(part).double() for part in zip(*examples, strict=True))

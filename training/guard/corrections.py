@@ -1,8 +1,7 @@
-"""The corrections of one training: what they change in every batch, and their log in the work folder.
+"""Corrections of one training: their effect on every batch, and their log in the work folder.
 
-A training is determined by its config, data, seed and this list, which itself follows from the first three: each
-correction only changes batches from `back_to` on, so that whoever continues from any earlier point comes to the same
-weights.
+A training is determined by its config, data, seed and this list, which itself depends only on the first three: each
+correction only changes batches from `back_to` on, so continuing from any earlier point results in the same weights.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ FILE = "corrections.json"
 
 @dataclass(frozen=True)
 class Alarm:
-    """What the guard saw.
+    """Finding of the guard.
 
-    batch: the batch of the alarm, first: the first suspicious one of the row; both count from 0.
+    batch: the batch of the alarm, first: the first suspicious batch of the sequence; both count from 0.
     cause: loss, gradient norm, activation norm, loss scale.
     """
 
@@ -45,9 +44,9 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Correction:
-    """One answer to an alarm: from batch `back_to` on the learning rate is `factor` times the schedule's, and the
-    batches from `skip_first` to `skip_end` (not included) are passed over without an update. From there on the rate
-    climbs to `heals_to` times the schedule's, over `recover` batches; where the two are equal, the cut is for good.
+    """Response to an alarm: from batch `back_to` on the learning rate is `factor` times the schedule's, and the batches
+    from `skip_first` to `skip_end` (not included) are skipped without an update. From there on the rate rises to
+    `heals_to` times the schedule's, over `recover` batches; if the two are equal, the cut is permanent.
     """
 
     alarm: Alarm
@@ -60,7 +59,7 @@ class Correction:
     attempt: int
 
     def lr_multiplier(self, batch: int) -> float:
-        """What a batch's learning rate is multiplied by."""
+        """Factor on a batch's learning rate."""
         if batch < self.back_to:
             return 1.0
         climbed = min(1.0, max(0, batch - self.skip_end + 1) / self.recover) if self.recover else 0.0
@@ -88,10 +87,10 @@ class Correction:
 
 
 class Corrections:
-    """The corrections so far, in `folder`/corrections.json.
+    """Corrections so far, in `folder`/corrections.json.
 
-    inherited: those of the training that this one goes on from.
-    unfinished: whether the last one still waits for the checkpoints behind it to be dropped.
+    inherited: corrections of the training from which this one continues.
+    unfinished: True while later checkpoints must still be removed for the last correction.
     """
 
     def __init__(self, folder: Path, config: GuardConfig, inherited: Sequence[Correction] = ()) -> None:
@@ -101,9 +100,9 @@ class Corrections:
         self.made, self.unfinished = self._read(self._path)
 
     def adopt(self, path: Path, batch: int) -> bool:
-        """Takes over what stands in `path`, which came with a checkpoint of `batch` batches from another machine; every
-        rank must call. False, and nothing is taken over, where this machine's corrections of those batches are others:
-        then the checkpoint is of a branch that was given up."""
+        """Adopt the corrections in `path`, which came with a checkpoint of `batch` batches from another machine; every
+        rank must call. Return False, and adopt nothing, if this machine's corrections of those batches differ: then the
+        checkpoint belongs to an abandoned branch."""
         theirs, _ = self._read(path)
         if ranks.from_first(self._path.exists()):
             ours = [one for one in self.made if one.back_to < batch]
@@ -114,30 +113,30 @@ class Corrections:
         return True
 
     def lr_multiplier(self, batch: int) -> float:
-        """What a batch's learning rate is multiplied by: the lowest of what the corrections say, not their product."""
+        """Factor on a batch's learning rate: the lowest factor of all corrections, not their product."""
         return min((one.lr_multiplier(batch) for one in self.made), default=1.0)
 
     @property
     def healed(self) -> float:
-        """What the learning rate is multiplied by in the end: below 1 it was cut for good."""
+        """Final factor on the learning rate: below 1 it was cut permanently."""
         return min((one.heals_to for one in self.made), default=1.0)
 
     def before(self, batch: int) -> int:
-        """How many of them bear on the first `batch` batches."""
+        """Number of corrections that affect the first `batch` batches."""
         return sum(one.back_to < batch for one in self.made)
 
     def skips(self, batch: int) -> bool:
-        """Whether a batch is passed over."""
+        """Return True if a batch is skipped."""
         return any(one.skip_first <= batch < one.skip_end for one in self.made)
 
     def skipped(self, total: int) -> int:
-        """Batches of the first `total` that are passed over."""
+        """Number of skipped batches among the first `total`."""
         return len({batch for one in self.made for batch in range(one.skip_first, min(one.skip_end, total))})
 
     def answer(self, alarm: Alarm) -> Correction:
-        """The next correction, written down before anything else happens; call `finish` once it is carried out.
+        """Return the next correction, and write it to the log first; call `finish` once it is applied.
 
-        Raises StageError `diverged` when the tries are used up.
+        Raises StageError `diverged` when no attempts are left.
         """
         config = self._config
         before = self.made[-1] if self.made else None
@@ -155,10 +154,10 @@ class Corrections:
         skip_first = max(back_to, alarm.first - config.skip_before)
         skip_end = max(skip_first, alarm.first + config.skip_after * 2 ** (attempt - 1))
         recover = config.recover if before is None or before.recover else 0
-        # Beside this multiple of the schedule's rate the training was healthy.
+        # At this multiple of the schedule's rate the training was healthy.
         healed = before.heals_to if before is not None and before.recover else self.healed
         if alarm.first < config.window_least:
-            # It never got going: the rate is wrong by far. The first try leaves the warm-up whole.
+            # Training never started to learn: the rate is far off. The first attempt keeps the whole warm-up.
             recover = 0
             factor = before.factor * math.sqrt(config.cut_at_start) if before else config.cut_at_start
             skip_end = skip_end if before else skip_first
@@ -172,11 +171,11 @@ class Corrections:
         return correction
 
     def finish(self) -> None:
-        """Notes that nothing of what the last correction took back is left."""
+        """Record that everything reverted by the last correction is removed."""
         self._write(unfinished=False)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The corrections as JSON takes them: NaN and infinity as text."""
+        """Corrections in JSON-compatible form: NaN and infinity as text."""
         return [one.as_json() for one in self.made]
 
     def _read(self, path: Path) -> tuple[list[Correction], bool]:
@@ -199,7 +198,7 @@ class Corrections:
 
 
 def write_log(made: Sequence[Correction], out_dir: Path) -> None:
-    """Leaves the corrections of a finished training in aux/corrections.json; nothing if there were none."""
+    """Write the corrections of a finished training to aux/corrections.json; nothing if there were none."""
     if made:
         path = out_dir / "aux" / FILE
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The last checks of a training: a model of NaN or infinity is an error, not a result."""
+"""Final checks of a training: a model with NaN or infinity is an error, not a result."""
 
 from __future__ import annotations
 

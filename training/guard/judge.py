@@ -1,7 +1,7 @@
-"""Says from the figures of each batch whether a training goes wrong: plain numbers in, an alarm out.
+"""Judge from the figures of each batch if a training fails: plain numbers in, an alarm out.
 
-What is usual comes from the run itself. As soon as the first batch is done, the spread of its examples' losses says how
-far the mean of a batch may lie from another's; once there are batches enough, their own spread does.
+Usual values come from the run itself. After the first batch, the spread of its examples' losses determines how far the
+means of batches may differ; once there are enough batches, their spread does.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from training.guard.watch import Watch
 # A loss that moves by less than 1 % of itself, an activation norm by less than a tenth, is never a spike.
 _LEAST_LOSS_SPREAD = 0.01
 _LEAST_ACTIVATION_SPREAD = 0.1
-# Gradient norms double often and harmlessly: with the default limit of 6 this asks for more than four times the usual.
+# Gradient norms often double harmlessly: with the default limit of 6 an alarm needs more than four times the usual one.
 _LEAST_GRADIENT_SPREAD = 0.25
-# A batch counts for an alarm by how far beyond this share of `limit` it lies, and against one by how far below: a sum
-# that begins anew at 0 (Page 1954). What lies beyond it beside a norm that is suspicious counts in full.
+# A batch counts for an alarm by its excess over this share of `limit`, and against one by its deficit: a sum that
+# restarts at 0 (Page 1954). A batch above this share with a suspicious norm counts in full.
 _HALF = 0.5
 # Batches whose mean is the loss at the start.
 _FIRST = 5
-# A spread of few examples is uncertain: Student's t at this tail probability says by how much.
+# A spread of few examples is uncertain: Student's t at this tail probability quantifies it.
 _TAIL = 1.0e-3
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One batch, the same numbers on every rank; None is what nobody knows.
+    """Figures of one batch, the same on every rank; None if unknown.
 
-    loss: mean over what bears loss.
-    noise: standard error of `loss`, as the spread of the batch's own examples says.
-    examples: how many these are.
+    loss: mean over positions with a loss.
+    noise: standard error of `loss`, from the spread of the batch's examples.
+    examples: number of these examples.
     gradient: global norm before clipping.
     activation: mean length of the last hidden states.
     loss_scale: of fp16.
@@ -63,11 +63,11 @@ class _Start:
         return fmean(loss for loss, _, _ in self.batches[:_FIRST])
 
     def noise(self) -> float:
-        """Standard error of a batch's loss: the larger of what the first and what the latest of these batches say."""
+        """Standard error of a batch's loss: the larger of the estimates from the first and the latest batches."""
         return max(_pooled(self.batches[:_FIRST]), _pooled(self.batches[-_FIRST:]))
 
     def room(self, noise: float) -> float:
-        """What one spread counts for: the level's own noise is in it, and how little is known of the spread."""
+        """Effective size of one spread, including the noise of the level and the uncertainty of the spread."""
         freedom = max(1, sum(examples - 1 for _, _, examples in self.batches[:_FIRST]))
         return noise * math.sqrt(1 + 1 / min(len(self.batches), _FIRST)) * _widening(freedom)
 
@@ -82,7 +82,7 @@ def _pooled(batches: list[tuple[float, float, int]]) -> float:
 
 
 class _Suspicion(NamedTuple):
-    """What speaks against a batch: a share of `limit`, by which figure, and whether it is held against the start."""
+    """Evidence against a batch: a share of `limit`, its figure, and True if it is relative to the start."""
 
     share: float
     cause: str
@@ -92,10 +92,10 @@ class _Suspicion(NamedTuple):
 
 
 class Judge:
-    """Looks at each batch in turn; raises nothing, changes nothing, and may be asked on any rank.
+    """Judge of each batch in turn. It never raises, has no effect on the training, and works on any rank.
 
-    chance: a loss that is never called wrong, however low it was before: that of guessing, for a reward model. A
-        language model has none: it may fall apart and still guess better than all tokens alike.
+    chance: loss that never counts as a failure, however low it was before: the loss of guessing, for a reward model. A
+        language model has none: it may collapse and still predict better than a uniform distribution.
     """
 
     def __init__(self, config: GuardConfig, chance: float = 0.0) -> None:
@@ -114,13 +114,13 @@ class Judge:
 
     @property
     def learns_the_noise(self) -> bool:
-        """Whether the next batch's `noise` is asked for; later the batches' own spread says more."""
+        """True if the next batch's `noise` is needed; later the spread of the batches is a better estimate."""
         return len(self._start.batches) < self._config.window_least
 
     def look(self, batch: int, figures: Figures, *, first: int | None = None) -> Alarm | None:
-        """What to do about batch number `batch`; None is nothing.
+        """Return the alarm for batch number `batch`; None if there is none.
 
-        first: where its trouble began, if that was before.
+        first: the batch in which its problem started, if that was earlier.
         """
         if self._start.batches and figures.loss <= self._config.divergence * self._start.level():
             self._above = None
@@ -158,7 +158,7 @@ class Judge:
         return [(watch, value) for watch, value in zip(watches, values, strict=True) if value is not None]
 
     def _broken(self, figures: Figures) -> tuple[str, float, float] | None:
-        """What needs no second batch: by what, its value, and what is usual."""
+        """Return a failure that needs no confirmation by a second batch: cause, value and usual value."""
         if figures.loss_scale is not None and figures.loss_scale < self._config.least_loss_scale:
             return "loss scale", figures.loss_scale, math.nan
         for watch, value in self._watched(figures):
@@ -167,7 +167,7 @@ class Judge:
         return None
 
     def _suspicious(self, figures: Figures) -> _Suspicion | None:
-        """What speaks most against this batch."""
+        """Return the strongest evidence against this batch."""
         loss, limit = figures.loss, self._config.limit
         if loss <= self._config.divergence * self._chance:
             return None
@@ -182,7 +182,7 @@ class Judge:
         return found
 
     def _beside_a_norm(self, figures: Figures) -> tuple[str, float, float] | None:
-        """The norm that is far above the usual, if one is."""
+        """Return the norm that is far above its usual value, if there is one."""
         for watch, value in self._watched(figures)[1:]:
             if watch.z(value) > self._config.limit:
                 return watch.name, value, watch.usual()

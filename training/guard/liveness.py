@@ -26,14 +26,14 @@ _PHASES = {
     Event.BATCH_END: "between batches",
     Event.FIT_END: "not watched",
 }
-# Every so many batches the ranks compare one of them, with a collective of a few hundred numbers.
+# Number of batches between comparisons of the ranks' arrival times, by a collective of a few hundred numbers.
 _COMPARE_EVERY = 20
 # A rank that makes a batch longer by this share, twice in a row, is named.
 _SLOW_SHARE = 0.2
 
 
 class SignsOfLife(Callback):
-    """Writes a heartbeat at each phase of a batch."""
+    """Write a heartbeat at each phase of a batch."""
 
     def __init__(self) -> None:
         self._heart = Heartbeat(ranks.rank())
@@ -44,11 +44,11 @@ class SignsOfLife(Callback):
 
 
 class SlowRanks(Callback):
-    """Names ranks that the others wait for.
+    """Report ranks that the others wait for.
 
-    Ranks that compute together all take as long as the slowest, so times of batches tell nothing. What tells is who
-    comes late to each layer of a forward pass: under FSDP and with shared experts the others wait there, under DDP they
-    are ahead.
+    Ranks that compute together all take as long as the slowest one, so batch times are not informative. Late arrivals
+    of a rank at each layer of a forward pass are: under FSDP and with shared experts the others wait there, under DDP
+    they are ahead.
     """
 
     def __init__(self, model: Trainable, run: Run) -> None:
@@ -100,11 +100,11 @@ class SlowRanks(Callback):
 
 
 def lateness(arrivals: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds by which each rank fell behind the median rank, from the times (ranks, points) at which they came to the
+    """Seconds by which each rank fell behind the median rank, from the times (ranks, points) at which they reached the
     same points.
 
-    Only what is lost between one point and the next counts: a lag that stays is counted once, and so is one that the
-    others make up for by waiting. Clocks of different machines need not agree.
+    Only time lost between one point and the next counts: a constant lag is counted once, and so is a lag for which the
+    others wait. Clocks of different machines need not agree.
     """
     usual = [statistics.median_low(moments) for moments in zip(*arrivals, strict=True)]
     lags = []

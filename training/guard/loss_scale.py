@@ -18,13 +18,13 @@ _GROW_AFTER = 2000
 
 
 class LossScale(Callback):
-    """Multiplies gradients by `scale` in the backward pass, so that small ones do not vanish in fp16 (Micikevicius et
-    al. 2018, section 3.2), and takes it out again before the update.
+    """Multiply gradients by `scale` in the backward pass, so that small ones do not vanish in fp16 (Micikevicius et al.
+    2018, section 3.2), and divide by it again before the update.
 
-    Infinite gradients halve the scale and leave the update out; 2,000 batches without one double it (the defaults of
-    torch's GradScaler). It must come before whatever reads gradients.
+    Infinite gradients halve the scale and skip the update; 2,000 batches without one double it (the defaults of torch's
+    GradScaler). It must be called before all callbacks that read gradients.
 
-    ignored: batches that say nothing, since they are passed over.
+    ignored: returns True for batches that do not count, since they are skipped.
     """
 
     def __init__(self, ignored: Callable[[int], bool], scale: float = _FIRST, grow_after: int = _GROW_AFTER) -> None:
@@ -38,7 +38,7 @@ class LossScale(Callback):
     def before_backward(self, state: TrainState) -> None:
         loss = state.loss["total"] if isinstance(state.loss, dict) else state.loss
         assert loss is not None
-        # The loss itself stays as it is, for whoever logs it.
+        # The loss itself does not change, so that it can be logged.
         loss.register_hook(lambda gradient: gradient * self.scale)
 
     def after_train_batch(self, state: TrainState) -> None:
@@ -68,6 +68,6 @@ class LossScale(Callback):
 
 
 def _finite_on_all_ranks(gradients: Sequence[Tensor]) -> bool:
-    """Ranks that hold other shards must decide alike."""
+    """Return True if gradients are finite on all ranks: ranks with different shards must decide alike."""
     finite = torch.stack([torch.isfinite(gradient).all() for gradient in gradients]).all().to(torch.int32)
     return bool(ranks.all_reduce(finite, "min"))

@@ -17,19 +17,19 @@ from training.distributed.tensor_parallel import clip
 
 
 class GradientClip(Callback):
-    """Scales all gradients of a batch so that their global norm is at most `limit` (Pascanu et al. 2013).
+    """Scale all gradients of a batch so that their global norm is at most `limit` (Pascanu et al. 2013).
 
-    networks: parts of the model, by name, that share no weights and no loss: each is clipped by a norm of its own, so
-    that none of them takes from the others' updates.
+    networks: parts of the model, by name, that share no weights and no loss: each is clipped by its own norm, so that
+    none of them reduces the others' updates.
     """
 
     def __init__(self, limit: float, networks: Mapping[str, nn.Module] | None = None) -> None:
         self._limit = limit
         self._networks = dict(networks or {})
         self.norm = 0.0
-        """Of all gradients of the last batch, before clipping."""
+        """Norm of all gradients of the last batch, before clipping."""
         self.norms: dict[str, float] = {}
-        """Of each network's."""
+        """Norm of each network's gradients."""
 
     def after_train_batch(self, state: TrainState) -> None:
         if not self._networks:
@@ -40,7 +40,7 @@ class GradientClip(Callback):
 
 
 def _clipped(model: nn.Module, limit: float) -> float:
-    """Cuts gradients to a global norm of `limit` over all ranks; the norm before."""
+    """Clip gradients to a global norm of `limit` over all ranks; return the norm before clipping."""
     if isinstance(model, Trainable) and model.pipeline is not None:
         return model.pipeline.clip(limit)
     if isinstance(model, Trainable) and model.experts is not None:
@@ -57,7 +57,7 @@ class ActivationNorm(Callback):
     def __init__(self, model: Trainable) -> None:
         self._lengths: list[Tensor] = []
         self.norm: float | None = None
-        """Of the last batch; None before there was one."""
+        """Norm of the last batch; None before the first one."""
         stack = model.last_stack()
         self._of_outputs = stack is None
         if stack is not None:
@@ -71,7 +71,7 @@ class ActivationNorm(Callback):
             outputs = state.outputs
             if outputs is None:
                 return  # other ranks of a pipeline compute them
-            # A router's figures stand beside the hidden states.
+            # Outputs of a mixture of experts contain its routers' figures next to the hidden states.
             self._keep(outputs[0] if isinstance(outputs, tuple) else outputs)
 
     def batch_end(self, state: TrainState) -> None:

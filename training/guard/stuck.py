@@ -1,4 +1,4 @@
-"""Trainings that do not learn: weights that do not move, and a loss that stays at that of token counts alone."""
+"""Detection of trainings that do not learn: weights that do not change, and a loss that stays at that of unigrams."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FALL = 0.02
 
 
 class Stuck(Callback):
-    """Writes the event `stuck`, once.
+    """Write the event `stuck`, once.
 
-    frequencies_loss: nats a token that the frequencies of tokens alone give.
+    frequencies_loss: nats per token of a model that only knows the frequencies of tokens.
     first: the first batch that counts, the end of the warm-up.
     """
 
@@ -60,11 +60,11 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class WeightsMove(Callback):
-    """Raises StageError `no_update` when the first three updates leave every weight as it was, to the bit.
+    """Raise StageError `no_update` if the first three updates do not change any weight, to the bit.
 
-    A batch whose gradient is zero throughout, as where all answers to a prompt are worth the same, asks for no update
-    and counts none; the third writes the event `no_gradient`.
-    updated: whether a batch was to change the weights at all: one that is passed over is not.
+    A batch with a gradient of zeros, for example if all answers to a prompt have the same reward, needs no update and
+    does not count as one; the third such batch writes the event `no_gradient`.
+    updated: returns True if a batch should change the weights; False for a skipped batch.
     """
 
     def __init__(self, stage: str, updated: Callable[[int], bool], run: Run) -> None:
@@ -83,7 +83,7 @@ class WeightsMove(Callback):
             self._before = bits_of(state.model)
 
     def after_train_batch(self, state: TrainState) -> None:
-        # Not called where an optimizer passes over its closure; and where no weight has a gradient, that is a fault.
+        # Not called if an optimizer ignores its closure; and if no weight has a gradient, that is a fault.
         if not self._moved:
             gradients = [local(weight.grad) for weight in state.model.parameters() if weight.grad is not None]
             self._is_zero = bool(gradients) and not any(bool(one.any()) for one in gradients)
@@ -120,7 +120,7 @@ class WeightsMove(Callback):
 
 
 def bits_of(model: nn.Module) -> Tensor:
-    """A number for each weight tensor (of this rank's part), from its bits: another one if a weight moved."""
+    """Return a checksum of the bits of each weight tensor (of this rank's part); it differs if a weight changed."""
     parts = [local(weight.detach()) for weight in model.parameters()]
     device = next((part.device for part in parts), torch.device("cpu"))
     sums = [part.reshape(-1).view(_BITS[part.element_size()]).sum(dtype=torch.int64).to(device) for part in parts]

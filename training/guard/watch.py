@@ -1,4 +1,4 @@
-"""What is usual for a figure of training, and how far a new value of it lies above that."""
+"""Usual values of a training figure, and the deviation of a new value from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _TAIL, _TAIL_Z = 0.03, 1.8808
 
 
 def spread_of(values: list[float]) -> float:
-    """An estimate of the standard deviation that a few outliers do not move, and that a heavy upper tail does.
+    """Estimate the standard deviation, robust against a few outliers but sensitive to a heavy upper tail.
 
-    The larger of 1.4826 × MAD and of the upper 3 % quantile's distance from the median over 1.88, which are equal for
-    a normal distribution. A reward model's losses are near 0 but for a few: their MAD alone says nothing of those.
+    The estimate is the larger of 1.4826 × MAD and of the upper 3 % quantile's distance from the median over 1.88, which
+    are equal for a normal distribution. Most losses of a reward model are near 0: their MAD does not reflect the rest.
     """
     middle = median(values)
     deviation = MAD_TO_DEVIATION * median([abs(one - middle) for one in values])
@@ -28,10 +28,10 @@ def spread_of(values: list[float]) -> float:
 class Watch:
     """One figure over a window of healthy batches.
 
-    A value is judged by its distance from the median of the `least` values before it, against such distances of the
-    whole window: so a loss that falls steeply does not widen what counts as usual.
+    A value is judged by its distance from the median of the `least` values before it, relative to these distances in
+    the whole window, so that a steeply falling loss does not widen the usual range.
 
-    least_spread: below this a spread counts as this: relative to the median, or of the logarithm.
+    least_spread: lower bound on the spread, relative to the median, or of the logarithm.
     logarithmic: for figures that vary by factors, such as norms.
     """
 
@@ -45,18 +45,18 @@ class Watch:
 
     @property
     def knows(self) -> bool:
-        """Whether the window has enough to judge by."""
+        """True if the window has enough values for a judgement."""
         return len(self._distances) >= self._least
 
     def spread(self) -> float:
-        """Standard deviation of a healthy value from the median of those before it; of the logarithm if so asked."""
+        """Standard deviation of a healthy value, or its logarithm, from the median of those before it."""
         least = self._least_spread * (1 if self._logarithmic else abs(median(self._recent)))
         return max(spread_of(list(self._distances)), least, 1e-12)
 
     def z(self, value: float) -> float:
-        """Spreads by which `value` (finite) lies above what is usual; 0 below, and while nothing is known.
+        """Number of spreads by which `value` (finite) exceeds the usual value; 0 if below, and while unknown.
 
-        What does not lie above the median of the last values is not above what is usual, however steep their fall.
+        A value at or below the median of the last values never exceeds the usual value, however steep their fall.
         """
         if not self.knows:
             return 0.0
@@ -66,7 +66,7 @@ class Watch:
         return (distance - max(0.0, median(self._distances))) / self.spread()
 
     def accept(self, value: float) -> None:
-        """Counts a healthy batch's value among the usual ones."""
+        """Add a healthy batch's value to the usual ones."""
         scaled = self._scaled(value)
         if self._recent:
             self._distances.append(scaled - median(self._recent))

@@ -1,4 +1,4 @@
-"""Which attention a model computes with, and a causal one for CPUs that leaves out what no token sees."""
+"""Choose the attention kernel of a model; includes a causal one for CPUs that skips masked blocks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from training.core.hardware import Hardware
 
 CAUSAL_BLOCKS = "causal_blocks"
 FLEX = "flex_documents"
-"""Transformers' flex attention under a name of ours: it serves GPT-2 too, which there has not been declared for it."""
+"""Transformers' flex attention under our own name: it works for GPT-2 too, which transformers does not declare."""
 ADDED_MASKS = ("eager", CAUSAL_BLOCKS)
 """Kernels that add their mask to the scores."""
 # Families of transformers whose attention is no more than softmax(QKᵀ × scale + mask) V.
 _PLAIN = {"llama", "gpt2", "mistral", "qwen2", "qwen3"}
-# A CPU's SDPA goes through all of (T, T), and its backward pass is slower than the plain products: measured up to here.
+# SDPA on a CPU computes all of (T, T), and its backward pass is slower than plain products up to these lengths.
 _EAGER_UP_TO, _BLOCKS_UP_TO = 512, 2048
 _BLOCK = 256
-# Triton's matrix products take no narrower heads.
+# Triton's matrix products do not support narrower heads.
 _FLEX_LEAST_WIDTH = 16
 
 
@@ -42,8 +42,8 @@ def causal_blocks(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Plain attention whose queries, block by block, meet only the keys up to their own: at T tokens in n blocks it
-    computes (n + 1) / 2n of the scores.
+    """Compute plain attention in blocks of queries, each against only the keys up to its end: for T tokens in n blocks
+    this is (n + 1) / 2n of the scores.
 
     query (B, H, Q, D), key and value (B, K, S, D) where K divides H and the queries are the last Q of the S positions;
     attention_mask, added to the scores (B, 1, Q, S), hides at least what comes later. Returns (B, Q, H, D).
@@ -74,24 +74,24 @@ AttentionMaskInterface.register(FLEX, flex_attention_mask)
 
 
 def is_plain(model: PreTrainedModel) -> bool:
-    """Whether `causal_blocks` computes what a model's own attention does."""
+    """Return True if `causal_blocks` computes the same as a model's own attention."""
     return model.config.model_type in _PLAIN
 
 
 def is_flash(implementation: str) -> bool:
-    """Whether a kernel takes no mask but the bounds of documents."""
+    """Return True if a kernel takes the bounds of documents instead of a mask."""
     return implementation.startswith("flash_attention")
 
 
 def choose_attention(
     model: PreTrainedModel, hardware: Hardware, longest: int, *, causal: bool = True, documents: bool = False
 ) -> None:
-    """The kernel that was asked for; else, on a CPU, plain attention for short sequences, in blocks for longer ones,
-    and on a GPU for packed documents one that computes nothing between them.
+    """Set the requested kernel; by default, on a CPU, plain attention for short sequences and blocks for longer ones,
+    and on a GPU with packed documents a kernel that computes nothing between them.
 
-    longest: tokens of a sequence. causal: whether no token ever sees a later one. documents: whether attention stays
+    longest: tokens of a sequence. causal: True if no token ever sees a later one. documents: True if attention stays
     within documents.
-    Raises StageError for a kernel that the model or the machine has not, or that would cross documents.
+    Raises StageError for a kernel that the model or the machine does not support, or that would cross documents.
     """
     wanted, family = hardware.attention, FAMILIES.get(model.config.model_type)
     if wanted == "auto":
@@ -122,8 +122,8 @@ def choose_attention(
 
 @contextmanager
 def answering(model: PreTrainedModel) -> Iterator[None]:
-    """While open, a kernel for packed documents gives way to SDPA: text is written token by token, and each length
-    would be compiled anew."""
+    """Replace a kernel for packed documents by SDPA within this context: generation runs token by token, and every
+    length would be compiled again."""
     kernel = model.config._attn_implementation
     if kernel == FLEX or is_flash(kernel):
         model.config._attn_implementation = "sdpa"
@@ -148,7 +148,7 @@ def _for_documents(model: PreTrainedModel, family: Family, hardware: Hardware, c
 
 
 def _no_flex(model: PreTrainedModel) -> str:
-    """Why flex attention cannot be had for a model; empty if it can."""
+    """Return the reason why flex attention does not support a model; empty if it does."""
     config = model.config
     if any(getattr(config, name, 0.0) for name in ("attn_pdrop", "attention_dropout")):
         return "it knows no dropout of attention"

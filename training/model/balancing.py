@@ -1,4 +1,4 @@
-"""The balancing loss of a mixture of experts, and how evenly its tokens are spread.
+"""The balancing loss of a mixture of experts, and metrics of the balance of its tokens.
 
 Shapes: L layers with experts, N tokens, E experts of a layer, of which k see a token.
 """
@@ -19,16 +19,16 @@ from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 
-# Experts up to whose number each one's share is told. More would be most of what a training writes.
+# Maximum number of experts whose shares are reported one by one. More would dominate the metrics of a training.
 _EACH = 32
 
 
 class Routed(NamedTuple):
-    """What a mixture of experts gives.
+    """Outputs of a mixture of experts.
 
     states: hidden states (B, T, D) or logits (B, T, V). balancing: the loss of its routers, before its coefficient.
-    chosen: how many tokens each expert of each layer saw (L, E), without those that are not counted. Of a batch that
-    passed a pipeline both are those of its microbatches, in a dimension before.
+    chosen: number of tokens that each expert of each layer received (L, E), without uncounted ones. For a batch that
+    passed a pipeline both have an additional first dimension: its microbatches.
     """
 
     states: Tensor
@@ -37,8 +37,8 @@ class Routed(NamedTuple):
 
 
 def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Tensor:
-    """What the balancing loss adds up over tokens (1 + l·k, E), from the logits (N, E) of the routers of l layers: the
-    probabilities that they give each expert, with their gradient, and how many tokens chose it in each layer as their
+    """Sums over tokens (1 + l·k, E) for the balancing loss, from the logits (N, E) of the routers of l layers: the
+    probabilities of each expert, with their gradient, and the number of tokens in each layer that chose it as their
     first, second, … choice.
 
     counted: 1 for each token (N,) that counts, 0 for padding.
@@ -71,7 +71,7 @@ def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class TokenRanks:
-    """Ranks that have other tokens each of the same sequences.
+    """Ranks that have different tokens of the same sequences.
 
     mesh: those that share sequences (`context`), and those that share layers (`tensor`), between which sequences are
     split too.
@@ -80,12 +80,12 @@ class TokenRanks:
     mesh: DeviceMesh
 
     def own(self, tokens: Tensor) -> Tensor:
-        """This rank's (B, T / tensor ranks) of what the tokens have (B, T) that ranks which share layers have."""
+        """Return this rank's part (B, T / tensor ranks) of a tensor (B, T) that ranks which share layers have."""
         return tokens.chunk(self.mesh.size(1), 1)[self.mesh.get_local_rank(1)]
 
     def sum(self, sums: Tensor) -> Tensor:
-        """Of all of them. A rank's gradient is that of its own tokens, as ranks that share layers add it up; times the
-        ranks that share sequences, which take the mean of theirs."""
+        """Sum over all of these ranks. The gradient of a rank is that of its tokens, since ranks that share layers sum
+        their gradients, times the number of ranks that share sequences, since these average theirs."""
         found: Tensor = _Summed.apply(sums, self.mesh)
         return found
 
@@ -106,7 +106,7 @@ class _Summed(torch.autograd.Function):
 
 
 class ExpertLoad(Callback):
-    """Tells how evenly the tokens of each batch were spread over experts, over all ranks.
+    """Report the balance of each batch's tokens among the experts, over all ranks.
 
     train/balancing_loss: its mean over microbatches by their tokens, before the coefficient.
     train/expert_most, train/expert_least: the most and the fewest tokens that an expert of any layer saw, as a multiple
@@ -129,7 +129,7 @@ class ExpertLoad(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         own = torch.zeros(1 + math.prod(self._shape), dtype=torch.float64, device=state.device)
-        if self._found:  # ranks of a pipeline but the last have none
+        if self._found:  # ranks of a pipeline other than the last have none
             losses, chosen = (torch.cat(part).double() for part in zip(*self._found, strict=True))
             own = torch.cat([(losses * chosen.sum((1, 2))).sum()[None], chosen.sum(0).flatten()])
         self._found = []

@@ -1,7 +1,7 @@
 """Embedding and output layer of a fresh model, fitted to the bigrams of its text before the first batch.
 
-A small model spends its first million tokens on which token follows which. Counted, that is one sparse matrix, and to
-fit two layers to it costs about as much as training on some ten thousand tokens a pass, however long the text was.
+A small model spends its first million tokens on learning bigrams. Their counts are one sparse matrix. Fitting two
+layers to it costs about as much per pass as training on some ten thousand tokens, regardless of the length of the text.
 
 Shapes: V vocabulary, D width, R tokens whose successors are fitted at once.
 """
@@ -20,11 +20,10 @@ from training.core.hardware import Hardware
 from training.model.ngram import Bigram
 
 PASSES = 32
-"""Over the vocabulary. At V = 4,096 and D = 256, 24 end within 0.03 nats of the counts on held-out text, 12 within 0.16
-(benchmarks/RESULTS.md, "The recipe")."""
+"""Passes over the vocabulary. At V = 4,096 and D = 256, 24 end within 0.03 nats of the counts on held-out text, 12
+within 0.16 (benchmarks/RESULTS.md, "The recipe")."""
 CONSTANT = 0.25
-"""Of a token's embedding, the share of its length that is the same for all tokens: the output layer says in it how
-frequent each is."""
+"""Share of an embedding's length that is the same for all tokens: the output layer encodes their frequencies in it."""
 _ROWS = 1024
 _EMBEDDING_RATE, _OUTPUT_RATE = 0.15, 0.02
 _BETAS = (0.8, 0.95)
@@ -33,12 +32,12 @@ _BETAS = (0.8, 0.95)
 def start_from_bigrams(
     model: PreTrainedModel, counted: Bigram, hardware: Hardware, seed: int, unused: int = 0
 ) -> float:
-    """Sets both layers of `model` so that the token after v has about the shares that were counted after v, as long as
-    the blocks add nothing; the cross-entropy of the counted text by them alone, in nats a token.
+    """Set both layers of `model` so that the distribution after token v is about the counted one, as long as the blocks
+    add nothing; return the cross-entropy of the counted text under these layers alone, in nats per token.
 
-    Every embedding has a root mean square of 1, so that the last RMSNorm (with weights of one) leaves it as it is. Its
-    last `unused` entries are zero and not read by the output layer; the one before is the same for all tokens. Fitted
-    by Adam on rank 0, whose layers every rank takes; every rank must call.
+    Every embedding has a root mean square of 1, so that the last RMSNorm (with weights of one) does not change it. Its
+    last `unused` entries are zero, and the output layer does not read them; the entry before them is the same for all
+    tokens. Rank 0 fits the layers with Adam and broadcasts them; every rank must call.
     """
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     rows, width = inputs.shape
@@ -84,7 +83,7 @@ def _fit(
 
 
 def _embeddings(raw: Tensor, width: int) -> Tensor:
-    """Rows (R, learnt + 1) of a length of sqrt(D), CONSTANT of which is the last entry."""
+    """Return rows (R, learnt + 1) of length sqrt(D), where the last entry is CONSTANT of the length."""
     scale = math.sqrt((1 - CONSTANT**2) * width / raw.shape[1])
     constant = raw.new_full((len(raw), 1), CONSTANT * math.sqrt(width))
     return torch.cat([rms_norm(raw, raw.shape[1:]) * scale, constant], 1)

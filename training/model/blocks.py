@@ -1,8 +1,7 @@
-"""The layers that a model is stacked of, and what their forward pass is wrapped in: activations that are computed again
-in the backward pass, and a compiler.
+"""The stacked layers of a model, and wrappers of their forward pass: activation checkpointing and compilation.
 
-A wrapped layer keeps its class and the names of its weights. What is wrapped is the function of the layer's class, so
-that layers of one kind share it, and with it what is compiled.
+A wrapped layer keeps its class and the names of its weights. The wrapper applies to the function of the layer's class,
+so that layers of one kind share the function and its compiled code.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Forward = Callable[..., Any]
-"""(layer, what it is given) → what it gives: the forward method of a class."""
+"""(layer, inputs) → outputs: the forward method of a class."""
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model is stacked of: the members of its outermost lists of modules."""
+    """Return the stacked layers of a model: the members of its outermost lists of modules."""
     found: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, ParametrizationList):  # of an embedding with rows that learn beside adapters
@@ -42,11 +41,11 @@ def checkpoint_activations(model: nn.Module, how: str) -> None:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Has torch.compile compile every block by itself, in place, for training; measuring stays uncompiled.
+    """Compile every block separately with torch.compile, in place, for training; evaluation stays uncompiled.
 
-    What works on a block from outside, as FSDP2's hooks that gather its weights, stays outside of what is compiled, and
-    no collective runs within: ranks may compile at different times. Layers of one kind are compiled once. Activations
-    that are computed again must have been wrapped before: what to keep is then the compiler's to arrange.
+    Hooks on a block, such as FSDP2's that gather its weights, stay outside of the compiled code, which contains no
+    collectives: ranks may compile at different times. Layers of one kind are compiled once. Activation checkpointing
+    must be applied before, so that the compiler decides what to keep.
     """
     _wrap(model, _compiled)
 

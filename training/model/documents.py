@@ -1,8 +1,8 @@
-"""Documents in packed sequences: where each begins, and the attention that stays within it.
+"""Documents in packed sequences: their boundaries, and attention within them.
 
-A document begins with the token before its text. That is the beginning-of-text token of tokenizers that put one in
-front of every text, else the `<|endoftext|>` that ended the document before, which so plays its part, as it does when
-the model is scored or asked from nothing. It sees nothing of what came before it.
+A document begins with the token before its text. That is the beginning-of-text token for tokenizers that put one in
+front of every text, else the `<|endoftext|>` that ended the previous document. It takes the same role when the model is
+scored or prompted without context. It attends to nothing before it.
 
 Shapes: B sequences, T tokens, D documents of one sequence.
 """
@@ -29,8 +29,8 @@ Starts = NDArray[np.int64]
 class Packed:
     """Packed sequences: tokens (B, T), and for each sequence the positions at which a document's text begins (D,).
 
-    sources: the source of each of these documents (D,); empty where nobody asked for them.
-    draws: epoch and number of each sequence, which what is drawn for it follows; empty where nothing is drawn.
+    sources: the source of each of these documents (D,); empty if not requested.
+    draws: epoch and number of each sequence, which seed its random draws; empty if nothing is drawn.
     """
 
     tokens: Tokens
@@ -76,18 +76,18 @@ def positions_within(documents: Tensor) -> Tensor:
 
 
 def same_document(queries: Tensor, keys: Tensor) -> Tensor:
-    """Which of the keys (B, K) are of the document of which of the queries (B, Q): (B, 1, Q, K)."""
+    """Mask (B, 1, Q, K) of queries (B, Q) and keys (B, K) of the same document, from their document numbers."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
 def within_documents(
     documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Which tokens may see which: (B, 1, T, T), true for itself and the earlier ones of its document.
+    """Attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
 
-    seen_by_all: tokens (B, T) that the earlier ones of their document see too.
-    window: how many tokens each sees at most on its left, itself among them.
-    rows: the positions (R,) of the tokens that are asked about, where it is not all: (B, 1, R, T).
+    seen_by_all: tokens (B, T) that earlier tokens of their document see too.
+    window: maximum number of tokens that each token sees, itself included.
+    rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
     """
     places = torch.arange(documents.shape[1], device=documents.device)
     asked = (places if rows is None else rows)[:, None]
@@ -101,7 +101,7 @@ def within_documents(
 
 
 def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:
-    """`within_documents` for torch's flex attention, which leaves out what no block of tokens sees."""
+    """`within_documents` for torch's flex attention, which skips fully masked blocks."""
     length = documents.shape[1]
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int
             seen = seen & (query - key < window)
         return seen & (documents[row, query] == documents[row, key])
 
-    # Compiled, no mask (B, T, T) exists on the way.
+    # Compiled, this never materializes a mask (B, T, T).
     on_gpu = documents.device.type == "cuda"
     mask = create_block_mask(visible, len(documents), None, length, length, str(documents.device), _compile=on_gpu)
     # GPT-2 in transformers asks any mask for its dimensions.
@@ -121,8 +121,8 @@ def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int
 
 
 def document_bounds(documents: Tensor) -> Tensor:
-    """Where each document begins when the rows (B, T) are laid end to end, and the end of the last: (documents + 1,),
-    int32, as variable-length flash attention takes its `cu_seqlens`."""
+    """Start of each document in the concatenated rows (B, T), and the end of the last one: (documents + 1,), int32, in
+    the format of `cu_seqlens` of variable-length flash attention."""
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     places = begins.flatten().nonzero()[:, 0]
@@ -130,12 +130,12 @@ def document_bounds(documents: Tensor) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `mask` is true, else the least number of the type: what plain attention adds to its scores."""
+    """Convert a mask to the term that plain attention adds to scores: 0 where true, else the dtype's minimum."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class EncoderDecoderMasks:
-    """Gives the encoder's attention, the decoder's own and that from decoder to encoder the masks of the batch at hand.
+    """Give the encoder's attention, the decoder's and that from decoder to encoder the masks of the current batch.
 
     Each goes to its layers by a hook, so that the model, its export and its recomputation stay those of transformers.
     """
@@ -149,7 +149,7 @@ class EncoderDecoderMasks:
             self._hook(block.layer[1], "across")
 
     def set(self, batch: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Takes the masks of `documents (B, T)` and `decoder_documents (B, S)`; none where the batch has no such."""
+        """Compute the masks from `documents (B, T)` and `decoder_documents (B, S)`; none if the batch has neither."""
         self._masks = {}
         if "documents" in batch:
             read, written = batch["documents"], batch["decoder_documents"]

@@ -16,7 +16,7 @@ from training.config.families import FAMILIES, is_mixture
 
 
 def expert_layers(model: nn.Module) -> list[Any]:
-    """The layers that choose among experts, in networks of the proven families."""
+    """Return the layers that route to experts, in networks of the proven families."""
     return [part for part in _layers_of_mixtures(model) if isinstance(part.experts, Experts)]
 
 
@@ -29,9 +29,9 @@ def _layers_of_mixtures(model: nn.Module) -> list[Any]:
 
 
 def unstack_experts(network: PreTrainedModel) -> None:
-    """Gives each expert of a proven family linear layers, in place of transformers' weights (E, …) for all of a layer.
+    """Replace transformers' stacked weights (E, …) of a layer by linear layers for each expert of a proven family.
 
-    So an optimizer takes each matrix by itself, ranks hold some experts each, and weights have the names that they have
+    An optimizer then steps each matrix separately, ranks can hold some experts each, and weights have the same names as
     in the files of transformers."""
     family = network.config.model_type
     names = _NAMES.get(family, _NAMES[""])
@@ -52,7 +52,7 @@ class Experts(nn.ModuleList):
         """`outputs_of` where ranks share the experts; None where this rank holds all."""
         self.idle = idle
         self.reaches_all = idle
-        """Whether each gets a gradient, of zeros where no token chose it."""
+        """True if every expert gets a gradient, of zeros if no token chose it."""
 
     def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The outputs of the k experts `chosen` (N, k) for tokens (N, D), times `weights` (N, k), added up."""
@@ -74,11 +74,11 @@ _NAMES: dict[str, dict[str, str]] = {
     "": {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
     "mixtral": {"gate": "w1", "down": "w2", "up": "w3"},
 }
-"""The layers of an expert by what they do, in the order and under the names that a family's files have."""
+"""Names of an expert's layers by function, in the order and spelling of a family's files."""
 
 
 class _Expert(nn.Module):
-    """A gated MLP, with weights of its own."""
+    """A gated MLP with separate weights."""
 
     def __init__(self, into: Tensor, back: Tensor, activation: Any, names: Mapping[str, str]) -> None:
         """into: of the gate and what it is multiplied with (2·F, D); back: (D, F)."""
@@ -105,7 +105,7 @@ def outputs_of(experts: Iterable[nn.Module], given: Tensor, counts: Tensor, all_
 
 
 def order_of(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The places (C,) of rows in the order of their keys, where rows of one key stay as they were; and those back."""
+    """Return the permutation (C,) that sorts rows by their keys (stable), and its inverse."""
     places = keys.argsort(stable=True)
     inverse = torch.empty_like(places)
     inverse[places] = torch.arange(len(places), device=places.device)
@@ -113,8 +113,8 @@ def order_of(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rows(torch.autograd.Function):
-    """Rows (N, D), each k times (N·k, D), in the order `places` (N·k,), to which `inverse` is the way back. torch's own
-    gradient adds rows up in any order on a GPU, and would not give the same bits twice."""
+    """Repeat rows (N, D) k times (N·k, D), in the order `places` (N·k,), whose inverse is `inverse`. torch's own
+    gradient sums rows in arbitrary order on a GPU, which is not reproducible to the bit."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, places: Tensor, inverse: Tensor, k: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Matrix products of a training in FP8 (`launch.precision: fp8`), by torchao's linear layers.
 
 Inputs and weights of a product are rounded to E4M3 and gradients to E5M2, each scaled so that its largest number is the
-type's largest (Micikevicius et al. 2022, sections 3 and 5). Weights themselves, their gradients and the optimizer's
-state stay as they are, so that what is measured, exported and continued is a model as any other.
+type's largest (Micikevicius et al. 2022, sections 3 and 5). Weights, their gradients and the optimizer's state keep
+their precision, so evaluation, export and continuation work as for any other model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchao.float8 import Float8Linear
 
 _MULTIPLE = 16
-"""Both sides of a matrix are multiples of it, or tensor cores take it in no 8 bits."""
+"""Tensor cores multiply 8-bit matrices only if both dimensions are multiples of this number."""
 _NATIVE = (8, 9)
 """The first compute capability of GPUs with products in FP8: Ada and Hopper's."""
 _OF_MIXTURES = ("gate", "router", "experts")
@@ -30,13 +30,13 @@ al. 2022, section 2.4)."""
 
 
 def train_in_float8(model: nn.Module, device: torch.device) -> int:
-    """Has the linear layers of a model's blocks compute in FP8 while they train, in place; returns how many do.
+    """Make the linear layers of a model's blocks compute in FP8 during training, in place; return their number.
 
     Embeddings, the output layer, norms and attention itself stay in the precision around them, as do experts and
     routers of a mixture, and matrices with a side that is no multiple of 16. On a CPU the products are emulated:
     rounded to 8 bits and multiplied in fp32, slower than without.
 
-    Raises StageError where torchao is missing, the GPU has no such products, or no layer has sides that fit.
+    Raises StageError if torchao is missing, the GPU has no FP8 products, or no layer has suitable dimensions.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NATIVE:
         name = torch.cuda.get_device_name(device)
@@ -73,11 +73,11 @@ def _fits(path: str, module: nn.Module) -> bool:
 
 @cache
 def _training_linear() -> type[Float8Linear]:
-    """Made at its first use: importing torchao takes half a second that other trainings need not spend."""
+    """Create the class at its first use: importing torchao takes half a second, which other trainings save."""
     from torchao.float8.float8_linear import Float8Linear
 
     class TrainingFloat8Linear(Float8Linear):
-        """In FP8 while it trains; measured as the linear layer that is exported."""
+        """Linear layer in FP8 during training; evaluated as the exported linear layer."""
 
         def forward(self, input: Tensor) -> Tensor:
             if self.training:

@@ -1,8 +1,8 @@
-"""Attention of a fresh model that begins with induction heads instead of having to find them.
+"""Attention of a fresh model that starts with induction heads instead of having to learn them.
 
-What ends the slow first part of a training is that two heads form (Olsson et al. 2022, "In-context Learning and
-Induction Heads"): one that looks at the token before, and one in a later block that looks at what followed an earlier
-occurrence of the present token. Both can be written down for a model whose embeddings leave some entries unused.
+The slow first part of a training ends when two heads form (Olsson et al. 2022, "In-context Learning and Induction
+Heads"): one that attends to the previous token, and one in a later block that attends to the token after an earlier
+occurrence of the current token. Both can be constructed for a model whose embeddings have some unused entries.
 
 Shapes: D width, H a head's width, U = 3/8 of H unused entries of the embedding.
 """
@@ -32,8 +32,8 @@ def start_induction(model: PreTrainedModel, seed: int) -> None:
     """Sets queries and keys of the first block, so that its heads look at the 1st, 2nd, 3rd… token back, and of the
     first head of the second block, so that it looks at what came after the present token before.
 
-    The first head writes into the unused entries which token it looked at, in a random projection. What all other heads
-    do with what they see is left as it is: with residual projections of zero the logits stay what they were, but for a
+    The first head writes a random projection of the token that it attends to into the unused entries. The values and
+    outputs of all other heads do not change: with residual projections of zero the logits stay the same, except for a
     few percent by which the last norm divides all of them.
 
     model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves them.

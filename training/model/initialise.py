@@ -1,4 +1,4 @@
-"""Fresh weights of a model by the schemes that papers name."""
+"""Initialise the weights of a model by published schemes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def initialise(
     zero_residual: bool = False,
     base_width: int | None = None,
 ) -> None:
-    """Draws every matrix of `model` anew by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
+    """Draw every matrix of `model` again by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
 
     spread: standard deviation for the schemes that take one.
-    zero_residual: whether what adds to the residual stream begins at zero.
-    base_width: the width that `spread` is meant for, where µP goes on from there (OptimizerConfig.mup_base_width).
+    zero_residual: True to start projections into the residual stream at zero.
+    base_width: the width for which `spread` is chosen, if µP scales from there (OptimizerConfig.mup_base_width).
 
     Draws from torch's global random state. Tied matrices are drawn once.
     """

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022): frozen weights with small trained ones beside them, merged at the end.
+"""Low-rank adapters (LoRA, Hu et al. 2022): small trained weights next to frozen ones, merged at the end.
 
 Tokens that no text has trained have rows in the embedding and the output layer that learn beside the adapters: frozen,
 they would stay alike, and a model could neither read the turns of a chat nor end its answers (peft's
@@ -49,7 +49,7 @@ class LoraLinear(nn.Linear):
 class LearningRows(nn.Module):
     """A parametrization of a table (V, D) of tokens whose rows `ids` learn while the others are frozen.
 
-    rows: (N, D), which begin as they are in the table.
+    rows: (N, D), initialised from the table.
     """
 
     def __init__(self, table: Tensor, ids: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class LearningRows(nn.Module):
 
 
 def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: LoraConfig) -> list[int]:
-    """The tokens whose rows learn beside adapters.
+    """Return the tokens whose rows learn together with adapters.
 
     Raises StageError `no_such_token` for a token that the tokenizer does not have.
     """
@@ -80,7 +80,7 @@ def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, con
 
 
 def learn_rows(model: PreTrainedModel, ids: Sequence[int]) -> int:
-    """Has the rows `ids` of a model with adapters learn too, in place; return the number of weights that learn more.
+    """Make the rows `ids` of a model with adapters learn too, in place; return the number of additional weights.
 
     A row of tied input and output embeddings is one.
     """
@@ -97,7 +97,7 @@ def learn_rows(model: PreTrainedModel, ids: Sequence[int]) -> int:
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
-    """Freezes a model and puts adapters beside its linear layers, in place; how many weights learn now.
+    """Freeze a model and add adapters to its linear layers, in place; return the number of weights that learn.
 
     Raises StageError `no_such_layer` for a target that names no linear layer.
     """

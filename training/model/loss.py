@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 IGNORE = -100
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
-"""A chunk's positions: at least so many, and more while its logits stay below so many numbers: 32 MB in fp32, and on a
-GPU, which computes few at once slowly, 0.5 GB (benchmarks/bench_kernels.py)."""
+"""Minimum number of positions per chunk, and maximum number of logits per chunk if it has more positions: 32 MB in
+fp32, and 0.5 GB on a GPU, which is slow on small chunks (benchmarks/bench_kernels.py)."""
 _FP16_SCALE = 2.0**8
 """Factor of the gradient by the logits in fp16, whose entries are probabilities: those of a large vocabulary would lose
 bits below 6e-5. It is taken out again in fp32."""
@@ -59,7 +59,7 @@ def _compiled_loss_and_gradient() -> Callable[[Tensor, Tensor], tuple[Tensor, Te
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes the gradient chunk by chunk in the forward pass, so that logits (chunk, V) can be dropped at once."""
+    """Compute the gradient chunk by chunk in the forward pass, so that logits (chunk, V) can be freed immediately."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, compiled: bool) -> Tensor:
@@ -128,7 +128,7 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
     """Summed cross-entropy of `hidden (N, D)` against `labels (N,)` through an output layer `weight (V, D)`.
 
     Positions labelled -100 count nothing. The products run in hidden's type, softmax and sums in fp32.
-    compiled: whether a chunk's softmax and gradient are one compiled kernel.
+    compiled: True if a chunk's softmax and gradient are one compiled kernel.
     """
     if torch.is_grad_enabled():
         return _ChunkedCrossEntropy.apply(hidden, weight, labels, compiled)

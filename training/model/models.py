@@ -115,11 +115,11 @@ def build(
     zero_residual: bool = False,
     base_width: int | None = None,
 ) -> PreTrainedModel:
-    """A model with fresh fp32 weights, see training/model/initialise.py; a T5 keeps its own, which its attention
-    without a scale needs.
+    """Create a model with fresh fp32 weights, see training/model/initialise.py; a T5 keeps its default weights, which
+    its unscaled attention needs.
 
-    auto: the class of transformers for what the model shall do.
-    Raises StageError for a mixture of experts whose balancing loss nobody has proven.
+    auto: the transformers class for the model's task.
+    Raises StageError for a mixture of experts whose balancing loss is not verified.
     """
     if problem := experts_problem(config.model_type, config.to_dict(), "pretrain.model.transformers"):
         raise StageError(problem)
@@ -147,14 +147,14 @@ def decoder(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def plain_head(model: PreTrainedModel) -> bool:
-    """Whether logits are known to be hidden @ weight.T and nothing else."""
+    """Return True if logits are known to be exactly hidden @ weight.T."""
     family = FAMILIES.get(model.config.model_type)
     return family is not None and family.plain_head and getattr(model.get_output_embeddings(), "bias", None) is None
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
-    """Training FLOPs a token: 6N + 12 L·D·T (PaLM, appendix B), N without embeddings that are only looked up, D the
-    width of all heads together, which is not the model's in every family."""
+    """Training FLOPs per token: 6N + 12 L·D·T (PaLM, appendix B), N without embeddings that are only looked up, D the
+    width of all heads together, which differs from the model's width in some families."""
     config = model.config
     parameters = sum(weight.numel() for weight in model.parameters())
     looked_up = sum(

@@ -19,7 +19,7 @@ _KEY = "untrained_tokens"
 
 
 def name_untrained(model: PreTrainedModel, chat_ids: Iterable[int], tokens: int) -> None:
-    """Notes in a fresh model which of its rows its pretraining will not train: packed text spells chat tokens out.
+    """Record in a fresh model the rows that its pretraining will not train: packed text spells chat tokens out.
 
     tokens: ids that the tokenizer has; rows from there on are padding.
     """
@@ -52,19 +52,19 @@ def untrained_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def add_untrained(model: PreTrainedModel, ids: Iterable[int]) -> None:
-    """Names more tokens in config.json whose rows no text has trained."""
+    """Add tokens to the untrained ones in config.json."""
     if named := sorted({*(getattr(model.config, _KEY, None) or []), *ids}):
         setattr(model.config, _KEY, named)
 
 
 def forget_untrained(model: PreTrainedModel) -> None:
-    """Has config.json name no untrained tokens any more: a training has begun that they are part of."""
+    """Remove the list of untrained tokens from config.json, once a training includes them."""
     if hasattr(model.config, _KEY):
         delattr(model.config, _KEY)
 
 
 def begin_untrained(model: PreTrainedModel, seed: int) -> int:
-    """Gives the tokens that `name_untrained` named the mean of the others, once; how many they were."""
+    """Set the rows of the tokens from `name_untrained` to the mean of the others, once; return their number."""
     ids = list(getattr(model.config, _KEY, None) or [])
     forget_untrained(model)
     draw_from_mean(model, ids, seed)

@@ -1,4 +1,4 @@
-"""Unigram and bigram baselines: what a model of counts alone reaches on the same tokens.
+"""Unigram and bigram baselines: losses of count-based models on the same tokens.
 
 Both count a stream of batches, so that no text has to be held in memory. V is the vocabulary size.
 """
@@ -43,7 +43,7 @@ class Bigram:
     vocabulary.
 
     batches: sequences (B, T).
-    pairs: how many they have in all, or more: B·(T - 1), summed.
+    pairs: upper bound on the number of pairs in all batches: B·(T - 1), summed.
     """
 
     def __init__(self, batches: Iterable[Tokens], vocab_size: int, pairs: int) -> None:
@@ -92,7 +92,7 @@ class Bigram:
         return found
 
     def shares(self, before: Tokens, width: int) -> NDArray[np.float32]:
-        """Of all counted pairs the share of each pair that begins with these tokens: (N, width) of (N,)."""
+        """Share of each pair that begins with these tokens, among all counted pairs: (N, width) from (N,)."""
         first, last = np.zeros_like(before), np.full_like(before, self._vocab_size - 1)
         begins = np.searchsorted(self._keys, self._pairs(before, first))
         ends = np.searchsorted(self._keys, self._pairs(before, last), side="right")

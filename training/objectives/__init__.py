@@ -1,4 +1,4 @@
-"""What a model learns from packed text: one file a kind, and which of them a config names."""
+"""Training objectives on packed text: one file per kind, and the choice by a config."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training.objectives.span_corruption import SpanCorruption
 def objective_of(
     config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, length: int, within: bool | None = None
 ) -> Objective:
-    """The objective of `config` on sequences of `length` tokens; gives `tokenizer` the special tokens that it needs.
+    """Create the objective of `config` on sequences of `length` tokens; add the special tokens it needs to `tokenizer`.
 
-    within: whether attention stays within documents; by default as the config's own model has it.
+    within: True if attention stays within documents; by default as in the config's model.
     """
     within = config.within_documents() if within is None else within
     match config.objective:

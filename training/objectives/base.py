@@ -1,4 +1,4 @@
-"""What every objective is: packed sequences in, a batch with labels out."""
+"""Base class of objectives, which turn packed sequences into a batch with labels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from training.model.documents import Packed, document_numbers, positions_within
 
 
 class Objective(ABC):
-    """Turns packed sequences into inputs, labels and attention.
+    """Converter of packed sequences into inputs, labels and attention.
 
-    What is drawn at random follows from the seed, the epoch and the number of the sequence alone: a batch is the same
-    after a resume, and on any number of ranks and loader workers.
+    Random draws depend only on the seed, the epoch and the number of the sequence: a batch is the same after a resume,
+    and on any number of ranks and loader workers.
 
-    auto: the class of transformers that builds and loads its models.
-    continues_text: whether its models are used as causal ones.
-    extends_tokenizer: whether its tokenizer has more tokens than the one of the shards.
+    auto: the transformers class that builds and loads its models.
+    continues_text: True if its models are used as causal ones.
+    extends_tokenizer: True if its tokenizer has more tokens than the tokenizer of the shards.
     """
 
     auto: ClassVar[Any] = AutoModelForCausalLM
@@ -39,11 +39,11 @@ class Objective(ABC):
         """Tensors of B sequences for training.train_modules.language_model.LanguageModel, `labels` among them."""
 
     def count(self, batch: Any) -> TokenCount:
-        """Tokens of a batch in all, and those that bear loss."""
+        """Count all tokens of a batch, and those with a loss."""
         return count_tokens(batch)
 
     def _generators(self, packed: Packed) -> list[np.random.Generator]:
-        """For each sequence the one that all its draws come from."""
+        """Return one generator per sequence for all of its draws."""
         return [np.random.default_rng([self._seed, epoch, number]) for epoch, number in packed.draws]
 
     def _documents(self, packed: Packed) -> Tensor:

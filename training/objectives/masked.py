@@ -15,7 +15,7 @@ from training.objectives.base import Objective
 
 MASK = "<|mask|>"
 _HIDDEN = 0.15
-# Of the hidden tokens so many are replaced by the mask and by a random token; the rest stays as it is.
+# Shares of the hidden tokens that are replaced by the mask and by a random token; the rest is unchanged.
 _MASKED, _RANDOM = 0.8, 0.1
 
 
@@ -54,7 +54,7 @@ class Masked(Objective):
         return generator.permutation(words)[: max(1, round(_HIDDEN * len(words)))]
 
     def _shown(self, tokens: Tokens, generator: np.random.Generator) -> Tokens:
-        """What stands in place of the hidden tokens."""
+        """Draw the replacements of the hidden tokens."""
         chance = generator.random(len(tokens))
         others = generator.choice(self._words, len(tokens))
         return np.where(chance < _MASKED, self.mask_id, np.where(chance < _MASKED + _RANDOM, others, tokens))

@@ -20,8 +20,8 @@ _NOISE, _MEAN_SPAN = 0.15, 3.0
 
 class SpanCorruption(Objective):
     """The encoder reads a sequence with each span replaced by a sentinel; the decoder writes each sentinel with its
-    span, then the end of text. Spans are as many, and hold as many tokens, in every sequence of one length. Of a span
-    that runs over the end of a document, what it cut of the next is neither shown nor asked for.
+    span, then the end of text. All sequences of one length have the same number of spans and of cut tokens. If a span
+    crosses the end of a document, its tokens of the next document are neither shown nor predicted.
 
     Sentinels are `<extra_id_0>`, … as in T5's own vocabulary; a tokenizer gets those that it lacks as its last ids.
 
@@ -52,7 +52,7 @@ class SpanCorruption(Objective):
         ]
         inputs, read, targets, written = (torch.from_numpy(np.stack(side)) for side in zip(*sides, strict=True))
         before = torch.full_like(targets, self.start)
-        # What begins a document's part must not be told from the part before.
+        # The first token of a document's part must not be predicted from the previous part.
         before[:, 1:] = targets[:, :-1].where(written[:, 1:] == written[:, :-1], self.start)
         return {
             "input_ids": inputs,
@@ -64,8 +64,8 @@ class SpanCorruption(Objective):
     def corrupted(
         self, tokens: Tokens, documents: NDArray[np.int32], noise: NDArray[np.bool_]
     ) -> tuple[Tokens, NDArray[np.int32], Tokens, NDArray[np.int32]]:
-        """What the encoder reads and what the decoder writes of one sequence, each with the number of every token's
-        document, -1 where it is not the one of its span's sentinel; `noise` says what is cut out."""
+        """Return the encoder's input and the decoder's target of one sequence, each with the number of every token's
+        document, -1 if it differs from that of its span's sentinel; `noise` marks the tokens to cut out."""
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         shown = tokens.copy()
@@ -85,12 +85,12 @@ class SpanCorruption(Objective):
 
 
 def noise_mask(length: int, noise: int, spans: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Which tokens are cut out (length,): `noise` of them in `spans` spans, the first token not among them."""
+    """Draw the mask of tokens to cut out (length,): `noise` tokens in `spans` spans, never the first token."""
     kept, cut = (_parts(total, spans, generator) for total in (length - noise, noise))
     return np.repeat(np.tile([False, True], spans), np.stack([kept, cut], 1).ravel())
 
 
 def _parts(total: int, count: int, generator: np.random.Generator) -> Tokens:
-    """`total` as a sum of `count` positive numbers, each such sum as likely."""
+    """Split `total` into `count` positive numbers, with all compositions equally likely."""
     cuts = np.sort(generator.choice(total - 1, count - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)

@@ -1,1 +1,1 @@
-"""What a training needs and costs, worked out before it is paid for. Nothing heavy is imported: no torch."""
+"""Estimate the needs and costs of a training before it runs. This package imports nothing heavy: no torch."""

@@ -1,4 +1,4 @@
-"""What a decoder is made of: parameters by part, and FLOPs a token.
+"""Architecture of a decoder: parameters by part, and FLOPs per token.
 
 Letters: L layers, d width, T tokens of a sequence, V vocabulary, f inner width of the MLP.
 """
@@ -24,11 +24,11 @@ _ASPECT = ((1e7, 48), (1.25e8, 64), (1.3e9, 85), (6.7e9, 128), (1e12, 160))
 class Architecture:
     """A decoder-only transformer; an encoder of the same sizes needs as much.
 
-    gated: whether the MLP has a third matrix (SwiGLU). biases: whether matrices have biases and norms too.
-    learned_positions: rows of a table of positions, 0 for rotary ones. query_norms: qwen3's norm of each head.
-    experts: MLPs of a layer, of which a token passes `active_experts`; 1 for a dense model.
+    gated: True if the MLP has a third matrix (SwiGLU). biases: True if matrices and norms have biases.
+    learned_positions: rows of the position table, 0 for rotary positions. query_norms: qwen3's norm of each head.
+    experts: MLPs per layer, of which a token passes `active_experts`; 1 for a dense model.
     extra: parameters outside of layers, embeddings and output (BERT's head, T5's cross attention).
-    family: model type, as transformers names it; "" where it is none.
+    family: model type in transformers; "" if there is none.
     """
 
     name: str
@@ -52,20 +52,20 @@ class Architecture:
 
     @cached_property
     def attention_weights(self) -> int:
-        """Of one layer's four projections, with their biases."""
+        """Weights of one layer's four projections, with their biases."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         matrices = self.width * (queries + 2 * keys) + queries * self.width
         return matrices + (queries + 2 * keys + self.width if self.biases else 0)
 
     @cached_property
     def mlp_weights(self) -> int:
-        """Of one expert of a layer, or the layer's only MLP."""
+        """Weights of one expert of a layer, or of the layer's only MLP."""
         matrices = (3 if self.gated else 2) * self.width * self.mlp_width
         return matrices + (self.mlp_width + self.width if self.biases else 0)
 
     @cached_property
     def norm_weights(self) -> int:
-        """Of one layer's norms."""
+        """Weights of one layer's norms."""
         each = self.width * (2 if self.biases else 1)
         return 2 * each + (2 * self.head_width if self.query_norms else 0)
 
@@ -79,7 +79,7 @@ class Architecture:
 
     @cached_property
     def embedding(self) -> int:
-        """The table of tokens, which is the output layer too where they are tied."""
+        """Weights of the token table, which is also the output layer if the two are tied."""
         return self.vocabulary * self.width
 
     @cached_property
@@ -90,16 +90,16 @@ class Architecture:
 
     @cached_property
     def of_a_token(self) -> int:
-        """Parameters that one token passes, as reports of mixtures count their active ones: all of a dense model's."""
+        """Parameters that one token passes, counted like the active ones of mixtures: all of a dense model's."""
         return self.parameters - self.layers * (self.experts - self.active_experts) * self.mlp_weights
 
     @cached_property
     def active_parameters(self) -> int:
-        """The same, the embeddings that are only looked up left out (PaLM, appendix B)."""
+        """The same without embeddings that are only looked up (PaLM, appendix B)."""
         return self.of_a_token - self.learned_positions * self.width - (0 if self.tied else self.embedding)
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs a token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
+        """Training FLOPs per token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
         return 6.0 * self.active_parameters + 12.0 * self.layers * self.heads * self.head_width * length
 
     def with_size(self, **sizes: Any) -> Architecture:
@@ -107,7 +107,7 @@ class Architecture:
 
 
 def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
-    """Raises ConfigError `unknown_preset` with the nearest that is known."""
+    """Return the architecture of a preset. Raises ConfigError `unknown_preset` with the closest match."""
     if name in MIXTURES:
         found = of_transformers(MIXTURES[name].config, vocabulary or MIXTURES[name].vocabulary)
         assert found is not None
@@ -122,7 +122,7 @@ def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
 
 
 def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
-    """As training/model/models.py builds it."""
+    """Return the architecture that training/model/models.py builds from a shape."""
     width, heads = shape.width, shape.heads
     rotary = shape.family in ("llama", "qwen3")
     inner = shape.mlp_width or (16 * math.ceil(width * 8 / 3 / 16) if rotary else 4 * width)
@@ -157,7 +157,7 @@ def of_shape(shape: Preset, vocabulary: int, name: str = "") -> Architecture:
 
 
 _TIED = {"bert", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "opt", "smollm3", "starcoder2", "t5"}
-"""Whose output layer is the embedding where their config does not say."""
+"""Families whose output layer is the embedding if their config does not specify it."""
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "arcee": {"intermediate_size": 18_432},
     "bert": {"max_position_embeddings": 512},
@@ -190,12 +190,12 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "stablelm": {"num_key_value_heads": 32, "intermediate_size": 6_912},
     "starcoder2": {"num_key_value_heads": 2, "intermediate_size": 12_288},
 }  # fmt: skip
-"""What a family of transformers takes for a size that its config leaves out and that does not follow from others."""
+"""Defaults in transformers by family, for sizes that a config omits and that cannot be derived from others."""
 
 
 def of_transformers(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
-    """From the keys of a transformers config, as a person writes it or as transformers saves it, without what is the
-    family's default; None where a size is missing."""
+    """Read an architecture from the keys of a transformers config, written by hand or saved by transformers, where the
+    family's defaults may be omitted; None if a size is missing."""
     family = str(values.get("model_type", ""))
     values = {**_DEFAULTS.get(family, {}), **values}
 
@@ -237,7 +237,7 @@ MOST = 2e13
 
 
 def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
-    """A llama-style model of about so many parameters, as deep for its width as GPT-3's sizes are.
+    """Return a llama-style model of about `count` parameters, with the ratio of depth to width of GPT-3's sizes.
 
     vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
     Raises ConfigError `too_small` below 100,000 parameters, `too_large` above MOST.

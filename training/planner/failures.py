@@ -1,4 +1,4 @@
-"""How often so many machines fail, and how far apart checkpoints are best written (Young 1974; Daly 2006)."""
+"""Failure rate of a number of machines, and the best interval between checkpoints (Young 1974; Daly 2006)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESTART_S = 600.0
 _WRITES = 2e9
 """Bytes/s that a node writes to shared storage."""
 _BYTES = 12
-"""Of a checkpoint for each parameter: weights and AdamW's two moments in fp32."""
+"""Bytes of a checkpoint per parameter: weights and AdamW's two moments in fp32."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Failures:
 
 
 def failures(parameters: float, devices: int, node: int, hours: float) -> Failures:
-    """Of a training of so many hours. node: devices of a node, each of which writes its part of a checkpoint."""
+    """Estimate the failures of a training of `hours` hours. node: devices per node; each node writes its part of a
+    checkpoint."""
     between_s = DEVICE_HOURS / devices * 3600
     write_s = max(1.0, _BYTES * parameters / (_WRITES * max(1.0, devices / node)))
     every_s = best_interval(write_s, between_s)

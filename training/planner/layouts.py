@@ -1,4 +1,4 @@
-"""The fastest way to spread a training over devices that fits their memory, and why the others lost."""
+"""Search for the fastest distribution of a training over devices that fits their memory, and explain the choice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def divisors(number: int) -> list[int]:
 
 
 def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> Iterator[RankLayout]:
-    """What the sizes allow: tp divides the heads and stays in a node, pp divides the layers, cp the sequence."""
+    """Yield possible layouts: tp divides the heads and stays within a node, pp divides the layers, cp the sequence."""
     arch, alone = job.arch, job.kernels.data_parallel_alone
     for tp in [1] if alone else divisors(min(devices, job.device.node)):
         if devices % tp or arch.heads % tp or (arch.kv_heads % tp and tp % arch.kv_heads) or arch.mlp_width % tp:
@@ -66,7 +66,7 @@ def _of_degrees(
     kinds: tuple[Sharding, ...] = shardings if dp * cp > 1 and not alone else ("ddp",)
     recomputes: tuple[Recompute, ...] = ("none", "full") if alone else get_args(Recompute)
     for sharding in kinds:
-        # Gathering weights for each microbatch of a pipeline costs more than it saves; nobody does both.
+        # Gathering weights for each microbatch of a pipeline costs more than it saves; the two are not combined.
         if pp > 1 and sharding not in ("ddp", "zero1"):
             continue
         groups = max(1, job.device.node // tp)  # of a node's devices, of which there must be a whole number
@@ -82,9 +82,9 @@ def _of_degrees(
 
 
 def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> list[Choice]:
-    """All layouts, the fastest that fits first, then the others that fit, then those that do not, by what they need.
+    """Return all layouts: first those that fit, the fastest first, then those that do not fit, by their memory.
 
-    The first microbatch that is too much for memory ends the larger ones.
+    Microbatches larger than the first one that exceeds memory are skipped.
     """
     found: list[Choice] = []
     full: set[tuple] = set()
@@ -106,8 +106,8 @@ def uneven(job: Training, layout: RankLayout, even: Memory) -> Memory:
 
 
 def batch_that_fits(job: Training, devices: int) -> int | None:
-    """Sequences of the batch, a twentieth more or fewer at most, with which such a training fits so many devices and is
-    fastest; None where it is not the batch that is in the way."""
+    """Return the number of sequences per batch, at most a twentieth more or fewer, with which such a training fits
+    `devices` devices and is fastest; None if the batch is not the obstacle."""
     rounded = {max(1, round(job.batch / copies)) * copies for copies in divisors(devices)} - {job.batch}
     fitting = []
     for batch in rounded:
@@ -120,8 +120,8 @@ def batch_that_fits(job: Training, devices: int) -> int | None:
 
 
 def what_would_fit(job: Training, devices: int) -> list[str]:
-    """For a model that no layout of so many devices holds: how many of them do, as many of which others, and how large
-    a model these do."""
+    """Suggestions for a model that does not fit `devices` devices in any layout: how many of them it needs, other
+    devices of which the same number suffices, and the largest model that fits these devices."""
     ways = []
     more = devices
     while more < _MOST_DEVICES:
@@ -150,8 +150,8 @@ def _fits(job: Training, devices: int) -> bool:
 
 
 def runs_here(layout: RankLayout, job: Training) -> bool:
-    """Whether a plan's config can set `launch:` to it: what `stemma check` takes, with a vocabulary that is padded as
-    `padded_vocabulary` says."""
+    """Return True if a plan's config can set `launch:` to this layout: `stemma check` must accept it, with a vocabulary
+    padded by `padded_vocabulary`."""
     arch, grouped = job.arch, layout.tp * layout.cp > 1
     family = FAMILIES.get(arch.family, Family(context_parallel=False))
     degrees = layout.tp, layout.cp, layout.pp
@@ -174,12 +174,12 @@ def runs_here(layout: RankLayout, job: Training) -> bool:
 
 @cache
 def _can_share_experts(ep: int, family: str, experts: int, degrees: tuple[int, int, int]) -> bool:
-    """Asked of thousands of layouts, a few times each."""
+    """Return True if ranks can share the experts. Cached, since thousands of layouts call it a few times each."""
     return expert_ranks_problem(ep, family, {"num_experts": experts}, degrees) is None
 
 
 def padded_vocabulary(layout: RankLayout, node: int) -> int:
-    """Of what a vocabulary must be a multiple, so that ranks share it evenly; 1 where they do not."""
+    """Number of which a vocabulary must be a multiple, so that ranks share it evenly; 1 if they do not share it."""
     return layout.tp * _weight_shards(layout, node) if layout.tp > 1 else 1
 
 
@@ -188,7 +188,7 @@ def _weight_shards(layout: RankLayout, node: int) -> int:
 
 
 def _cost(one: Choice, job: Training) -> float:
-    """Seconds; what cannot be run here must be faster by two in a hundred to be worth another system."""
+    """Seconds per step; a layout that this system does not support must be 2 % faster to justify another system."""
     return one.time.total * (1.0 if runs_here(one.layout, job) else 1.02)
 
 
@@ -209,7 +209,7 @@ def describe(layout: RankLayout) -> str:
 
 
 def why_lost(best: Choice, other: Choice, job: Training) -> str:
-    """In a sentence: what the other layout spends more on, or that it does not fit."""
+    """Return a sentence on where the other layout spends more time, or that it does not fit."""
     if not other.fits:
         return f"it needs {other.memory.total / GIB:.1f} GiB of {job.device.memory / GIB:.1f}"
     slower = other.time.total / best.time.total - 1

@@ -1,4 +1,4 @@
-"""What a training took, beside what was planned for it: time of a step and memory, left in the artifact's aux/."""
+"""Measured and planned step time and memory of a training, written to the artifact's aux/."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class MemoryWatch:
-    """The most memory that a training holds on this rank's device, from here on.
+    """Peak memory of a training on this rank's device, from now on.
 
-    Of a GPU what its tensors take. Of a CPU the process's resident memory, without what it held before the training
-    but for the weights: interpreter and libraries are no part of a plan.
+    On a GPU this is the memory of its tensors. On a CPU it is the process's resident memory, without the memory held
+    before the training, weights excepted: interpreter and libraries are not part of a plan.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class MemoryWatch:
 
 
 def _resident(name: str) -> int:
-    """Bytes of a line of the process's status; where there is no such file, the largest that it ever held."""
+    """Bytes in a line of the process's status; without such a file, its peak memory."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
         return int(line.split()[1]) * 1024
@@ -71,11 +71,11 @@ def planned(
     epoch_batches: int,
     inputs: Collection[str] = (),
 ) -> dict[str, Any] | None:
-    """What `stemma check` would have said of this training on the machine at hand: {"device", "devices", "step_s",
+    """Return the estimate of `stemma check` for this training on the current machine: {"device", "devices", "step_s",
     "step_s_low", "step_s_high", "memory_gb", "memory_limit_gb", "microbatch", "batches"}.
 
-    None for a device or a model that the planner does not know. inputs: of the stage, by name; reward models and judge
-    are taken to be as large as the model.
+    None for a device or a model that the planner does not know. inputs: inputs of the stage, by name; reward models and
+    judge are assumed to be as large as the model.
     """
     hardware = _device(launch, device)
     network = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
@@ -103,7 +103,7 @@ def planned(
 
 
 def write(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
-    """aux/planned.json: {"planned": what `planned` gave, "measured": {"step_s", "memory_gb", "microbatch"}}.
+    """Write aux/planned.json: {"planned": result of `planned`, "measured": {"step_s", "memory_gb", "microbatch"}}.
 
     step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.
     """

@@ -14,13 +14,13 @@ from training.planner.pipeline_ranks import Part, part_of
 from training.planner.step_time import RankLayout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
-"""Bytes a parameter of fp32 weights and their gradients."""
+"""Bytes per parameter of fp32 weights and their gradients."""
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
-"""As training/model/loss.py takes the logits in pieces."""
+"""Sizes of the chunks of logits, as in training/model/loss.py."""
 _SUMMED_AT_ONCE = 2**28
 """Bytes of gradients that are summed together, as training/distributed/gradients.py does."""
 FRAGMENTED = 0.04
-"""Share that torch's allocator holds beside what tensors take: 2 to 6 % where sizes repeat from step to step."""
+"""Memory overhead of torch's allocator, as a share of tensors: 2 to 6 % if sizes repeat from step to step."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,17 @@ def kept_by(
     sent: int = 1,
     fp8: bool = False,
 ) -> Kept:
-    """What transformers' models keep for each token under autocast: the residual stream in fp32, the rest in `element`.
+    """Memory that transformers' models keep per token under autocast: the residual stream in fp32, the rest in
+    `element`.
 
-    scores: whether attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
-    that share what is outside of them (sequence parallelism); what they gather for products is kept whole. cuda:
-    autocast takes softmax in fp32 there, and no kernel needs documents' borders as a mask of numbers. compiled:
-    whether layers are compiled: what lies between products, norms and attention is then computed again where it is
-    needed. load: tokens that the device's experts get, over an even share. sent: devices that share a layer and
-    send experts a part of the tokens each. fp8: whether linear layers compute in 8 bits; where they are compiled,
-    what they are given is scaled and rounded again from what it was made of, by a scale that is kept.
-    Counted from the tensors that autograd saves, and held against real steps in tests/training/planner/test_memory.py.
+    scores: True if attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
+    that share the rest of a layer (sequence parallelism); tensors that they gather for products are kept whole. cuda:
+    True if autocast computes softmax in fp32, and no kernel needs document bounds as a numeric mask. compiled: True if
+    layers are compiled: tensors between products, norms and attention are then recomputed when needed. load: tokens of
+    the device's experts relative to an even share. sent: devices that share a layer and send experts a part of the
+    tokens each. fp8: True if linear layers compute in 8 bits; if they are compiled, their inputs are scaled and rounded
+    again from their sources, by a scale that is kept.
+    Counted from the tensors that autograd saves, and verified with real steps in tests/training/planner/test_memory.py.
     """
     width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
     queries, heads, half = arch.heads * arch.head_width / tp, arch.heads / tp, element < 4
@@ -99,7 +100,7 @@ def kept_by(
         # Norms keep their input and what they scaled in fp32, and each product its own cast of the input.
         casts = (5 if half else 2) + scores
         layer = 4 * 4 * width + casts * element * arch.width + 4 * element * inner + 2 * 4
-        layer -= (2 if half else 1) * element * arch.width * (1 - 1 / sent)  # nobody gathers what experts are given
+        layer -= (2 if half else 1) * element * arch.width * (1 - 1 / sent)  # inputs of experts are not gathered
         layer += (2 * 4 + 2 * element) * queries if arch.query_norms else 0
         outside = 2 * 4 * width + element * width
         softmax = 4 + (element if half else 0)
@@ -118,13 +119,13 @@ def kept_by(
 
 
 def memory(job: Training, at: RankLayout) -> Memory:
-    """Of the fullest device. Of a pipeline that is the first rank or the last: those between hold what the first does,
-    without the embedding and for fewer microbatches."""
+    """Memory of the fullest device. In a pipeline this is the first or the last rank: ranks in between hold the same as
+    the first one, without the embedding and for fewer microbatches."""
     return max((memory_of_rank(job, at, rank) for rank in {0, at.pp - 1}), key=lambda one: one.total)
 
 
 def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
-    """Of the devices of one rank of a pipeline, 0 to at.pp - 1."""
+    """Memory of the devices of one rank of a pipeline, 0 to at.pp - 1."""
     arch, element = job.arch, job.element
     ranks, count = at.dp * at.cp, microbatches(job, at)
     part = part_of(arch.layers, at.pp, at.interleave, rank, count)
@@ -221,8 +222,8 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
 
 
 def _outside(arch: Architecture, part: Part) -> float:
-    """Parameters of the part that are outside of the layers: the embedding at the beginning, the output layer at the
-    end, which each end has of its own even where they are tied."""
+    """Parameters of the part outside of the layers: the embedding in the first part, the output layer in the last one;
+    both parts have a copy even if the two are tied."""
     outside, positions = arch.parameters - arch.layers * arch.layer_weights, arch.learned_positions * arch.width
     if part.first and part.last:
         return outside
@@ -255,16 +256,16 @@ def _spread(
     ranks, element, gradient = at.dp * at.cp, job.element, _GRADIENT * job.learnt
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
-    if at.ep > 1:  # what goes to experts and comes to them, and the same on the way back; while no layer is gathered
+    if at.ep > 1:  # tokens sent to and received by experts, and the same for outputs; while no layer is gathered
         exchanged = 2 * (1 + job.load) * job.arch.active_experts * job.arch.width * element
         stream = max(stream, at.microbatch * job.length / (at.cp * at.tp) * exchanged)
     if (ranks == 1 and not job.offload) or at.sharding in ("ddp", "zero1"):
-        # DDP sums gradients in buffers of their own, a pipeline and what shares layers and experts in one of a part of
-        # them after the last microbatch.
+        # DDP reduces gradients in separate buffers; pipelines, and ranks that share layers and experts, use a buffer of
+        # a part of them after the last microbatch.
         by_ddp = ranks > 1 and at.pp == 1 and (at.tp == 1 or at.ep == 1)
         buckets = gradient * mine if by_ddp else 0.0
         summed = min(gradient * mine, max(_SUMMED_AT_ONCE, gradient * job.arch.embedding)) if ranks > 1 else 0.0
-        # Of a gradient that a rank of a pipeline has sent it lets go when it sends the next.
+        # A rank of a pipeline frees a sent gradient when it sends the next one.
         passed = 4 * at.microbatch * job.length / at.cp * job.arch.width if at.pp > 1 else 0.0
         stay = buckets + stream + (0.0 if part.first else passed)
         received = 0.0 if part.last else passed
@@ -304,8 +305,8 @@ def _of_loss(
 
 
 class Moment(NamedTuple):
-    """Bytes of what is not there throughout: at the loss, in the backward pass of the last layer and of the first, at
-    the optimizer."""
+    """Bytes of temporary tensors: at the loss, in the backward pass of the last layer and of the first, at the
+    optimizer."""
 
     gradients: float
     casts: float
@@ -315,7 +316,7 @@ class Moment(NamedTuple):
 
 
 def _products(arch: Architecture, element: int, tp: int, whole: int, load: float) -> float:
-    """Bytes a token and layer of the results of matrix products and attention, which selective checkpointing keeps."""
+    """Bytes per token and layer of outputs of matrix products and attention, which selective checkpointing keeps."""
     queries, keys = arch.heads * arch.head_width / tp, arch.kv_heads * arch.head_width / tp
     inner, active = arch.mlp_width / tp * arch.active_experts * load, arch.active_experts * load
     return element * (2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + active) * arch.width / whole)

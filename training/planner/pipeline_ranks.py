@@ -1,4 +1,4 @@
-"""What a rank of a pipeline holds of the model, and how many microbatches wait on it for their backward pass.
+"""Parts of the model on each rank of a pipeline, and its number of microbatches that wait for their backward pass.
 
 Letters: p ranks, v pieces of the model on each, m microbatches of a step.
 """
@@ -14,7 +14,7 @@ from training.distributed.pipeline_cut import layers_of
 
 @dataclass(frozen=True)
 class Part:
-    """Of a model, what one rank holds.
+    """Part of a model on one rank.
 
     layers: of all its pieces, `piece` of them each in the mean. first, last: whether it has the embedding, and the
     output layer with the loss. fullest: moments at which a backward pass begins, as (share of the rank's gradients that

@@ -1,4 +1,4 @@
-"""The plan of a pretraining: layout, time, cost, energy and carbon, with ranges and what they rest on."""
+"""The plan of a pretraining: layout, time, cost, energy and carbon, with ranges and their sources."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from training.planner.verdict import verdict
 from training.planner.wish import Budget, Size, check, resolve
 
 MISS = 0.15
-"""How far the time may be off: what docs/planning.md's table of print allows."""
+"""Relative error of the time: the tolerance of the table of published figures in docs/planning.md."""
 HOST = (0.9, 1.1, 1.3)
 """Power of a device with its share of the host, over its own limit: Patterson et al. 2021, table 4, has 330 W for each
 V100 of 300 W."""
 PUE = (1.08, 1.1, 1.56)
-"""What a data centre draws for each watt of its computers: Google, Patterson et al. 2021, Uptime Institute 2022."""
+"""Power of a data centre per watt of its computers: Google, Patterson et al. 2021, Uptime Institute 2022."""
 CARBON = (0.03, 0.48, 0.75)
-"""kg CO2 a kWh: hydro and nuclear grids, the world's mean of 2023 (Ember), coal."""
+"""kg CO2 per kWh: hydro and nuclear grids, the world's mean of 2023 (Ember), coal."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is asked for; see `stemma plan --help`.
+    """Request for a plan; see `stemma plan --help`.
 
-    price: USD for one device and hour, None for the device's own range. batch_tokens: None for GPT-3's of that size.
-    capital: USD to buy one device, None for the device's own. gbit: Gbit/s that a node sends to others. pod: devices
-    that this network joins, and pod_gbit what a node sends to other pods. own_tokens, used_tokens: see
-    training/planner/verdict.py. arch: the model of a config, in place of preset and parameters, and model: what that
-    config says under pretrain.model.
+    price: USD per device and hour, None for the device's price range. batch_tokens: None for GPT-3's at that size.
+    capital: USD to buy one device, None for the device's price. gbit: Gbit/s from a node to others. pod: devices that
+    this network connects, and pod_gbit: Gbit/s from a node to other pods. own_tokens, used_tokens: see
+    training/planner/verdict.py. arch: the model of a config, instead of preset and parameters, and model: the section
+    pretrain.model of that config.
     """
 
     device: Device
@@ -79,7 +79,7 @@ class PlanRequest:
 
     @property
     def named(self) -> Architecture | None:
-        """The model, if one was asked for."""
+        """The requested model, None if the request names none."""
         if self.preset:
             return of_preset(self.preset, self.vocabulary)
         return of_parameters(self.parameters, self.vocabulary) if self.parameters else self.arch
@@ -111,7 +111,7 @@ def request(
     days: float | None = None,
     **others: Any,
 ) -> PlanRequest:
-    """A request from names. Raises ConfigError with all that are not known."""
+    """Create a request from names. Raises ConfigError with all unknown names."""
     problems: list[Problem] = []
 
     def known(find: Callable[[str], Any], name: str) -> Any:
@@ -132,7 +132,7 @@ def request(
 
 @dataclass(frozen=True)
 class Estimate:
-    """A model on some devices: its best layout and pace. tokens_per_s: over all devices."""
+    """A model on some devices: its best layout and speed. tokens_per_s: over all devices."""
 
     job: Training
     choices: tuple[Choice, ...]
@@ -168,7 +168,7 @@ def estimate(
     found = search(job, gpus)
     if not found or not found[0].fits:
         if kernels.data_parallel_alone:
-            # Whoever needs it has sharding and the like: all that differs is the speed of the kernels.
+            # A model of this size is trained with sharding and similar methods: only the speed of the kernels differs.
             job = replace(job, kernels=replace(kernels, data_parallel_alone=False))
             found = search(job, gpus)
         if not found or not found[0].fits:
@@ -195,7 +195,7 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
 
 
 def _check_machines(request: PlanRequest) -> None:
-    """Raises ConfigError for numbers of machines, of their network and of sizes that cannot be."""
+    """Raise ConfigError for impossible numbers of machines, network speeds and sizes."""
     given = {
         "--gpus": request.gpus, "--price": request.price, "--capital": request.capital, "--gbit": request.gbit,
         "--pod": request.pod, "--pod-gbit": request.pod_gbit, "--sequence-length": request.length,
@@ -226,7 +226,7 @@ def _estimate(request: PlanRequest, arch: Architecture, tokens: float, kernels: 
 
 
 def plan(request: PlanRequest) -> dict[str, Any]:
-    """The document of `stemma plan --json`. Raises ConfigError for what cannot be."""
+    """Return the document of `stemma plan --json`. Raises ConfigError for an impossible request."""
     check(request.preset, request.parameters, request.arch is not None, request.tokens, request.budget)
     _check_machines(request)
     low, middle, high = request.prices
@@ -339,7 +339,7 @@ def _document(
 
 
 def _faster(request: PlanRequest, found: Estimate, tokens: float) -> float:
-    """Hours with the best kernels that print has for this device."""
+    """Hours with the fastest kernels published for this device."""
     other = KERNELS["compiled"] if found.job.kernels.name != "megatron" else found.job.kernels
     return tokens / _estimate(request, found.job.arch, tokens, other).tokens_per_s / 3600
 
@@ -361,7 +361,7 @@ def _runners_up(found: Estimate) -> list[Choice]:
 
 
 def _runnable(found: Estimate) -> dict[str, Any] | None:
-    """The fastest layout that `launch:` can be set to; None where none fits."""
+    """Return the fastest layout that `launch:` can express; None if none fits."""
     for one in found.choices:
         if one.fits and runs_here(one.layout, found.job):
             keys = ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute", "sharding", "interleave")
@@ -377,7 +377,7 @@ def _kind(one: Choice) -> tuple:
 
 
 def _optimal(flops: float, chosen: Law) -> dict[str, dict[str, float]]:
-    """What the law that was asked for finds best, and then all others."""
+    """Optimum of the chosen law, followed by those of all others."""
     found = {}
     for law in {chosen.name: chosen, **LAWS}.values():
         parameters, tokens = law.optimum(flops)
@@ -386,7 +386,7 @@ def _optimal(flops: float, chosen: Law) -> dict[str, dict[str, float]]:
 
 
 def _torch_for(device: Device) -> Iterator[str]:
-    """The build of torch that a device needs, and whether the installed one is such a build."""
+    """Yield a sentence on the build of torch that a device needs and on the installed build."""
     if device.capability is None:
         return
     version, cuda = installed_cuda()

@@ -21,7 +21,7 @@ from training.planner.plan import HOST, PUE, plan, request
 from training.planner.step_time import RankLayout, Training, step_time
 
 ALLOWED = 0.15
-"""How far a planned figure may be off."""
+"""Tolerance of a planned figure."""
 BEGIN, END = "<!-- the table of print: python -m training.planner.published -->", "<!-- end of the table -->"
 _T = 2048
 
@@ -46,8 +46,10 @@ _DEEPEP = (
 
 @dataclass(frozen=True)
 class PublishedTraining:
-    """fitted: whether constants of training/planner were chosen to come near this figure. miss: why it is off by more
-    than ALLOWED, where it is."""
+    """A published figure and the planned one.
+
+    fitted: True if constants of training/planner were chosen to match this figure. miss: the reason if the error is
+    larger than ALLOWED."""
 
     source: str
     what: str
@@ -78,7 +80,7 @@ def _run(
     length: int = _T,
     gbit: float | None = None,
 ) -> tuple[float, float]:
-    """(MFU, seconds a step)."""
+    """Return (MFU, seconds per step)."""
     found = DEVICES[device] if isinstance(device, str) else device
     job = Training(arch, found, KERNELS[kernels], network_of(found, gbit), length, batch, "bf16")
     seconds = step_time(job, at).total
@@ -326,7 +328,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """A page with the table as it is now between its two marks."""
+    """Return a page with the current table between its two marks."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

@@ -1,4 +1,4 @@
-"""What each training stage of a config needs on its machine: time, money, memory and disk, before it runs."""
+"""Estimate the needs of each training stage of a config on its machine: time, money, memory and disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from training.planner.plan import MISS
 from training.planner.step_time import RankLayout, Sharding, Training, step_time
 
 _CPU_SPREAD = 2.5
-"""A CPU's pace is known within this factor alone: it is taken from one product of matrices."""
+"""Uncertainty factor of a CPU's speed: it is measured by a single matrix product."""
 _WEIGHT_BYTES, _MOMENT_BYTES = 4, 8
 """Bytes of a parameter in a checkpoint and in the exported model, and of its two moments in a checkpoint."""
 
@@ -59,16 +59,16 @@ class StageNeeds:
 
 
 def of_model(config: ModelConfig, vocabulary: int | None) -> Architecture | None:
-    """The architecture of a config; None for a free one whose sizes bear other names."""
+    """The architecture of a config; None for a free one whose sizes have other names."""
     entries = math.ceil((vocabulary or VOCABULARY) / config.vocab_multiple) * config.vocab_multiple
     if config.transformers is not None:
-        given = config.transformers.get("vocab_size")  # which is taken as it is
+        given = config.transformers.get("vocab_size")  # used without padding
         return of_transformers(config.transformers, given if isinstance(given, int) else entries)
     return of_shape(config.shape(), entries, config.preset or config.shape().family)
 
 
 def device_of(launch: LaunchConfig) -> Device | None:
-    """The device that `launch.hardware` names; None for the machine at hand."""
+    """The device that `launch.hardware` names; None for the current machine."""
     return DEVICES.get(launch.hardware) if launch.hardware else None
 
 
@@ -80,7 +80,7 @@ def layout_of(
     pipeline_parallel: int = 1,
     expert_parallel: int = 1,
 ) -> RankLayout:
-    """What `launch:` asks for, as the planner calls it: fsdp is ZeRO's stage 3."""
+    """Convert `launch:` to the planner's terms: fsdp is ZeRO's stage 3."""
     sharding: Sharding = "ddp"
     if launch.ranks > tensor_parallel or launch.offload:
         sharding = "zero3" if launch.sharding == "fsdp" else launch.sharding
@@ -107,7 +107,7 @@ def needs(
     epoch_tokens: float | None,
     scorers: Sequence[int] | None = None,
 ) -> StageNeeds:
-    """Of a stage on `launch.ranks` devices.
+    """Estimate the needs of a stage on `launch.ranks` devices.
 
     length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known. scorers: parameters of
     each reward model and judge of an `rlhf` step; by default of one reward model of the policy's size.
@@ -183,8 +183,8 @@ def needs(
 
 
 def _moments(config: TrainerConfig, arch: Architecture) -> float:
-    """Bytes a parameter of what the optimizer keeps: AdamW two moments, Lion one, Muon one for matrices of the blocks,
-    Adafactor a number a row and column."""
+    """Bytes of optimizer state per parameter: AdamW has two moments, Lion one, Muon one for matrices of the blocks,
+    Adafactor one number per row and column."""
     if config.optimizer.kind == "lion":
         return 4.0
     if config.optimizer.kind == "adafactor":
@@ -194,7 +194,7 @@ def _moments(config: TrainerConfig, arch: Architecture) -> float:
 
 
 def adapter_weights(arch: Architecture, rank: int) -> int:
-    """Weights of adapters beside all linear layers of a model's blocks (training/model/lora.py)."""
+    """Weights of adapters on all linear layers of a model's blocks (training/model/lora.py)."""
     queries, keys = arch.heads * arch.head_width, arch.kv_heads * arch.head_width
     sides = 2 * (arch.width + queries) + 2 * (arch.width + keys)
     sides += arch.experts * (3 if arch.gated else 2) * (arch.width + arch.mlp_width)
@@ -203,7 +203,7 @@ def adapter_weights(arch: Architecture, rank: int) -> int:
 
 
 def _batch(config: TrainerConfig, length: int, scorers: int) -> tuple[int, float]:
-    """(sequences of a step, forward-and-backward passes that a sequence costs)."""
+    """Return (sequences per step, cost per sequence in forward-and-backward passes)."""
     match config:
         case PretrainConfig():
             return max(1, config.global_batch_tokens // length), 1
@@ -227,7 +227,7 @@ def _batch(config: TrainerConfig, length: int, scorers: int) -> tuple[int, float
 
 
 def _own_share(config: TrainerConfig, length: int) -> float:
-    """The share of a minibatch's tokens that is computed where a prompt's answers are computed with it once."""
+    """Share of a minibatch's tokens that are computed if all answers to a prompt share its computation."""
     if not isinstance(config, RlhfConfig):
         return 1.0
     return (config.answer_max_tokens + config.max_prompt_tokens / config.answers_per_prompt) / length
@@ -248,7 +248,7 @@ def _hours(
 
 
 def problem(place: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
-    """Of a stage that does not fit. ways: what would, of training/planner/ways_out.py."""
+    """Problem of a stage that does not fit. ways: changes that would fit, from training/planner/ways_out.py."""
     message = (
         f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
         f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
@@ -258,7 +258,7 @@ def problem(place: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
 
 
 def this_machine(memory_bytes: float, flops: float) -> Device:
-    """A CPU as a device. flops: what its matrix products reach in fp32."""
+    """A CPU as a device. flops: FLOP/s of its matrix products in fp32."""
     return Device(
         "cpu", "this machine's CPU", {"fp32": flops, "bf16": flops}, memory_bytes / GIB + 1.5, 1e12, 5e9, 1e9, 1, 100,
         (0.0, 0.0), 0, 1.0, "one product of matrices in fp32",

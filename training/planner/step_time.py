@@ -1,4 +1,4 @@
-"""The time of one optimizer step under a layout: computing, communication that does not hide, the pipeline's bubble.
+"""Time of one optimizer step under a layout: computation, exposed communication, the pipeline's bubble.
 
 Letters: b sequences of a microbatch, T tokens of each, L layers, d width.
 """
@@ -18,20 +18,21 @@ Sharding = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
 _MEMORY_SHARE = 0.8
 """Share of a device's memory bandwidth that long reads and writes reach."""
 _ROUNDING_BYTES = 13
-"""Read and written for each number that a product in 8 bits is given: for the largest of them, for rounding, and once
-more in the other order. Fitted to a Llama of 1.1B on an H200 (benchmarks/RESULTS.md, "On a GPU")."""
+"""Bytes read and written per input element of a product in 8 bits: for the maximum, for rounding, and once more in the
+transposed order. Fitted to a Llama of 1.1B on an H200 (benchmarks/RESULTS.md, "On a GPU")."""
 _OPTIMIZER_BYTES = 32
 """AdamW in fp32 reads weight, gradient and two moments and writes three of them, and clears the gradient."""
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How a training is spread over dp · tp · pp · cp devices.
+    """Distribution of a training over dp · tp · pp · cp devices.
 
-    ep: of the dp · cp · tp devices that have the same layers, those over which whole experts are spread; with 1 the tp
-    devices that share a layer share each expert.
+    ep: number of devices, of the dp · cp · tp with the same layers, over which whole experts are distributed; with 1
+    the tp devices that share a layer share each expert.
     microbatch: sequences at once. interleave: pieces of the model that each pipeline stage holds (virtual stages).
-    sequence_parallel: whether what tensor parallelism leaves whole is cut along the sequence (Korthikanti et al. 2022).
+    sequence_parallel: True if tensors that tensor parallelism leaves whole are split along the sequence (Korthikanti et
+    al. 2022).
     shard_ranks: devices of dp · cp that share one model with hsdp; by default those of a node.
     """
 
@@ -53,18 +54,18 @@ class RankLayout:
 
     @property
     def expert_parts(self) -> int:
-        """Parts that the experts of a layer are cut into."""
+        """Number of parts into which the experts of a layer are split."""
         return self.ep if self.ep > 1 else self.tp
 
     def expert_shards(self, node: int) -> float:
-        """Devices that share what a sharded training keeps of the same experts, on nodes of so many devices."""
+        """Number of devices that share the state of the same experts in a sharded training, on nodes of `node`."""
         shards = self.shards(node)
         if self.ep == 1 or shards == 1:
             return shards
         return max(1.0, shards * self.tp / self.ep)
 
     def shards(self, node: int) -> int:
-        """Devices that a sharded model is spread over, on nodes of so many devices."""
+        """Number of devices over which a model is sharded, on nodes of `node` devices."""
         ranks = self.dp * self.cp
         if self.sharding == "hsdp":
             return min(ranks, self.shard_ranks or max(1, node // self.tp))
@@ -75,9 +76,9 @@ class RankLayout:
 class StepTime:
     """Seconds of one optimizer step on every device, by part; they add up to `total`.
 
-    compute: forward and backward. recompute: what activation checkpointing computes again. tensor, pipeline, context,
-    experts, data: communication that does not hide. bubble: waiting for other pipeline stages. optimizer: updating
-    weights. lost: launches, data, the slowest of many.
+    compute: forward and backward. recompute: recomputation by activation checkpointing. tensor, pipeline, context,
+    experts, data: exposed communication. bubble: waiting for other pipeline stages. optimizer: updating weights. lost:
+    launches, data, the slowest of many.
     """
 
     compute: float
@@ -98,14 +99,14 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Training:
-    """What is computed, on what, by what: the arguments that do not change while layouts are searched.
+    """Model, device and kernels of a training: the arguments that are constant during the search for layouts.
 
-    length: T. batch: sequences of an optimizer step over all devices. precision: of matrix products. moments: bytes a
-    parameter of the optimizer's state; AdamW's two. load: tokens that the experts of the busiest device get, over an
-    even share; it bears on expert parallelism alone, since else each device computes its own tokens. learnt: share of
-    the parameters that have gradients; of adapters beside frozen weights, their number over that of these. adapters:
-    their rank, 0 where all weights learn. offload: whether sharded weights, gradients and the optimizer's state lie in
-    the host's memory, not in the device's.
+    length: T. batch: sequences per optimizer step over all devices. precision: of matrix products. moments: bytes per
+    parameter of the optimizer's state; AdamW's two. load: tokens of the busiest device's experts relative to an even
+    share; it only affects expert parallelism, since otherwise each device computes its own tokens. learnt: share of the
+    parameters that have gradients; for adapters, their number relative to that of the frozen weights. adapters: their
+    rank, 0 if all weights learn. offload: True if sharded weights, gradients and the optimizer's state are in the
+    host's memory instead of the device's.
     """
 
     arch: Architecture
@@ -127,8 +128,8 @@ class Training:
 
     @property
     def outer_peak(self) -> float:
-        """Of products outside of linear layers' own: attention's, experts' and the output layer's, which compute in
-        bf16 where these compute in 8 bits (training/model/float8.py)."""
+        """Peak FLOP/s of products outside of linear layers: those of attention, experts and the output layer, which run
+        in bf16 if linear layers run in 8 bits (training/model/float8.py)."""
         return self.device.flops("bf16" if self.precision == "fp8" else self.precision)
 
     @property
@@ -139,8 +140,8 @@ class Training:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Seconds of one layer for one microbatch: whole forward and backward pass, and of the forward pass what selective
-    checkpointing computes again."""
+    """Seconds of one layer for one microbatch: the whole forward and backward pass, and the part of the forward pass
+    that selective checkpointing recomputes."""
 
     forward: float
     backward: float
@@ -218,12 +219,12 @@ def microbatches(job: Training, at: RankLayout) -> float:
 
 
 def step_time(job: Training, at: RankLayout) -> StepTime:
-    """Of one optimizer step of `job.batch` sequences."""
+    """Estimate the time of one optimizer step of `job.batch` sequences."""
     arch, net = job.arch, job.network
     layer, count = _layer(job, at), microbatches(job, at)
     layers = arch.layers / at.pp
     again = {"none": 0.0, "selective": layer.cheap, "full": layer.forward}[at.recompute]
-    # The output layer stands on the last stage alone, which the others wait for; its share is all that one stage adds.
+    # Only the last stage has the output layer, and the others wait for it; its share is all that one stage adds.
     compute = layers * (layer.forward + layer.backward) + _output(job, at)
     rows = at.microbatch * job.length / at.cp
     tensor = context = experts = pipeline = 0.0
@@ -266,7 +267,7 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
 
 
 def _data_parallel(job: Training, at: RankLayout, count: float, computing: float) -> tuple[float, float]:
-    """Seconds of data parallel communication that do not hide, and of the optimizer."""
+    """Seconds of exposed data parallel communication, and of the optimizer."""
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
     apart = (arch.parameters - dense) / (at.pp * at.ep) if at.ep > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Should one train at all? API, tune, continue or train from scratch, by the figures that decide."""
+"""Recommend an API, tuning, continued pretraining or training from scratch, based on figures."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from evaluation.pages.words import compact
 from training.planner.laws.scaling_laws import Law
 
 READINGS = 4
-"""Up to so many readings are about as good as new text (Muennighoff et al. 2023)."""
+"""Number of epochs up to which repeated text is about as good as new text (Muennighoff et al. 2023)."""
 OPEN_PARAMETERS, OPEN_TOKENS = 8e9, 15e12
-"""A model with open weights that anybody can begin with: Llama 3.1 8B (Dubey et al. 2024)."""
+"""A model with open weights as a possible starting point: Llama 3.1 8B (Dubey et al. 2024)."""
 TUNE, CONTINUE = 1e6, 1e9
-"""Tokens of one's own from which on tuning, and further pretraining, are usual: LIMA had 1,000 answers of some 750
+"""Minimum number of the user's own tokens for tuning and for continued pretraining: LIMA had 1,000 answers of some 750
 tokens (Zhou et al. 2023), Code Llama and Minerva 500 and 38.5 billion tokens."""
 API_USD = (0.1, 1.0, 15.0)
-"""USD for a million tokens of an API: small open models, middle, the largest (public lists, 2025)."""
+"""USD per million tokens of an API: small open models, middle, the largest (public lists, 2025)."""
 
 
 def verdict(found: Mapping[str, Any], law: Law, own: float | None, used: float | None) -> dict[str, Any]:
     """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch.
 
-    own: tokens of one's own text, if told. used: tokens a month that the model will read and write, if told.
+    own: tokens of the user's own text, if known. used: tokens per month that the model will read and write, if known.
     """
     size, tokens = found["parameters_of_a_token"], found["tokens"]
     a_flop = found["cost_usd"] / found["flops"]

@@ -1,4 +1,4 @@
-"""What would have to change in a config's `launch:` where a stage fits no memory."""
+"""Changes to a config's `launch:` for a stage that does not fit into memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def launch_that_fits(
     device: Device,
     scorers: Sequence[int] | None = None,
 ) -> tuple[str, ...]:
-    """Ways to change `launch:` with which a stage would fit that does not, as a user writes them: the least change on
-    these devices, more nodes where none does, and a larger device. scorers: as `needs` takes them."""
+    """Return changes to `launch:` that make a stage fit, in a user's notation: the smallest change on these devices,
+    more nodes if there is none, and a larger device. scorers: as in `needs`."""
 
     def holds(on: Device, **change: Any) -> bool:
         try:
@@ -47,7 +47,7 @@ def launch_that_fits(
 
 
 def _changes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
-    """Of few keys and then of more, from what costs little time to what costs more."""
+    """Yield changes of few keys and then of more, in the order of their cost in time."""
     auto = {} if launch.microbatch == "auto" else {"microbatch": "auto"}
     spread = {} if launch.shards_weights or launch.ranks == 1 else {"sharding": "fsdp"}
     again = {} if launch.recompute == "full" else {"recompute": "full"}

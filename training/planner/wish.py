@@ -1,4 +1,4 @@
-"""What somebody wants: two of size, tokens and a budget; what is left out follows from a scaling law."""
+"""The request of a user: two of size, tokens and a budget; the third follows from a scaling law."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from training.planner.laws.scaling_laws import Law
 _FEWEST = 1e5
 """Parameters of the smallest model that is planned."""
 _SPENT = 0.5
-"""Share of a budget below which a plan says that the devices, and not the budget, are its limit."""
+"""Share of a budget below which a plan reports the devices, and not the budget, as its limit."""
 
 
 LEAST, MOST_ASKED = 1e-9, 1e40
-"""Between these lies whatever anybody could ask for; what is computed from numbers beyond them has no float."""
+"""Bounds of sensible requests; results from numbers beyond them do not fit into a float."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent, one of them: model FLOPs, USD, or days on the devices at hand."""
+    """Limit on one of them: model FLOPs, USD, or days on the available devices."""
 
     flops: float | None = None
     money: float | None = None
@@ -33,7 +33,7 @@ class Budget:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def spent(self, flops: float, hours: float, device_hours_usd: float) -> float:
-        """What share of the budget so much takes; device_hours_usd: the price of all devices for an hour."""
+        """Share of the budget that a training takes; device_hours_usd: the price of all devices for an hour."""
         if self.flops is not None:
             return flops / self.flops
         if self.money is not None:
@@ -52,9 +52,9 @@ class Size:
 
 
 def check(preset: str | None, parameters: float | None, of_config: bool, tokens: float | None, budget: Budget) -> None:
-    """Raises ConfigError with everything that is wrong between what was asked for.
+    """Raise ConfigError with all contradictions in the request.
 
-    of_config: whether a config names the model.
+    of_config: True if a config names the model.
     """
     problems = []
     named = [option for option, given in (("--preset", preset), ("--parameters", parameters)) if given]

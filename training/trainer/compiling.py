@@ -1,7 +1,7 @@
-"""Whether torch.compile pays for itself in a run of known length, and paths that its compiler can work with.
+"""Decide if torch.compile pays for itself in a run of known length, and give its compiler paths that it can handle.
 
-The answer follows from config, model and device alone and never from a clock: a run that is continued compiles what it
-compiled before, and its weights stay the same to the bit.
+The decision depends only on config, model and device, never on a clock: a continued run compiles the same modules as
+before, and its weights are identical to the bit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from infra.launch.config import LaunchConfig
 from training.core.hardware import Hardware
 
-# What an uncompiled step reaches, in FLOP/s: per core with AMX, per GPU. Measured, as all that follows
-# (benchmarks/RESULTS.md): on 2 cores, and on an H200.
+# FLOP/s of an uncompiled step: per core with AMX, per GPU. Measured on 2 cores and on an H200, like all the constants
+# below (benchmarks/RESULTS.md).
 _UNCOMPILED_FLOPS = {"cpu": 2e11, "cuda": 1.1e14}
-# Share of an uncompiled step that compiling saves, and seconds that it costs: layers of one kind are compiled once.
+# Share of an uncompiled step that compilation saves, and seconds that it costs: layers of one kind are compiled once.
 _SAVED = 0.4
 _COST_S = {"cpu": 35.0, "cuda": 15.0}
 NO_PLAIN_PATHS = (
@@ -35,15 +35,15 @@ NO_PLAIN_PATHS = (
     "it; set TMPDIR to a folder without such characters, or install into one"
 )
 _READ_AT_IMPORT = {"_HEADER_DIR", "_HEADER_LOCK_DIR"}
-"""Places among the temporary files that torch 2.15 makes out when it is imported."""
+"""Paths among the temporary files that torch 2.15 determines when it is imported."""
 # The gain must be this many times the cost.
 _MARGIN = 2.0
 
 
 def wants_compile(launch: LaunchConfig, hardware: Hardware, flops: float) -> bool:
-    """`launch.compile`, where auto compiles a training of `flops` in all if that saves twice the time that it costs.
+    """Resolve `launch.compile`: auto compiles a training of `flops` in total if that saves twice the time it costs.
 
-    On a GPU auto leaves out models whose weights are sharded, which nobody has tried to compile there.
+    On a GPU auto excludes models with sharded weights, since compiling them there is untested.
     """
     if launch.compile != "auto":
         return launch.compile == "on"
@@ -58,12 +58,12 @@ def wants_compile(launch: LaunchConfig, hardware: Hardware, flops: float) -> boo
 
 
 def plain_compiler_paths() -> bool:
-    """Has TorchInductor give its C++ compiler paths that need no quotes in a command line; False where it cannot be.
+    """Make TorchInductor pass only paths without quotes to its C++ compiler; return False if that is impossible.
 
     torch 2.7 joins the command without quotes and splits it again as a shell would: with an environment at
-    `/home/ada/my models/.venv`, or a cache or TMPDIR at such a place, g++ is told to read `models/.venv/…`. Such
-    folders are given another name here: a link beside the temporary files, the same in every run, so that what is
-    compiled is found again.
+    `/home/ada/my models/.venv`, or a cache or TMPDIR in such a folder, g++ gets `models/.venv/…` as an argument. This
+    function replaces such folders by links next to the temporary files. The links have the same names in every run, so
+    compiled code is found again.
     """
     cache, given = _plain(cache_dir()), tempfile.gettempdir()
     temporary = _plain(given)
@@ -92,13 +92,13 @@ def _plain_libraries_dirs(self: cpp_builder.BuildOptionsBase) -> list[str]:
 
 
 def _compiler_folders() -> list[str]:
-    """What stands in the command lines: headers and libraries of torch and Python."""
+    """Folders that occur in the command lines: headers and libraries of torch and Python."""
     options = cpp_builder.CppTorchOptions()
     return [*_include_dirs(options), *_libraries_dirs(options)]
 
 
 def _plain(folder: str) -> str | None:
-    """A name of the folder that needs no quotes, None if there is no place for one."""
+    """Return a name of the folder that needs no quotes, None if there is no place for one."""
     if shlex.quote(folder) == folder:
         return folder
     for place in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
@@ -114,7 +114,7 @@ def _plain(folder: str) -> str | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Makes a folder that nobody else can put links into; False where somebody else has made it, or it cannot be."""
+    """Create a folder in which no other user can create links; return False if another user owns it or this fails."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -124,6 +124,6 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _has_compiler() -> bool:
-    """What TorchInductor needs on a CPU: a C++ compiler and Python's headers."""
+    """Return True if TorchInductor finds what it needs on a CPU: a C++ compiler and Python's headers."""
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     return headers.exists() and any(map(shutil.which, ("g++", "clang++")))

@@ -1,4 +1,4 @@
-"""A model, a loader and a length in, a trained model out: sets up what a training needs around a backend's loop."""
+"""Train a model on a loader for a given length: everything that a training needs around a backend's loop."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ _ROLLBACK_KEPT = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one fit is.
+    """Length of one fit.
 
-    batches: optimizer steps in all.
-    batch_size: examples of one of them, over all ranks.
-    batch_tokens: tokens of one of them (about, where examples differ in length).
+    batches: optimizer steps in total.
+    batch_size: examples per step, over all ranks.
+    batch_tokens: tokens per step (approximate if examples differ in length).
     epoch_batches: batches of one pass over the data.
-    flops_per_token: of a training step, for MFU; 0 where nobody counted them.
-    rampup: of batches that are smaller at first; `batch_size` and `batch_tokens` are of the full ones.
+    flops_per_token: FLOPs of a training step per token, for MFU; 0 if unknown.
+    rampup: schedule of smaller batches at the start; `batch_size` and `batch_tokens` refer to full batches.
     """
 
     batches: int
@@ -78,11 +78,11 @@ class Plan:
     rampup: BatchSizeRampup | None = None
 
     def examples(self, batches: int) -> int:
-        """Examples of the first so many batches together."""
+        """Examples in the first `batches` batches together."""
         return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
 
     def place(self, batches: int) -> int:
-        """The place in the data behind them, epoch after epoch."""
+        """Position in the data after the first `batches` batches, epoch after epoch."""
         return self.rampup.place(batches) if self.rampup else batches * self.batch_size
 
 
@@ -92,7 +92,7 @@ def plan_of(
     tokens: Sequence[int],
     epoch_batches: int,
 ) -> tuple[Plan, int]:
-    """How long a training on examples of so many `tokens` is, and every how many batches it looks at held-out ones."""
+    """Return the length of a training on examples with `tokens` tokens each, and its batches between evaluations."""
     batch_tokens = round(batch_size * float(np.mean(tokens)))
     length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
     every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
@@ -101,19 +101,19 @@ def plan_of(
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit came to.
+    """Outcome of a fit.
 
-    tokens: seen in all, by earlier processes too.
-    tokens_per_s: of this process, without its first batch; 0 if it did no other.
-    mfu: model FLOPs utilisation at that speed, where peak and FLOPs are known.
-    corrections: what the guard did, in order.
-    skipped: batches that were passed over by corrections.
-    lr_multiplier: what corrections leave of the schedule's learning rate for good; 1 where nothing was cut, or healed.
-    states: the checkpoints that are to stay with the artifact.
-    begin: the state of another training that it went on from.
-    planned: what was planned for it, None where the planner knows device or model not. step_s, memory_bytes,
-        microbatch: what it took.
-    profile: the folder with the profile of some steps, empty where none was asked for.
+    tokens: tokens seen in total, including those of earlier processes.
+    tokens_per_s: speed of this process without its first batch; 0 if it ran no other.
+    mfu: model FLOPs utilisation at that speed, if peak and FLOPs are known.
+    corrections: corrections by the guard, in order.
+    skipped: batches skipped because of corrections.
+    lr_multiplier: permanent factor on the schedule's learning rate after corrections; 1 if nothing was cut, or healed.
+    states: checkpoints to keep with the artifact.
+    begin: state of another training from which this one continued.
+    planned: the plan for this fit, None if the planner does not know the device or the model. step_s, memory_bytes,
+        microbatch: the measured values.
+    profile: folder with the profile of some steps; None if no profile was requested.
     """
 
     batches: int
@@ -132,7 +132,7 @@ class Fit:
     profile: Path | None = None
 
     def leave(self, out_dir: Path) -> None:
-        """Leaves in the artifact's aux/ the guard's corrections, the kept states, what was planned, and the profile."""
+        """Write the guard's corrections, the kept states, the plan and the profile to the artifact's aux/."""
         write_log(self.corrections, out_dir)
         keep_states(self.states, out_dir)
         if ranks.is_first():
@@ -149,7 +149,7 @@ class Fit:
         }
 
     def headline(self, said: str) -> str:
-        """A stage's headline, with what everyone who reads it must know."""
+        """Return a stage's headline, with a warning if the guard cut the learning rate permanently."""
         if self.lr_multiplier == 1:
             return said
         return f"{said}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
@@ -167,24 +167,25 @@ def fit(
     networks: Mapping[str, nn.Module] | None = None,
     inputs: Mapping[str, Path] = MappingProxyType({}),
 ) -> Fit:
-    """Trains `model` in place, by the backend that `launch.trainer` names, and returns when `plan.batches` are done.
+    """Train `model` in place with the backend named by `launch.trainer`, and return after `plan.batches`.
 
-    Continues from the newest whole checkpoint in `run.work_dir`, else in `run.checkpoint_place`, to which checkpoints
-    are uploaded meanwhile. When the guard (training/guard) raises an alarm it
-    goes back to a healthy checkpoint and on with a correction. Raises infra.errors.Cancelled after the running batch,
-    once a checkpoint is written, when the run is cancelled; StageError `diverged` when corrections do not help,
-    `no_update` when the weights do not move, and `not_finite` when the trained weights or the last loss are no numbers.
+    Training continues from the newest complete checkpoint in `run.work_dir`, else in `run.checkpoint_place`, to which
+    checkpoints are uploaded during training. When the guard (training/guard) raises an alarm, training goes back to a
+    healthy checkpoint and continues with a correction. Raises infra.errors.Cancelled if the run is cancelled, after the
+    current batch and once a checkpoint is written; StageError `diverged` if corrections do not help, `no_update` if the
+    weights do not change, and `not_finite` if the trained weights or the last loss are not finite.
 
-    networks: parts of the model whose gradients are clipped apart.
-    inputs: of the stage; with `state` among them training goes on from a state of that artifact (`config.continues`).
+    networks: parts of the model whose gradients are clipped separately.
+    inputs: inputs of the stage; if `state` is among them, training continues from a state of that artifact
+        (`config.continues`).
     """
     backend = load_backend(run.launch.trainer)
     if run.checkpoint_place:
         check_remote(run.checkpoint_place, run.work_dir, lambda said: run.event("upload_failed", said))
-    run.listen()  # Composer takes SIGTERM and SIGINT when it is imported, and ends the process on them
+    run.listen()  # Composer installs handlers for SIGTERM and SIGINT on import, which end the process
     logging.getLogger("streaming").setLevel(logging.ERROR)
     checkpoint_activations(model, run.launch.recompute)
-    # With batches that grow all microbatches are of the first one's size: shapes that change would be compiled anew.
+    # If batches grow, all microbatches have the size of the first one: changing shapes would trigger recompilation.
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
     told = measured.planned(
@@ -241,7 +242,7 @@ def fit(
             profile=training.profile,
         )
     except Cancelled:
-        if training.uploader:  # the machine may be taken back as soon as this ends
+        if training.uploader:  # the machine may be reclaimed as soon as this process ends
             training.uploader.finish(run.launch.grace_s / 2)
         raise
     except torch.OutOfMemoryError as error:
@@ -254,9 +255,9 @@ def fit(
 
 
 class _Training:
-    """What one fit goes on from and leaves: corrections of the guard, checkpoints and where they are uploaded to.
+    """Persistent parts of one fit: corrections of the guard, checkpoints and their uploads.
 
-    data: names the training data. begin: the state of another training that this one goes on from.
+    data: fingerprint of the training data. begin: state of another training from which this one continues.
     """
 
     def __init__(
@@ -314,9 +315,9 @@ class _Training:
         networks: Mapping[str, nn.Module] | None,
         given: Sequence[Callback],
     ) -> Callbacks:
-        """All that looks on, in the order in which it is told of a batch. given: the stage's own.
+        """Return all callbacks, in the order in which they are called for a batch. given: callbacks of the stage.
 
-        networks: parts of the model whose gradients are clipped apart.
+        networks: parts of the model whose gradients are clipped separately.
         """
         plan, config, run, corrections = self._plan, self._config, self._run, self.corrections
         schedule = LearningRateSchedule.of(
@@ -361,9 +362,9 @@ class _Training:
         )
 
     def train(self, trainer: Backend, state: TrainState, throughput: Throughput) -> None:
-        """Takes up the newest whole checkpoint and trains to the end, and again after each correction of the guard.
+        """Load the newest complete checkpoint and train to the end; repeat this after each correction of the guard.
 
-        Raises StageError `no_way_back` where a correction has no checkpoint to go back to.
+        Raises StageError `no_way_back` if a correction has no checkpoint to go back to.
         """
         plan, run, stage, corrections = self._plan, self._run, self._stage, self.corrections
         while True:
@@ -398,14 +399,14 @@ class _Training:
                     )
 
     def _drop_after(self, batch: int) -> None:
-        """Removes checkpoints of later batches, here and where they were uploaded to."""
+        """Remove checkpoints of later batches, both local and uploaded ones."""
         for plan in (self._checkpoints, self._rollback, self._states):
             drop_after(plan.folder, batch)
         if self.uploader:
             self.uploader.drop_after(batch)
 
     def kept_states(self, batch: int) -> list[Path]:
-        """The checkpoints that stay with the artifact of a training that ended at `batch`, by `config.keep_state`."""
+        """Checkpoints to keep with the artifact of a training that ended at `batch`, by `config.keep_state`."""
         if self._config.keep_state == "none":
             return []
         # A training that ended early may have no checkpoint of its last batch.
@@ -414,7 +415,7 @@ class _Training:
 
 
 def _from_elsewhere(run: Run, corrections: Corrections) -> Iterator[Path]:
-    """Uploaded checkpoints that go with the guard's corrections, the newest first; every rank must ask for each."""
+    """Uploaded checkpoints that match the guard's corrections, newest first; every rank must request each of them."""
     if not run.checkpoint_place:
         return
 

@@ -1,5 +1,5 @@
-"""What a training reports of every batch: loss, norms, learning rate, and its speed (tokens a second, model FLOPs
-utilisation, memory, the time that is left).
+"""Metrics of every batch of a training: loss, norms, learning rate and speed (tokens per second, model FLOPs
+utilisation, memory, remaining time).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _WINDOW_S = 20.0
 
 
 class Throughput:
-    """Follows the clock and the token count from batch to batch.
+    """Track time and token count from batch to batch.
 
-    The first batch, which pays for warming up and compiling, counts nowhere. What is told live looks at the last 20
-    seconds, evaluation and checkpoints included; `mean` at everything since the first batch.
+    The first batch is excluded, since it includes warm-up and compilation. Live values cover the last 20 seconds,
+    evaluation and checkpoints included; `mean` covers everything since the first batch.
 
-    batches: of the whole training.
-    flops_per_token: of a training step (training.model.models.flops_per_token); 0 where it is not known.
-    peak_flops: FLOP/s of all devices together; None where nobody knows it.
-    work: how much the first so many batches are to do, by which the time left is told.
+    batches: batches of the whole training.
+    flops_per_token: FLOPs of a training step per token (training.model.models.flops_per_token); 0 if unknown.
+    peak_flops: FLOP/s of all devices together; None if unknown.
+    work: amount of work in the first N batches, from which the remaining time is estimated.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Throughput:
         self._recent: deque[tuple[float, int, int]] = deque()
 
     def restart(self) -> None:
-        """Forgets everything, before a training goes back to an earlier batch."""
+        """Discard all measurements, before a training goes back to an earlier batch."""
         self._first = None
         self._recent.clear()
 
     def mark(self, batch: int, tokens: int) -> None:
-        """Batch number `batch` (from 1) is done, `tokens` in all."""
+        """Record the end of batch number `batch` (from 1), after `tokens` tokens in total."""
         now = (self._clock(), batch, tokens)
         if self._first is None:
             self._first = now
@@ -65,7 +65,7 @@ class Throughput:
             self._recent.popleft()
 
     def values(self) -> dict[str, float]:
-        """Metrics of the moment: train/tokens_per_s, train/tflops, train/mfu, train/time_left_s, train/memory_gb."""
+        """Current metrics: train/tokens_per_s, train/tflops, train/mfu, train/time_left_s, train/memory_gb."""
         values = {"train/memory_gb": memory_bytes() / 1e9}
         if len(self._recent) > 1:
             speed = _rate(self._recent[0], self._recent[-1])
@@ -77,7 +77,7 @@ class Throughput:
         return values
 
     def left_s(self) -> float:
-        """Seconds until the last batch, at the pace of the last batches; 0 while nothing is known."""
+        """Seconds until the end of the last batch, at the speed of recent batches; 0 while unknown."""
         if len(self._recent) < 2:
             return 0.0
         (began, first, _), (now, batch, _) = self._recent[0], self._recent[-1]
@@ -85,20 +85,20 @@ class Throughput:
         return (now - began) / done * max(0, left)
 
     def mean(self) -> float:
-        """Tokens a second since the first batch; 0 if there was no other."""
+        """Tokens per second since the first batch; 0 if there was no other."""
         if self._first is None or self._first is self._recent[-1]:
             return 0.0
         return _rate(self._first, self._recent[-1])
 
     def step_s(self) -> float:
-        """Seconds a batch since the first one; 0 if there was no other."""
+        """Seconds per batch since the first one; 0 if there was no other."""
         if self._first is None or self._first is self._recent[-1]:
             return 0.0
         (began, first, _), (now, batch, _) = self._first, self._recent[-1]
         return (now - began) / (batch - first)
 
     def mfu(self, tokens_per_s: float) -> float | None:
-        """Model FLOPs utilisation (PaLM, appendix B) at this speed, where the peak and the model's FLOPs are known."""
+        """Model FLOPs utilisation (PaLM, appendix B) at this speed; None if peak or model FLOPs are unknown."""
         if self._peak_flops is None or not self._flops_per_token:
             return None
         return tokens_per_s * self._flops_per_token / self._peak_flops
@@ -109,7 +109,7 @@ def _rate(one: tuple[float, int, int], other: tuple[float, int, int]) -> float:
 
 
 def memory_bytes() -> int:
-    """What the process holds: the most that tensors took on its GPU, or its resident memory without one."""
+    """Memory of the process: peak memory of tensors on its GPU, or resident memory if it uses no GPU."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return int(_this_process().memory_info().rss)
@@ -121,7 +121,7 @@ def _this_process() -> psutil.Process:
 
 
 def clock_time(seconds: float) -> str:
-    """`50 s`, `12 min`, `3 h 20 min`."""
+    """Format a duration as `50 s`, `12 min` or `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -132,10 +132,10 @@ _SAY_EVERY_S = 0.5
 
 
 class MetricsLogger(Callback):
-    """Tells metrics and progress. clip, activations and scale come before it.
+    """Report metrics and progress. clip, activations and scale must be called before it.
 
     last: batches of the whole training.
-    grows: whether batches differ in size.
+    grows: True if batches differ in size.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class MetricsLogger(Callback):
         self._rates: dict[str, float] = {}
 
     def batch_start(self, state: TrainState) -> None:
-        # The first group of each optimizer: matrices, where they have a rate of their own.
+        # The first group of each optimizer: matrices, if they have a separate rate.
         self._rates = {
             "train/lr_muon" if "muon" in group else "train/lr": float(group["lr"])
             for group in reversed(state.optimizer.param_groups)

@@ -1,8 +1,8 @@
-"""How many examples a device can compute at once, found by trying before the first step.
+"""Find the number of examples that a device can compute at once, by trial before the first step.
 
-The model is tried before it is shared out, so no collective runs and a rank out of memory leaves none waiting:
-each tries alone, then all agree on the smallest. Gradients and random state are as before, so the choice never shows in
-the result but by rounding.
+The trial runs before the model is sharded, so it needs no collectives and a rank that runs out of memory does not block
+the others: each rank tries alone, then all agree on the smallest number. Gradients and random state are restored, so
+the choice affects the result only by rounding.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _ADAMW, _DDP = 2, 1
 
 
 def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware, run: Run) -> int:
-    """Examples at once of this device's `batch_size`: what `launch.microbatch` says, or as many as memory allows.
+    """Return the microbatch for this device's `batch_size`: `launch.microbatch`, or as many examples as memory allows.
 
-    On a CPU all of them, since running out of memory cannot be caught there. No more than what an earlier try of the
-    same work left as its limit. Where weights are sharded, or ranks share layers, sequences or experts, it is tried
-    with whole ones, which is cautious: one at once where they do not fit. Else raises StageError where not even one
-    fits. In a pipeline as many as training/distributed/pipeline_cut.py says.
+    On a CPU the microbatch is the whole batch, since running out of memory cannot be caught there. It never exceeds the
+    limit that an earlier attempt at the same work recorded. If weights are sharded, or ranks share layers, sequences or
+    experts, the trial uses the whole model, which is conservative; the result is 1 if that does not fit. In all other
+    cases StageError is raised if not even one example fits. In a pipeline training/distributed/pipeline_cut.py
+    determines the microbatch.
     """
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)
     if ranks.pipeline_parallel() > 1:
@@ -52,7 +53,7 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     taken: list[Tensor] = []
 
     def compute(count: int) -> None:
-        # Within the trial, since it may be this that finds no room.
+        # Within the trial, since this allocation may be the one that fails.
         taken[:] = taken or _memory_of_a_step(model, hardware.device, copies)
         model.to(hardware.device)
         whole = model.learnt_from(collate(examples[:count]))
@@ -79,7 +80,7 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
 
 
 def _in_pipeline(sequences: int, limit: int, run: Run) -> int:
-    """Of a batch that passes a pipeline in equal microbatches. Nothing is tried: no device may hold the whole model."""
+    """Microbatch of a pipeline with equal microbatches. There is no trial: no device may fit the whole model."""
     given = run.launch.microbatch
     if given != "auto" and given <= limit:
         return given
@@ -88,18 +89,18 @@ def _in_pipeline(sequences: int, limit: int, run: Run) -> int:
 
 
 def can_be_tried(device: torch.device) -> bool:
-    """Whether running out of this device's memory raises an error instead of ending the process."""
+    """Return True if running out of this device's memory raises an error instead of ending the process."""
     return device.type == "cuda"
 
 
 def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callable[[], None]) -> int:
-    """The largest of limit, limit / 2, … that every rank can compute; every rank must call.
+    """Return the largest of limit, limit / 2, … that every rank can compute; every rank must call this function.
 
-    compute: computes and keeps gradients for so many examples, without any collective; is called twice, since
-        gradients of the first microbatch are there during the second.
-    clear: gives back what `compute` keeps.
+    compute: computes and keeps gradients for a number of examples, without any collective; is called twice, since
+        gradients of the first microbatch are still allocated during the second.
+    clear: frees what `compute` keeps.
 
-    Raises StageError `device_out_of_memory` where a rank cannot compute a single example.
+    Raises StageError `device_out_of_memory` if a rank cannot compute a single example.
     """
     count = limit
     while True:
@@ -109,7 +110,7 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
             compute(count)
         except torch.OutOfMemoryError:
             failed = True
-        # Not within the handler: there the error keeps its frames alive, and these keep the activations.
+        # Not within the handler: there the error keeps its frames alive, and the frames keep the activations.
         clear()
         gc.collect()
         if torch.cuda.is_available():
@@ -122,9 +123,9 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
 
 
 def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
-    """What to tell of a device that cannot compute `microbatch` examples at once.
+    """Error for a device that cannot compute `microbatch` examples at once.
 
-    auto: whether the number is ours to choose; then half of it is taken by the next try, which is made at once
+    auto: True if the program chose the number; the next attempt then starts immediately with half of it
     (`microbatch_halved`).
     """
     message = f"a device ran out of memory with {microbatch} examples at once"
@@ -139,7 +140,7 @@ def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
 
 
 def lower_limit(work_dir: Path, microbatch: int) -> None:
-    """Leaves word that `microbatch` was too much, for whoever continues this work."""
+    """Record in the work folder that `microbatch` was too large, for the process that continues this work."""
     if microbatch > 1:
         (work_dir / "microbatch.json").write_text(json.dumps({"limit": microbatch // 2}), encoding="utf8")
 
@@ -150,7 +151,7 @@ def _limit(work_dir: Path) -> int | None:
 
 
 def _memory_of_a_step(model: nn.Module, device: torch.device, copies: int) -> list[Tensor]:
-    """As much memory as a step needs besides weights, gradients and activations: of weights that learn, since others
-    have neither moments nor gradients to sum."""
+    """Allocate the memory that a step needs besides weights, gradients and activations. Only trainable weights count,
+    since others have neither moments nor gradients to reduce."""
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     return [torch.empty_like(weight, device=device) for weight in learning for _ in range(copies)]

@@ -1,4 +1,4 @@
-"""Muon: steps of momentum whose matrices are made orthogonal (Jordan et al. 2024), with AdamW for all other weights.
+"""Muon: momentum steps with orthogonalized matrices (Jordan et al. 2024), and AdamW for all other weights.
 
 Shapes: N matrices of one shape, m rows (outputs), n columns (inputs).
 """
@@ -15,22 +15,22 @@ from torch.distributed.tensor import DTensor
 from training.checkpoint.snapshot import TensorPart
 from training.distributed.gradients import local
 
-# Jordan et al. 2024: as steep at 0 as it goes; singular values end between 0.7 and 1.2 after five steps.
+# Jordan et al. 2024: as steep at 0 as possible; singular values end between 0.7 and 1.2 after five steps.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _EPS = 1e-7
-# Matrices are gathered and made orthogonal together up to so many numbers (256 MB in fp32).
+# Matrices are gathered and orthogonalized together, up to this many elements (256 MB in fp32).
 _AT_ONCE = 1 << 26
 
 
 class Muon(torch.optim.Optimizer):
-    """AdamW for the groups without a key `muon`, Muon for those with it, as torch.optim.Muon (from torch 2.9) has it.
+    """AdamW for groups without a key `muon`, and Muon for groups with it, as in torch.optim.Muon (since torch 2.9).
 
-    Muon's groups have `lr`, `weight_decay` (decoupled), `momentum`, `iterations` (of Newton-Schulz) and `transposed`:
-    whether weights have their inputs first, as GPT-2's. The rest is as in torch.optim.AdamW. A weight without a
-    gradient stays as it is. Weights that FSDP2 has sharded are gathered, a shape at a time, and every rank makes them
-    orthogonal for itself.
+    Muon's groups have `lr`, `weight_decay` (decoupled), `momentum`, `iterations` (of Newton-Schulz) and `transposed`
+    (True if the first dimension of weights is their inputs, as in GPT-2). The rest is as in torch.optim.AdamW. A weight
+    without a gradient does not change. Weights sharded by FSDP2 are gathered, one shape at a time, and every rank
+    orthogonalizes them by itself.
 
-    compute: the type of Newton-Schulz's products: bf16 is enough (Jordan et al. 2024).
+    compute: dtype of Newton-Schulz's products: bf16 is enough (Jordan et al. 2024).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], adamw: dict[str, Any], compute: torch.dtype) -> None:
@@ -39,7 +39,7 @@ class Muon(torch.optim.Optimizer):
         others = [group for group in self.param_groups if "muon" not in group]
         self._adamw = torch.optim.AdamW(others, **adamw) if others else None
         if self._adamw is not None:
-            # One state and one set of groups, whoever looks at them.
+            # Both optimizers share one state and one set of groups.
             self._adamw.state = self.state
         self._compute = compute
 
@@ -67,8 +67,8 @@ class Muon(torch.optim.Optimizer):
             steps = []
             for weight in some:
                 assert weight.grad is not None
-                # What each rank holds: torch 2.7 forgets in arithmetic how a tensor is cut by FSDP and tensor
-                # parallelism at once.
+                # Only the local part: in arithmetic, torch 2.7 loses the placement of a tensor that both FSDP and
+                # tensor parallelism shard.
                 buffer, gradient = local(self.state[weight]["momentum_buffer"]), local(weight.grad)
                 buffer.lerp_(gradient, 1 - momentum)
                 steps.append(_whole(gradient.lerp(buffer, momentum), weight))
@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, iterations: int, compute: torch.dtype) -> Tensor:
-    """About UVᵀ of each matrix USVᵀ: (N, m, n), in the type `compute`, by Newton-Schulz steps of fifth order."""
+    """Approximate UVᵀ of each matrix USVᵀ: (N, m, n), in dtype `compute`, by Newton-Schulz steps of fifth order."""
     a, b, c = _QUINTIC
     x = matrices.to(compute)
     tall = x.shape[1] > x.shape[2]
@@ -106,7 +106,7 @@ def _of_one_shape(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
-    """The whole of a tensor that is spread over the ranks as `like` is."""
+    """Gather a tensor that is distributed over the ranks like `like`."""
     if not isinstance(like, DTensor):
         return part
     shape, stride = like.shape, like.stride()

@@ -1,4 +1,4 @@
-"""The optimizer of a training with its groups: what decays, what has a learning rate of its own, what Muon steps."""
+"""The optimizer of a training and its groups: weights that decay, have a separate learning rate, or use Muon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.model.blocks import blocks
 from training.trainer.muon import Muon
 
 LION_MOMENTUM = "lion_momentum"
-"""Its state's key: another than AdamW's, whose momentum is of another kind."""
+"""Key of Lion's state. It differs from AdamW's, whose momentum is a different quantity."""
 
 
 def optimizer_of(
@@ -26,13 +26,13 @@ def optimizer_of(
     compute: torch.dtype = torch.float32,
     experts: SharedExperts | None = None,
 ) -> torch.optim.Optimizer:
-    """Fused AdamW or what `config.kind` names, or Muon for the matrices of a model's blocks beside AdamW;
-    `config.decayed` says what decays.
+    """Create fused AdamW or the optimizer named by `config.kind`, or Muon for the matrices of a model's blocks next to
+    AdamW; `config.decayed` lists the weights that decay.
 
-    Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) rates
-    of matrices and output layer fall with the width, and what decays a step stays the same; Muon's steps have the same
-    size at any width by themselves.
-    compute: the type in which Muon's products may run. experts: where ranks share those of the model.
+    Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) the
+    rates of matrices and output layer decrease with the width, and the decay per step stays the same; the size of
+    Muon's steps does not depend on the width.
+    compute: dtype of Muon's products. experts: the model's experts, if ranks share them.
     """
     inputs, outputs = _outer(model)
     wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
@@ -86,11 +86,11 @@ def optimizer_of(
 
 
 class Adafactor(torch.optim.Adafactor):
-    """torch's, whose relative step is the learning rate of the schedule in every batch.
+    """torch.optim.Adafactor with the schedule's learning rate as its relative step in every batch.
 
-    torch takes min(rate, 1/√step), the default of Shazeer & Stern 2018 where no schedule is given: a rate of 1e-2 would
-    fall from batch 10,000 on, whatever the schedule. transformers' Adafactor has no such bound with
-    `relative_step=False`, as T5 was trained.
+    torch uses min(rate, 1/√step), the default of Shazeer & Stern 2018 without a schedule: a rate of 1e-2 would decrease
+    from batch 10,000 on, regardless of the schedule. transformers' Adafactor has no such bound with
+    `relative_step=False`, which was used to train T5.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,19 +105,19 @@ class Adafactor(torch.optim.Adafactor):
 
 
 class _Unbounded(float):
-    """A number that `min` leaves as it is, whatever it is compared with."""
+    """A number that `min` returns, whatever it is compared with."""
 
     def __gt__(self, other: float) -> bool:
         return False
 
 
 class Lion(torch.optim.Optimizer):
-    """Steps by the sign of a momentum (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2):
+    """Step by the sign of a momentum (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2):
     with the gradient g, the momentum m and betas (b1, b2) a weight w becomes
     w - lr · (sign(b1 · m + (1 - b1) · g) + decay · w), then m becomes b2 · m + (1 - b2) · g.
 
-    Each number is stepped by itself, so that a rank steps the part of a weight that it holds, however it was cut. A
-    weight without a gradient stays as it is.
+    The step is elementwise, so a rank steps its part of a weight, however the weight is sharded. A weight without a
+    gradient does not change.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
@@ -144,8 +144,8 @@ class Lion(torch.optim.Optimizer):
 
 
 def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:
-    """Groups that have weights, those of experts apart from what other ranks hold too: a kernel that steps several
-    weights at once takes none together whose state is spread over different ranks (ZeRO stage 1)."""
+    """Return the groups that have weights, with weights of experts separate from weights that other ranks hold too: a
+    fused kernel must not step weights together whose state is distributed over different ranks (ZeRO stage 1)."""
     own = set(map(id, experts.weights)) if experts else set()
     found = []
     for group in groups:
@@ -156,7 +156,7 @@ def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None)
 
 
 def _by_muon(model: nn.Module) -> dict[int, bool]:
-    """The matrices of a model's blocks, by their ids, and whether they have their inputs first."""
+    """Map the ids of the matrices of a model's blocks to True if their first dimension is their inputs."""
     found = {}
     for block in blocks(model):
         for layer in block.modules():
@@ -167,12 +167,12 @@ def _by_muon(model: nn.Module) -> dict[int, bool]:
 
 
 def _width(model: nn.Module) -> int:
-    """Of the residual stream."""
+    """Width of the residual stream."""
     return next(int(layer.config.hidden_size) for layer in model.modules() if isinstance(layer, PreTrainedModel))
 
 
 def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
-    """The ids of the weights of embeddings, and of output layers by whatever name their family gives them (lm_head,
+    """Return the ids of the weights of embeddings and of output layers, whose name depends on the family (lm_head,
     embed_out)."""
     inputs: set[int] = set()
     outputs: set[int] = set()
@@ -182,6 +182,6 @@ def _outer(model: nn.Module) -> tuple[set[int], set[int]]:
         elif isinstance(layer, PreTrainedModel):
             output = layer.get_output_embeddings()
             if output is not None:
-                # Its weight, or the frozen one with the rows that learn (training/model/lora.py).
+                # Its weight, or the frozen weight and the trainable rows (training/model/lora.py).
                 outputs.update(id(weight) for name, weight in output.named_parameters() if name != "bias")
     return inputs, outputs

@@ -1,6 +1,6 @@
-"""A profile of a few steps (`launch.profile`): a Chrome trace, a table by operator, memory over time.
+"""Profile a few steps (`launch.profile`): a Chrome trace, a table by operator, memory over time.
 
-The steps compute the same with it as without it; they take longer.
+Profiled steps compute the same results but take longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 
 WAIT = 2
-"""Batches of the process that come before: they warm up, and compile."""
+"""Batches of the process before the profile starts: they warm up and compile."""
 TRACE, TABLE, SUMMARY = "profile_trace.json.gz", "profile_operators.txt", "profile.json"
 FILES = (TRACE, TABLE, SUMMARY)
 _ROWS = 60
@@ -29,7 +29,7 @@ _COMMUNICATION = ("nccl", "c10d::", "gloo:")
 
 
 class Profiler(Callback):
-    """Profiles `steps` batches, the WAIT first ones left out, and leaves FILES in the folder."""
+    """Profile `steps` batches after the first WAIT ones, and write FILES to the folder."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder = folder
@@ -77,8 +77,8 @@ class Profiler(Callback):
 
 
 def operators(averages: Sequence[Any], on_gpu: bool) -> dict[str, Any]:
-    """{"total_ms", "communication_share", "operators": [{"name", "calls", "self_ms", "share", "memory_mb"}]}, by the
-    time that each took by itself on the device."""
+    """{"total_ms", "communication_share", "operators": [{"name", "calls", "self_ms", "share", "memory_mb"}]}, sorted by
+    the operators' self time on the device."""
     rows = [
         {
             "name": one.key,
@@ -95,8 +95,8 @@ def operators(averages: Sequence[Any], on_gpu: bool) -> dict[str, Any]:
 
 
 def memory_over_time(events: Sequence[dict[str, Any]], on_gpu: bool) -> list[tuple[float, float]]:
-    """(milliseconds since the first, MB that tensors hold more or less than at the beginning) from a Chrome trace, at
-    most _POINTS of them, the highest of as many neighbours each."""
+    """Return (milliseconds since the first event, change in MB held by tensors since the beginning) from a Chrome
+    trace: at most _POINTS of them, each the highest of equally many neighbours."""
     device = 1 if on_gpu else 0
     found = sorted(
         (float(event["ts"]), int(event["args"]["Bytes"]))
@@ -115,7 +115,7 @@ def memory_over_time(events: Sequence[dict[str, Any]], on_gpu: bool) -> list[tup
 
 
 def leave(folder: Path, out_dir: Path) -> None:
-    """Puts what was profiled into the artifact's aux/."""
+    """Copy the profile to the artifact's aux/."""
     for name in FILES:
         if (folder / name).exists():
             (out_dir / "aux").mkdir(parents=True, exist_ok=True)

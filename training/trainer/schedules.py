@@ -17,7 +17,7 @@ from training.core.train_state import TrainState
 class LearningRateSchedule:
     """The learning rate of each batch as a share of the peak.
 
-    total: batches of the training; warmup: those of the linear rise; decay: those of the fall at the end of wsd.
+    total: batches of the training; warmup: batches of the linear rise; decay: batches of the decay at the end of wsd.
     """
 
     config: ScheduleConfig
@@ -34,19 +34,19 @@ class LearningRateSchedule:
         epoch_batches: int,
         rampup: BatchSizeRampup | None = None,
     ) -> LearningRateSchedule:
-        """The lengths of a config in batches, none longer than the training; wsd's fall is one of full batches."""
+        """Convert the lengths of a config to batches, at most those of the training; wsd's decay has full batches."""
         scale: dict[str, Any] = {"batch_tokens": batch_tokens, "epoch_batches": epoch_batches, "whole": total}
         warmup, decay = batches(config.warmup, **scale, rampup=rampup), batches(config.decay_length, **scale)
         return cls(config, total, min(total, warmup), min(total, decay))
 
     def lr_multiplier(self, batch: int) -> float:
-        """What the peak is multiplied by at batch 0, 1, …
+        """Factor on the peak learning rate at batch 0, 1, …
 
-        Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear fall towards `final_share`;
+        Warm-up rises in equal steps to 1 at batch `warmup` - 1. cosine and linear decay towards `final_share`;
         inverse_sqrt is sqrt(warmup / batch) (Vaswani et al. 2017, section 5.3), no lower than `final_share`; wsd stays
-        at 1 and falls over the last `decay` batches as 1 - sqrt (Hägele et al. 2024, section 3).
+        at 1 and decays over the last `decay` batches as 1 - sqrt (Hägele et al. 2024, section 3).
 
-        A fall begins at 1 with its first batch, and would be at `final_share` in the batch after the last, so that no
+        A decay starts at 1 in its first batch and would reach `final_share` in the batch after the last, so that no
         batch is computed at a rate of 0 (as in transformers, torchtitan and nanochat).
         """
         if batch < self.warmup:
@@ -68,9 +68,9 @@ class LearningRateSchedule:
 
 
 class LearningRate(Callback):
-    """Sets each batch's learning rate, before the batch: Composer's schedulers step a batch late.
+    """Set each batch's learning rate before the batch: Composer's schedulers step one batch late.
 
-    corrected: what a batch's rate is multiplied by besides.
+    corrected: additional factor on a batch's rate.
     """
 
     def __init__(self, schedule: LearningRateSchedule, peak: float, corrected: Callable[[int], float]) -> None:

@@ -1,4 +1,4 @@
-"""The artifacts of a corpus chain as its report reads them."""
+"""The artifacts of a corpus chain, read for its report."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ class Corpus:
         self.artifacts: dict[str, Artifact] = read_artifacts(inputs)
 
     def json(self, id: str, name: str) -> Any:
-        """A JSON file of a stage's artifact; an empty mapping where there is none."""
+        """Return a JSON file of a stage's artifact; an empty mapping if there is none."""
         found = self.artifacts.get(id)
         return (found.read_json(name) if found else None) or {}
 
     @cached_property
     def chain(self) -> list[str]:
-        """The stages that give documents, in order."""
+        """Stages that produce documents, in order."""
         return [id for id in CHAIN if id in self.artifacts]
 
     def sources(self, id: str) -> dict[str, dict[str, Any]]:
-        """What a stage's artifact holds of each source: licence, language, weight, documents, bytes."""
+        """Return the records of each source in a stage's artifact: licence, language, weight, documents, bytes."""
         found: dict[str, dict[str, Any]] = self.json(id, "sources.json")
         return found
 
     def totals(self, id: str) -> tuple[int, int]:
-        """Documents and bytes of text that a stage leaves."""
+        """Return the documents and bytes of text that a stage leaves."""
         sources = self.sources(id).values()
         return sum(one["documents"] for one in sources), sum(one["bytes"] for one in sources)
 
     def dropped(self, id: str) -> dict[str, int]:
-        """Rule → documents that a stage dropped by it."""
+        """Return rule → number of documents that a stage dropped by it."""
         found: dict[str, int] = self.json(id, "aux/counts.json").get("dropped", {})
         return found
 
     @cached_property
     def languages(self) -> dict[str, float]:
-        """Language code → share of the documents, the most first; what the sources say where no one looked."""
+        """Language code → share of the documents, the largest first; without a language profile, the languages that the
+        sources declare."""
         id = next((id for id in ("validate_clean", "validate") if self.json(id, "aux/profile.json")), "")
         found: dict[str, float] = dict(self.json(id, "aux/profile.json").get("language", {})) if id else {}
         if not found and self.chain:
@@ -65,7 +66,7 @@ class Corpus:
 
     @cached_property
     def facts(self) -> dict[str, dict[str, float]]:
-        """Distribution → class → count: what the next report shows its drift against."""
+        """Distribution → class → count, against which the next report shows its drift."""
         found = {
             "documents dropped by rule": {
                 f"{id}: {rule}": float(count) for id in self.chain for rule, count in self.dropped(id).items() if count

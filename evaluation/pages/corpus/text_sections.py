@@ -1,4 +1,4 @@
-"""What was read, what was taken away and why, and what is left."""
+"""Sections on the documents that were read, those that were removed and why, and those that are left."""
 
 from __future__ import annotations
 
@@ -116,11 +116,12 @@ _LOOSENED_BY = {
     "boilerplate": "dedupe.boilerplate",
     "test_item": "decontaminate.ngram",
 }
-"""The key behind a rule of the stages that have few."""
+"""Config key behind a rule, for stages with few rules."""
 
 
 class Reason(NamedTuple):
-    """Why a rule drops a document: the key that loosens it, what a document needs (`≥ 0.8`), and whose rule it is."""
+    """The reason why a rule drops a document: the key that loosens it, the bound that a document must meet (`≥ 0.8`),
+    and the paper of the rule."""
 
     key: str
     needs: str = ""
@@ -131,7 +132,7 @@ class Reason(NamedTuple):
 
 
 def _reasons(corpus: Corpus) -> dict[tuple[str, str], Reason]:
-    """(stage, rule) → its reason, of the stages that write down what their rules are."""
+    """Return (stage, rule) → its reason, for stages that record their rules."""
     found = {}
     for id in corpus.chain:
         for rule, one in corpus.json(id, "aux/counts.json").get("rules", {}).items():
@@ -147,7 +148,7 @@ def _wide_chart(title: str, rows: list[tuple[str, list[Bar]]]) -> Markup:
 
 
 def _as_text(row: dict[str, Any]) -> str:
-    """A sample as text: what was measured, then the text, before and after where it was changed."""
+    """Return a sample as text: the measured value, then the text, before and after for changed texts."""
     texts = {key: value for key, value in row.items() if key not in ("id", "source") and value not in (None, "")}
     return "\n\n".join(f"{key}: {str(value)[:SAMPLE_CHARACTERS]}" for key, value in texts.items())
 

@@ -1,4 +1,4 @@
-"""The mixture, the tokenizer, the shards, and how far all of it moved since the last time."""
+"""Sections on the mixture, the tokenizer, the shards, and the drift of all of them since the last report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preference tuning and RLHF: their curves, and what held-out prompts show."""
+"""Preference tuning and RLHF: their curves, and results on held-out prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evaluation.results.pipeline import PipelineResults
 
 
 def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
-    """The alignment of one step on preference pairs themselves."""
+    """Return the section on one step's alignment on preference pairs themselves."""
     figures, drawn = pipeline.figures(id), []
     sampled = pipeline.curve(id, "validation/sample_margin")
     chart = line_chart(
@@ -77,7 +77,7 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
 
 
 def alignment(pipeline: PipelineResults, id: str) -> Section:
-    """The alignment of one step."""
+    """Return the section on one step's alignment."""
     figures = pipeline.figures(id)
     called = pipeline.roles(id) if pipeline.get(id) else {}
     start = pipeline.long_name(called.get("sft", "sft"))
@@ -91,12 +91,13 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
 
 
 def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
-    """The reward over the rounds, and with a judge both, also over the distance. start: the model before, in words."""
+    """Draw the reward over rounds and, with a judge, both scores, also over distance. start: the model before,
+    in words."""
     figures = pipeline.figures(id)
     reward, judge = pipeline.curve(id, "rlhf/reward"), pipeline.curve(id, "rlhf/judge")
     lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"
     if judge:
-        # Two models' scores have no common scale.
+        # Scores of two models have no common scale.
         points = {key: _standardised(pipeline, id, key, of) for key, of in (("rewards", reward), ("judge", judge))}
         lines = [Line("reward", points["rewards"], "rlhf"), Line("judge", points["judge"], "validation")]
         legend = [("reward model, which is learnt from", "rlhf"), ("judge, which trains nothing", "validation")]
@@ -126,7 +127,7 @@ def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
 def _reward_sentences(
     figures: dict[str, float], reward: list[tuple[float, float]], judge: list[tuple[float, float]]
 ) -> str:
-    """What the curves of the rounds, (batch, mean score), and held-out prompts say of the reward."""
+    """Describe the reward by the curves of the rounds, (batch, mean score), and by held-out prompts."""
     means = f"Mean reward of the answers sampled in training, from {fixed(reward[0][1])} to {fixed(reward[-1][1])}."
     if gain := interval_of(figures, "reward_gain"):
         verdict = "includes zero" if gain.includes(0) else "does not include zero"
@@ -142,7 +143,7 @@ def _reward_sentences(
 
 
 def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
-    """The KL divergence to the model before over the rounds."""
+    """Draw the KL divergence from the model before over the rounds."""
     divergence = pipeline.curve(id, "rlhf/kl")
     chart = line_chart(
         "KL",
@@ -161,7 +162,8 @@ def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
 
 
 def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], called: Mapping[str, str]) -> list[Table]:
-    """Reward and length of both models' answers to held-out prompts. called: the models by what figures call them."""
+    """Return reward and length of both models' answers to held-out prompts. called: the models by their names in
+    figures."""
     rows = []
     for name, model in called.items():
         value = interval_of(figures, f"heldout_reward_{name}")
@@ -197,15 +199,15 @@ _PROXY_WEAK = "Rounds in the order of their KL divergence, each a mean over its 
 def _over_distance(
     points: dict[str, list[tuple[float, float]]], divergence: list[tuple[float, float]]
 ) -> dict[str, list[tuple[float, float]]]:
-    """Reward and judge over the distance from the model before, as in figure 1 of Gao et al. 2022; empty where fewer
-    than three rounds have all three."""
+    """Return reward and judge over the distance from the model before, as in figure 1 of Gao et al. 2022; empty if
+    fewer than three rounds have all three."""
     at = dict(divergence)
     found = {key: sorted((at[step], value) for step, value in of if step in at) for key, of in points.items()}
     return found if all(len(of) > 2 for of in found.values()) else {}
 
 
 def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float, float]]]) -> str:
-    """Where the judge's score is highest, and whether the reward went on rising from there."""
+    """State the distance at which the judge's score is highest, and its drop at the end."""
     best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
     said = (
         f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
@@ -217,7 +219,7 @@ def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float,
 
 
 def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
-    """What choosing among several answers of the model before would give, above what the training gave."""
+    """Return the scores of choosing among several answers of the model before, above those of the trained model."""
     counts = sorted(int(name.split("_")[2]) for name in figures if re.fullmatch(r"best_of_\d+_kl", name))
     kinds = {"reward": "reward", "judge": "judge's score", "verified": "verified right"}
     kinds = {kind: label for kind, label in kinds.items() if f"best_of_1_{kind}" in figures}
@@ -239,7 +241,7 @@ def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
 def _standardised(
     pipeline: PipelineResults, id: str, key: str, points: list[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Points in standard deviations above the mean of what the answers of the model before scored on held-out prompts;
+    """Return points in standard deviations above the mean score of the answers of the model before on held-out prompts;
     those of a training that is not measured yet start at zero and keep their unit."""
     scores = pipeline.scores(id, key, "sft")
     mean, spread = (fmean(scores), pstdev(scores) or 1.0) if scores else (points[0][1], 1.0)

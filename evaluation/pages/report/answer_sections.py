@@ -1,4 +1,4 @@
-"""What models answer: side by side, and the same prompts at points of a training."""
+"""Answers of the models: side by side, and to the same prompts at points of a training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evaluation.results.pipeline import PipelineResults, asked_in
 
 _STYLES = ("train", "validation", "base", "sft", "rlhf")
 _LABEL = 60
-"""Most letters of a prompt in a legend."""
+"""Maximum length of a prompt in a legend, in characters."""
 
 
 def answers(pipeline: PipelineResults, count: int) -> Section:
@@ -43,12 +43,13 @@ def answers(pipeline: PipelineResults, count: int) -> Section:
 
 
 def _mark(verified: Mapping[str, bool], name: str) -> str:
-    """Whether the answer under this name is right, where a rule could tell."""
+    """Return a mark for a right or wrong answer under this name; empty if no rule could check it."""
     return ("✓ right" if verified[name] else "✗ wrong") if name in verified else ""
 
 
 def answers_over_training(pipeline: PipelineResults) -> Section:
-    """The same held-out prompts as each instruction tuning answered them on the way, and the alignment after it."""
+    """Return the section with the answers to the same held-out prompts during each instruction tuning, and after the
+    alignment that follows it."""
     rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
     lead = (
         "The first held-out prompts, not chosen by anyone, as the model answered them at several points of its "
@@ -62,7 +63,7 @@ def answers_over_training(pipeline: PipelineResults) -> Section:
 
 
 def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
-    """How likely the reference answer of each of these prompts was at these points."""
+    """Draw the loss of the reference answer to each of these prompts at these points."""
     losses: dict[str, list[tuple[float, float]]] = {}
     for line in _watched(pipeline, id):
         losses.setdefault(asked_in(line), []).append((line["batch"], line["loss"]))

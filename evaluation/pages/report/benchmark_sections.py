@@ -86,7 +86,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
 
 
 def _calibration(pipeline: PipelineResults) -> list[Table]:
-    """How far each model's confidence in a choice is what it gets right, from its answers."""
+    """Return the difference between each model's confidence in a choice and its accuracy, from its answers."""
     rows = []
     for model in pipeline.models:
         artifact = pipeline.evaluation("benchmarks", model)
@@ -115,7 +115,7 @@ def _calibration(pipeline: PipelineResults) -> list[Table]:
 
 
 def _answers(pipeline: PipelineResults) -> list[Table]:
-    """Counts of the items behind each score, by task and filter."""
+    """Return the counts of the items behind each score, by task and filter."""
     lines: dict[tuple[str, ...], list[str]] = {}
     for model in pipeline.models:
         found = pipeline.results("benchmarks", model)
@@ -139,7 +139,7 @@ def _answers(pipeline: PipelineResults) -> list[Table]:
 
 
 def _alignment_tax(pipeline: PipelineResults) -> list[Table]:
-    """What tuning and alignment cost or gained on each task, step by step, where they are two steps or more."""
+    """Return the cost or gain of tuning and alignment on each task, step by step, if there are two steps or more."""
     tables = []
     for first, last in pipeline.first_and_last():
         line = [last]
@@ -169,7 +169,7 @@ def _alignment_tax(pipeline: PipelineResults) -> list[Table]:
 
 
 def _texts(pipeline: PipelineResults) -> list[Table]:
-    """How well whole documents are foreseen, by domain where the task has domains."""
+    """Return the bits per byte of whole documents, by domain if the task has domains."""
     cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for model in pipeline.models:
         found = pipeline.results("benchmarks", model)
@@ -197,7 +197,7 @@ def _bits(cell: Mapping[str, float] | None) -> str:
 
 
 def _shots(pipeline: PipelineResults) -> list[Table]:
-    """Scores by the number of solved examples before each question, where the config asks for several."""
+    """Return scores by the number of solved examples before each question, if the config asks for several."""
     cells = {
         (task, metric, model, int(shots)): cell
         for model in pipeline.models
@@ -217,12 +217,12 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
 
 
 def _generalisation(pipeline: PipelineResults) -> list[Table]:
-    """Tasks of kinds that tuning has seen against those that it has not, by model and number of shots."""
+    """Compare tasks of kinds that tuning has seen with tasks of other kinds, by model and number of shots."""
     found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
     seen = {name for one in found if one.manifest for name in one.manifest.config.get("tuned_on", [])}
     if not seen:
         return []
-    # By model and number of shots the accuracies of the tasks.
+    # Accuracies of the tasks by model and number of shots.
     scores: dict[tuple[str, int], dict[str, float]] = {}
     for model in pipeline.models:
         results = pipeline.results("benchmarks", model)
@@ -259,7 +259,7 @@ def _score(metric: str, cell: Mapping[str, float] | None) -> str:
 
 
 def _weakness(pipeline: PipelineResults) -> str:
-    """Of the project's own tasks how little they show; of the user's that this page cannot know."""
+    """State the limits of the project's own tasks, and that the difficulty of the user's tasks is unknown here."""
     found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
     tasks = [task for one in found if one.manifest for task in one.manifest.config.get("tasks", [])]
     own = {task["name"] for task in tasks if task.get("kind") == "project"}

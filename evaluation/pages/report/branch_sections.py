@@ -1,4 +1,4 @@
-"""Trainings that go on from a state of another: where they branch off, what was changed there, and how each went on."""
+"""Training runs that continue from a state of another: their branch points, the changes there, and their curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CURVES = (("train/loss", "Loss", "loss (nats a token)"), ("train/lr", "Learning
 
 
 def branches(pipeline: PipelineResults) -> Section:
-    """A picture of each curve over a training and its branches, and a table of what was changed by hand."""
+    """Draw each curve over a training run and its branches, with a table of the changes made by hand."""
     found = {id: one.branch for id, one in pipeline.artifacts.items() if one.branch}
     if not found:
         return Section("branches", "Branches")
@@ -43,14 +43,14 @@ def branches(pipeline: PipelineResults) -> Section:
 
 
 def parent_of(pipeline: PipelineResults, branch: Branch) -> str | None:
-    """The step that a branch goes on from; None where it is not in the pipeline."""
+    """Return the step from which a branch continues; None if it is not in the pipeline."""
     address = (branch.stage, branch.fingerprint)
     known = ((id, one.manifest) for id, one in pipeline.artifacts.items() if one.manifest)
     return next((id for id, manifest in known if (manifest.stage, manifest.fingerprint) == address), None)
 
 
 def _branches_by_trunk(pipeline: PipelineResults, found: Mapping[str, Branch]) -> dict[str, list[str]]:
-    """The branches by the training that they go back to."""
+    """Return the branches by the training run that they go back to."""
 
     def trunk(id: str) -> str:
         while id in found and (parent := parent_of(pipeline, found[id])):
@@ -80,7 +80,7 @@ def _figure(
 
 
 def _rate_rows(pipeline: PipelineResults, id: str, branch: Branch) -> list[list[str]]:
-    """The learning rate that was trained with on both sides of the state, as their curves have it."""
+    """Return the learning rate used in training on both sides of the state, from their curves."""
     parent = parent_of(pipeline, branch)
     trained = pipeline.curve(parent, "train/lr") if parent else []
     before = [value for step, value in trained if step <= (branch.batch or 0)]

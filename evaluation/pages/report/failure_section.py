@@ -11,11 +11,11 @@ from evaluation.statistics.clustered import clustered_difference, number_cluster
 from evaluation.statistics.paired import holm
 
 EXAMPLES = 3
-"""Failed cases shown of each class."""
+"""Failed cases shown per class."""
 
 
 def failure_classes(pipeline: PipelineResults) -> Section:
-    """Empty where the pipeline's benchmarks ask none."""
+    """Return the section on failure classes; empty if the pipeline's benchmarks have none."""
     found = {
         model: results["classes"]
         for model in pipeline.models
@@ -66,7 +66,7 @@ def _rate(cell: dict[str, Any] | None) -> str:
 
 
 def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], names: list[str]) -> list[Table]:
-    """Failure rates of the last model less the first's, on the same cases."""
+    """Return the failure rates of the last model minus those of the first, on the same cases."""
     found = []
     for first, last in pipeline.first_and_last():
         if first not in cases or last not in cases:

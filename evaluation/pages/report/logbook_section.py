@@ -1,4 +1,4 @@
-"""What went wrong while models were made, and what was done about it, in the order in which it happened."""
+"""Problems while models were trained, and the reactions to them, in chronological order."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TROUBLE = {
     "slow_rank": ("slow rank", "slow ranks"),
     "stuck": ("loss that stood still", "losses that stood still"),
 }
-"""Events that are no part of a build without trouble, and what one and several of them are called."""
+"""Events that a build without problems does not have, with their names in the singular and plural."""
 
 AROUND = {"submitted", "nodes", "network", "waiting", "continued", "fetched", "upload_late", "scratch"}
-"""Events that are told beside these: where ranks began, and from which checkpoint work went on."""
+"""Events that are listed with these for context: the start of ranks, and the checkpoint from which work continued."""
 
 _MOST = 200
 
 
 def logbook(pipeline: PipelineResults) -> Section:
-    """Of every stage that had trouble, on whichever try and machine; empty where all went well."""
+    """Return the log of every stage that had problems, on any try and machine; empty if there were none."""
     told: list[tuple[dict[str, Any], str]] = []
     for id, one in pipeline.artifacts.items():
         events = [event for event in one.read_lines(EVENTS) if event.get("name") in {*TROUBLE, *AROUND}]

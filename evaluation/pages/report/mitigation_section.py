@@ -1,4 +1,4 @@
-"""Mitigations of toxicity side by side: what each does and what it costs."""
+"""Mitigations of toxicity side by side: the effect and the cost of each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.intervals import Interval
 
 EXAMPLES = 3
-"""Prompts whose worst plain continuation is shown with that of each mitigation."""
+"""Number of prompts whose worst plain continuation is shown with that of each mitigation."""
 
 
 def mitigations(pipeline: PipelineResults, id: str) -> Section:
-    """Of one step of the stage mitigations."""
+    """Return the section on one step of the stage mitigations."""
     artifact = pipeline.get(id)
     results = (artifact.read_json("results.json") if artifact else None) or {}
     title = "Mitigations" if id == "mitigations" else f"Mitigations ({id})"

@@ -1,4 +1,4 @@
-"""How the report opens: what was built, a frank verdict, the models side by side, where they lie, how to use them."""
+"""Opening of the report: what was built, a frank verdict, the models side by side, their locations, and their usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = (("register", "MODEL_CARD.md", "model card"), ("corpus_report", "aux/cor
 
 
 def opening(pipeline: PipelineResults) -> Opening | None:
-    """None for a pipeline without a model that writes text."""
+    """Return the opening; None for a pipeline without a model that writes text."""
     if not pipeline.models:
         return None
     last = pipeline.models[-1]
@@ -33,7 +33,7 @@ def opening(pipeline: PipelineResults) -> Opening | None:
 
 
 def _commands(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """What a person may type next."""
+    """Return commands that a user may run next."""
     addresses = [_address(pipeline.model(name)) for name in pipeline.models]
     found = [("Talk to it:", f"stemma chat {addresses[-1]}")]
     if len(addresses) > 1:
@@ -46,7 +46,7 @@ def _address(one: Artifact) -> str:
 
 
 def _weights(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """A link to the folder of each model's weights: the report lies two folders below the store's."""
+    """Return a link to the folder of each model's weights: the report is two folders below the store's."""
     models = [(name, pipeline.model(name)) for name in pipeline.models]
     return [(f"weights of the {pipeline.long_name(name)}", _inside(one)) for name, one in models if one.manifest]
 
@@ -62,7 +62,7 @@ def _pages(pipeline: PipelineResults) -> list[tuple[str, str]]:
 
 
 def _servers(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """The pages of the run that built the last artifact, in MLflow and Prefect, where these run while this is made."""
+    """Return links to the run that built the last artifact, in MLflow and Prefect, if these are running now."""
     one = max((one for one in pipeline.artifacts.values() if one.manifest), key=_finished, default=None)
     if one is None or one.manifest is None:
         return []
@@ -78,7 +78,8 @@ def _finished(one: Artifact) -> str:
 
 
 def _inside(one: Artifact) -> str:
-    """From one artifact's folder to another's, which is at its address where only its records were brought here."""
+    """Return the relative path from one artifact's folder to another's, which is at its address if only its records
+    were brought here."""
     is_there = one.manifest is None or store_root(one.folder) == one.folder.parent.parent
     name = one.folder.name if is_there or one.manifest is None else one.manifest.fingerprint
     return f"../../{one.folder.parent.name}/{name}/"

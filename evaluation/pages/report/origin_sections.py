@@ -1,4 +1,4 @@
-"""Where the models come from: data, stages, lineage, and how to make them again."""
+"""Origin of the models: data, stages, lineage, and how to reproduce them."""
 
 from __future__ import annotations
 

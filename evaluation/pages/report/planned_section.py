@@ -1,4 +1,4 @@
-"""What was planned for each training beside what it took."""
+"""Planned time and memory of each training next to the measured ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLANNED, PROFILE = "aux/planned.json", "aux/profile.json"
 
 
 def planned(pipeline: PipelineResults) -> Section:
-    """Time of a step and memory, planned and measured, with the ratio; empty where no training left them."""
+    """Return planned and measured step time and memory, with the ratio; empty if no training recorded them."""
     rows = []
     for id, one in pipeline.artifacts.items():
         if found := one.read_json(PLANNED):
@@ -45,7 +45,7 @@ def _time(seconds: float) -> str:
 
 
 def profiles(pipeline: PipelineResults) -> Section:
-    """Where the time of profiled steps went (`launch.profile`); empty where nothing was profiled."""
+    """Return the time by operator of profiled steps (`launch.profile`); empty if nothing was profiled."""
     tables, figures = [], []
     for id, one in pipeline.artifacts.items():
         found = one.read_json(PROFILE)

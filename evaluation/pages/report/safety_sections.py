@@ -99,7 +99,7 @@ def bias(pipeline: PipelineResults) -> Section:
 
 
 def _published_sets(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """A table for each published set: every metric of every category, a column a model."""
+    """Return a table for each published set: every metric of every category, one column per model."""
     cells = {
         (row["set"], row["category"], row["metric"], model): row
         for model, one in found.items()
@@ -234,7 +234,7 @@ def _membership(pipeline: PipelineResults) -> list[Table]:
 
 
 def _exposure(pipeline: PipelineResults) -> list[Table]:
-    """Of each planted canary, how far each model gives it away."""
+    """Return the exposure of each planted canary by each model."""
     rows = []
     for model in pipeline.models:
         for row in pipeline.results("safety", model).get("exposure", []):
@@ -260,7 +260,7 @@ def _exposure(pipeline: PipelineResults) -> list[Table]:
 
 
 def _personal_data(pipeline: PipelineResults) -> list[Table]:
-    """How many of the continuations for toxicity hold personal data, by kind."""
+    """Return the share of the continuations for toxicity that contain personal data, by kind."""
     rows = []
     for model in pipeline.models:
         found = pipeline.results("safety", model).get("personal_data")
@@ -280,5 +280,5 @@ def _personal_data(pipeline: PipelineResults) -> list[Table]:
 
 
 def _trained(found: Mapping[str, Any]) -> str:
-    """How much of the training split the model saw."""
+    """Return the part of the training split that the model saw."""
     return f"{found['trained_sequences']:,} of {found['training_sequences']:,}"

@@ -1,4 +1,4 @@
-"""Toxicity of the models side by side: what they write, and how far to trust who scores it."""
+"""Toxicity of the models side by side: their continuations, and the quality of the scorers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def toxicity(pipeline: PipelineResults) -> Section:
 
 
 def _cells(figures: Mapping[str, Any]) -> list[str]:
-    """Expected maximum, toxicity probability and toxic continuations with their intervals, as a table has them."""
+    """Return expected maximum, toxicity probability and toxic continuations with intervals, as cells of a table."""
     names = ("expected_max_toxicity", "toxicity_probability", "toxic_continuations")
     worst, *shares = (Interval(**figures[name]) for name in names)
     return [
@@ -97,7 +97,7 @@ def _cells(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """BOLD's groups, each against all the others."""
+    """Return BOLD's groups, each against all the others."""
     rows = []
     for model, one in found.items():
         for row in one.get("groups", []):
@@ -110,7 +110,7 @@ def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -
 
 
 def _empty(pipeline: PipelineResults) -> str:
-    """Which models said nothing, and how often: that counts as harmless, and is no merit."""
+    """Return the number of empty continuations by model; they count as harmless, which is no merit."""
     told = []
     for model in pipeline.models:
         artifact = pipeline.evaluation("safety", model)
@@ -122,7 +122,7 @@ def _empty(pipeline: PipelineResults) -> str:
 
 
 def _adversarial(pipeline: PipelineResults) -> list[Table]:
-    """How many harmless prompts a search made toxic, against as many tries of the prompts as they are."""
+    """Return the number of harmless prompts that a search made toxic, against as many tries of unchanged prompts."""
     found = {m: one for m in pipeline.models if (one := pipeline.results("safety", m).get("adversarial"))}
     rows = []
     for model, one in found.items():
@@ -147,7 +147,7 @@ def _adversarial(pipeline: PipelineResults) -> list[Table]:
 
 
 def _broken(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """The prompts that a search found, of the last model."""
+    """Return the prompts that a search found, for the last model."""
     for model in reversed(pipeline.models):
         artifact = pipeline.evaluation("safety", model)
         lines = [line for line in (artifact.read_lines("aux/adversarial.jsonl") if artifact else []) if line["queries"]]
@@ -174,7 +174,7 @@ def _other_scorers(pipeline: PipelineResults, found: Mapping[str, Mapping[str, A
 
 
 def _quality(result: Mapping[str, Any]) -> list[Table]:
-    """How far each scorer can be believed."""
+    """Return the quality of each scorer on labelled sets."""
     rows = [
         [row["scorer"], row["set"], f"{row['n']:,}", f"{row['toxic']:,}", fixed(row["auc"]), fixed(row["f1"])]
         for row in result.get("quality", [])
@@ -194,7 +194,7 @@ def _pairs(pipeline: PipelineResults) -> list[tuple[str, PairedToxicity]]:
 
 
 def _differences(pairs: list[tuple[str, PairedToxicity]]) -> str:
-    """Which differences over the same prompts are more than chance."""
+    """Name the models whose differences over the same prompts are more than chance."""
     if not pairs:
         return ""
     apart = [models for models, one in pairs if not (one.worst.includes(0) and one.toxic.includes(0))]
@@ -222,7 +222,7 @@ def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
 
 
 def length_of_text(found: PairedToxicity) -> str:
-    """Whether the second model's continuations are longer or shorter, in a sentence."""
+    """Return a sentence that compares the length of the second model's continuations with the first's."""
     before, after = found.length_of
     if not found.lengths_differ or not before:
         return "Its continuations are not shown to differ in length."
@@ -233,9 +233,9 @@ def length_of_text(found: PairedToxicity) -> str:
 
 
 def beside_text(pipeline: PipelineResults, model: str) -> str:
-    """Whether a model is more toxic than the text that it learnt from, in two sentences; "" where that is not known.
+    """Compare a model's toxicity with that of the text that it was trained on, in two sentences; "" if unknown.
 
-    What a scorer finds in harmless text is its error, which no alignment can take away.
+    A scorer's findings in harmless text are its error, which no alignment can remove.
     """
     found = _against_text(pipeline, model)
     if found is None:
@@ -253,13 +253,13 @@ def beside_text(pipeline: PipelineResults, model: str) -> str:
 
 
 def is_as_its_text(pipeline: PipelineResults, model: str) -> bool:
-    """Whether a model is not shown to be more toxic than the text that it learnt from."""
+    """Return True if a model is not shown to be more toxic than the text that it was trained on."""
     found = _against_text(pipeline, model)
     return found is not None and found[1].low <= 0
 
 
 def _against_text(pipeline: PipelineResults, model: str) -> tuple[Interval, Interval] | None:
-    """The expected maximum toxicity of held-out text, and the model's less that; None where it is not known."""
+    """Return the expected maximum toxicity of held-out text, and the model's minus that; None if unknown."""
     found = pipeline.results("safety", model).get("toxicity", {})
     if not found.get("text"):
         return None
@@ -268,7 +268,7 @@ def _against_text(pipeline: PipelineResults, model: str) -> tuple[Interval, Inte
 
 
 def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """The continuation of each model with the highest score, so that a reader can judge the judge."""
+    """Return the continuation of each model with the highest score, so that a reader can judge the scorer."""
     shown = []
     for model in pipeline.models:
         artifact = pipeline.evaluation("safety", model)

@@ -1,4 +1,4 @@
-"""Pretraining, instruction tuning and reward model: their curves and what they show."""
+"""Pretraining, instruction tuning and reward model: their curves and the findings from them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from evaluation.results.pipeline import PipelineResults
 
 
 def titled(anchor: str, title: str, id: str, usual: str) -> tuple[str, str]:
-    """The anchor and title of a section about one step; those of the usual step do not name it."""
+    """Return the anchor and title of a section about one step; those of the usual step omit its name."""
     return (anchor, title) if id == usual else (f"{anchor}-{id}", f"{title}: {id}")
 
 
 def pretraining(pipeline: PipelineResults, id: str) -> Section:
-    """The pretraining of one step."""
+    """Return the section on the pretraining of one step."""
     figures = pipeline.figures(id)
     train, validation = pipeline.curve(id, "train/loss"), pipeline.sampled(id)
     drawn = []
@@ -99,7 +99,7 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
 
 
 def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_parameter: float) -> list[str]:
-    """How often the text was read, and what would better a model that saw little of it for its size."""
+    """State how many times the text was read, and how to improve a model that saw little text for its size."""
     found = pipeline.get(id)
     wanted = found.manifest.inputs.get("shards") if found and found.manifest else None
     shards = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
@@ -122,7 +122,7 @@ def _read(times: float) -> str:
 
 
 def _early_samples(pipeline: PipelineResults, id: str) -> list[Table]:
-    """What the model wrote while it trained: up to six moments from first to last, all prompts."""
+    """Return samples that the model wrote during training: up to six moments from first to last, all prompts."""
     found = pipeline.get(id)
     lines = found.read_lines("aux/training_samples.jsonl") if found else []
     texts = {(line["batch"], line["prompt"]): line["text"] for line in lines}
@@ -146,7 +146,7 @@ def _times(count: int) -> str:
 
 
 def _corrections(made: list[dict[str, Any]]) -> list[Table]:
-    """What the guard did, a row a correction."""
+    """Return the guard's actions, one row per correction."""
     rows = [
         [
             compact(one["alarm"]["batch"]),
@@ -189,7 +189,7 @@ def _loss_sentence(
 
 
 def _below_bigrams(validation: list[tuple[float, float]], bigram: float) -> str:
-    """From when on the loss of the sample stays below that of a bigram model."""
+    """State the batch from which the loss of the sample stays below that of a bigram model."""
     last_above = next((place for place in range(len(validation), 0, -1) if validation[place - 1][1] >= bigram), 0)
     if last_above < len(validation):
         return f"It is below the bigram model from batch {compact(validation[last_above][0])} on."
@@ -200,7 +200,7 @@ def _below_bigrams(validation: list[tuple[float, float]], bigram: float) -> str:
 
 
 def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Section:
-    """The instruction tuning of one step, with the reward model that goes with it in the usual pipeline."""
+    """Return the section on the instruction tuning of one step, with its reward model in the usual pipeline."""
     figures = pipeline.figures(id)
     drawn = []
     chart = line_chart(
@@ -247,7 +247,7 @@ LEGEND = [("training, smoothed", "train"), ("held-out sample", "validation")]
 
 
 def reward_model(pipeline: PipelineResults, id: str) -> Section:
-    """The reward model of a named step."""
+    """Return the section on the reward model of a named step."""
     return Section(*titled("reward-model", "Reward model", id, "reward_model"), "", _reward_model(pipeline, id))
 
 
@@ -280,7 +280,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
 
 
 def _length_and_confidence(figures: dict[str, float]) -> str:
-    """Whether a reward model goes by length, and whether it is right as often as it says."""
+    """State whether a reward model goes by length, and compare its confidence with its accuracy."""
     said = ""
     longer, shorter = (interval_of(figures, f"heldout_accuracy_chosen_{name}") for name in ("longer", "shorter"))
     if longer and shorter:

@@ -1,4 +1,4 @@
-"""BEC-Pro (Bartl et al. 2020): how strongly a model ties a profession to words for women and for men."""
+"""BEC-Pro (Bartl et al. 2020): strength of a model's association of a profession with words for women and for men."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ COLUMNS = ("Sentence", "Template", "Person", "Gender", "Profession", "Prof_Gende
 
 @dataclass(frozen=True)
 class ProfessionSentence:
-    """gender: of the person word, `female` or `male`. group: `female`, `male` or `balanced`, by who works in it."""
+    """gender: of the person word, `female` or `male`. group: `female`, `male` or `balanced`, by the people who work in
+    the profession."""
 
     sentence: str
     template: str
@@ -30,10 +31,10 @@ class ProfessionSentence:
 
 
 def read_bec_pro(path: Path) -> list[ProfessionSentence]:
-    """`BEC-Pro_EN.tsv` of github.com/marionbartl/gender-bias-BERT.
+    """Read `BEC-Pro_EN.tsv` of github.com/marionbartl/gender-bias-BERT.
 
-    Raises StageError naming the line that lacks a column, and where not every profession stands with the same person
-    words in every template, as in the German file.
+    Raises StageError naming the line that lacks a column, or if the professions do not all have the same person words
+    in every template, as in the German file.
     """
     found = []
     for number, row in enumerate(read_table(path, "\t"), 2):
@@ -56,7 +57,7 @@ def read_bec_pro(path: Path) -> list[ProfessionSentence]:
 
 
 def sentence_likelihoods(lm: LoadedModel, items: Sequence[ProfessionSentence], run: Run) -> list[float]:
-    """The log likelihood of each whole sentence."""
+    """Return the log likelihood of each whole sentence."""
     encoded = [
         [lm.start_token, *lm.tokenizer.encode(one.sentence, add_special_tokens=False)][: lm.max_tokens] for one in items
     ]
@@ -64,10 +65,11 @@ def sentence_likelihoods(lm: LoadedModel, items: Sequence[ProfessionSentence], r
 
 
 def associations(items: Sequence[ProfessionSentence], likelihoods: Sequence[float]) -> NDArray[np.float64]:
-    """log P(person | profession) - log P(person) of each sentence's person word in its template (N,), in nats.
+    """Return log P(person | profession) - log P(person) of each sentence's person word in its template (N,), in nats.
 
-    The paper masks the person for the first and person and profession for the second. A causal model has no masks; a
-    masked word here is any of those that the file has in that place, weighed by the likelihood of the whole sentence.
+    The paper masks the person for the first term, and person and profession for the second. A causal model has no
+    masks; here a masked word is any word that the file has in that place, weighted by the likelihood of the whole
+    sentence.
     """
     templates, professions, people = (
         {name: place for place, name in enumerate(dict.fromkeys(names))}
@@ -86,10 +88,10 @@ def associations(items: Sequence[ProfessionSentence], likelihoods: Sequence[floa
 
 
 def bec_pro(items: Sequence[ProfessionSentence], found: Iterable[float], confidence: float, seed: int) -> list[Row]:
-    """Mean association of words for women and for men by the professions' group, their difference, and how much more
-    the difference is in professions of women than in those of men.
+    """Return the mean association of words for women and for men by the professions' group, their difference, and the
+    difference in professions of women less that in professions of men.
 
-    found: of each sentence the association. The unit is the profession: a mean over its templates and person words.
+    found: association of each sentence. The unit is the profession: a mean over its templates and person words.
     """
     by: dict[tuple[str, str, str], list[float]] = {}
     for one, value in zip(items, found, strict=True):

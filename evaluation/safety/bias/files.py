@@ -1,4 +1,4 @@
-"""Published bias sets in the files that their authors give: WinoBias, Winogender, BBQ and StereoSet."""
+"""Published bias sets in their authors' files: WinoBias, Winogender, BBQ and StereoSet."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from infra.io.json import parse_json
 
 @dataclass(frozen=True)
 class Coreference:
-    """A sentence whose pronoun stands for one of two people.
+    """A sentence whose pronoun refers to one of two people.
 
-    pair: sentences that differ in the pronoun alone share it. group: `pro` or `anti` (WinoBias), or the pronoun's
-    gender (Winogender). people: the occupation first. answer: which of them the pronoun stands for.
+    pair: shared by sentences that differ only in the pronoun. group: `pro` or `anti` (WinoBias), or the pronoun's
+    gender (Winogender). people: the occupation first. answer: index of the person that the pronoun refers to.
     """
 
     pair: str
@@ -34,8 +34,9 @@ class Coreference:
 
 @dataclass(frozen=True)
 class BbqQuestion:
-    """answers: three, of which `unknown` says that it cannot be known; biased: those that show the bias asked about.
-    template: the category with the number of the template; questions of one template differ in people's names alone.
+    """answers: three, where the answer at `unknown` states that the question cannot be answered; biased: answers that
+    show the bias in question. template: the category with the number of the template; questions of one template differ
+    only in people's names.
     """
 
     category: str
@@ -53,7 +54,7 @@ class BbqQuestion:
 class StereoItem:
     """One context of StereoSet with a stereotyping, an anti-stereotyping and an unrelated ending.
 
-    context: what is given and not scored; empty where the whole sentence is scored (intrasentence).
+    context: text that is given and not scored; empty if the whole sentence is scored (intrasentence).
     """
 
     category: str
@@ -69,9 +70,9 @@ _PRONOUN = re.compile(r"\b(he|she|they|him|her|them|his|hers|himself|herself|the
 
 
 def read_winobias(path: Path) -> list[Coreference]:
-    """A folder with `pro_stereotyped_type1.txt.test` and the like, as github.com/uclanlp/corefBias has them.
+    """Read a folder with `pro_stereotyped_type1.txt.test` and similar files, as in github.com/uclanlp/corefBias.
 
-    Raises StageError naming what is missing, or the line that is no such sentence.
+    Raises StageError naming missing files, or the line that is not such a sentence.
     """
     files = contained_glob(path, "pro_stereotyped_type[12].txt.*", str(path)) if path.is_dir() else []
     if not files:
@@ -112,7 +113,7 @@ def read_winobias(path: Path) -> list[Coreference]:
 
 
 def read_winogender(path: Path) -> list[Coreference]:
-    """`all_sentences.tsv` of github.com/rudinger/winogender-schemas, or a folder with it."""
+    """Read `all_sentences.tsv` of github.com/rudinger/winogender-schemas, or a folder that contains it."""
     path = path / "all_sentences.tsv" if path.is_dir() else path
     found = []
     for number, row in enumerate(read_table(path, "\t"), 2):
@@ -137,7 +138,7 @@ def read_winogender(path: Path) -> list[Coreference]:
 
 
 def read_bbq(path: Path) -> list[BbqQuestion]:
-    """A JSON-lines file of github.com/nyu-mll/BBQ, or a folder with one a category."""
+    """Read a JSON-lines file of github.com/nyu-mll/BBQ, or a folder with one file per category."""
     files = contained_glob(path, "*.jsonl", str(path)) if path.is_dir() else [path]
     if not files:
         raise bad_set(path, "expected BBQ's files, e.g. Age.jsonl")
@@ -171,7 +172,7 @@ def _bbq(line: str) -> BbqQuestion:
         tuple(_text(row, name) for name in names),
         int(row["label"]),
         unknown,
-        # A question that asks for something good shows the bias where the others are named.
+        # A question that asks for something good shows the bias if the answer names the others.
         frozenset(about if row["question_polarity"] == "neg" else others),
         f"{row['category']} {row.get('question_index', row['question'])}",
     )
@@ -184,7 +185,7 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 
 
 def _groups(info: Iterable[str]) -> set[str]:
-    """What an answer's person belongs to; of `F-Black` both parts."""
+    """Return the groups of an answer's person; for `F-Black`, both parts."""
     found = {_plain(one) for one in info}
     for one in list(found):
         if both := re.fullmatch(r"(m|f|lowses|highses)[-_](.+)", one):
@@ -201,7 +202,7 @@ def _plain(group: str) -> str:
 
 
 def read_stereoset(path: Path) -> list[StereoItem]:
-    """`dev.json` of github.com/moinnadeem/StereoSet: intrasentence and intersentence items."""
+    """Read `dev.json` of github.com/moinnadeem/StereoSet: intrasentence and intersentence items."""
     try:
         data = parse_json(read_text(path, encoding="utf-8"))["data"]
         items = [(kind, row) for kind in ("intrasentence", "intersentence") for row in data.get(kind, [])]
@@ -232,7 +233,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def read_table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file of values by their column. Raises StageError if it cannot be read."""
+    """Yield the rows of a delimited file, by column. Raises StageError if it cannot be read."""
     try:
         lines = (line for _, line in file_lines(path))
         yield from csv.DictReader(lines, delimiter=delimiter)
@@ -241,7 +242,7 @@ def read_table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
 
 
 def _marks(line: str) -> tuple[list[str], list[str]]:
-    """The people and the pronouns that stand in brackets."""
+    """Return the people and the pronouns in brackets."""
     marked = [one.strip() for one in _MARKED.findall(line)]
     people = [one for one in marked if not _PRONOUN.fullmatch(one)]
     return [re.sub(r"^(the|a|an) ", "", one, flags=re.IGNORECASE).lower() for one in people], [
@@ -250,5 +251,5 @@ def _marks(line: str) -> tuple[list[str], list[str]]:
 
 
 def bad_set(where: Path | str, message: str) -> Exception:
-    """What is raised for a file of a bias set that is not in its authors' form."""
+    """Return the error for a file of a bias set that is not in its authors' format."""
     return stage_error("bad_bias_set", str(where), message)

@@ -1,4 +1,4 @@
-"""HONEST (Nozza et al. 2021): how often a model completes a sentence about a person with a hurtful word."""
+"""HONEST (Nozza et al. 2021): frequency at which a model completes a sentence about a person with a hurtful word."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from infra.run import Run
 
 MASK = "[M]"
 WORD_TOKENS = 5
-"""The longest completion, in tokens: a word that is longer is cut."""
+"""Longest completion, in tokens; longer words are cut."""
 _WORD = re.compile(r"[^\W\d_][\w'’-]*")
 _NUMBERS = ("singular", "plural")
 
 
 @dataclass(frozen=True)
 class Template:
-    """A sentence that ends with a gap. text: what stands before the gap. group: e.g. `female`, `queer_gender`."""
+    """A sentence that ends with a gap. text: text before the gap. group: e.g. `female`, `queer_gender`."""
 
     text: str
     identity: str
@@ -35,9 +35,10 @@ class Template:
 
 
 def read_honest(path: Path) -> list[Template]:
-    """A `*_template.tsv` of github.com/MilaNLProc/honest.
+    """Read a `*_template.tsv` of github.com/MilaNLProc/honest.
 
-    The group is its column `category`, or `mf` in older files. Raises StageError naming the line that is no template.
+    The group is its column `category`, or `mf` in older files. Raises StageError naming the line that is not a
+    template.
     """
     found = []
     for number, row in enumerate(read_table(path, "\t"), 2):
@@ -54,9 +55,9 @@ def read_honest(path: Path) -> list[Template]:
 
 
 def read_hurtlex(path: Path) -> dict[str, str]:
-    """The category of each hurtful word, of a `hurtlex_XX.tsv` (Bassignana et al. 2018); of several the first.
+    """Return the category of each hurtful word in a `hurtlex_XX.tsv` (Bassignana et al. 2018); the first of several.
 
-    As in the authors' code lemmas of the level `conservative` alone, without accents.
+    As in the authors' code, only lemmas of the level `conservative`, without accents.
     """
     found: dict[str, str] = {}
     for number, row in enumerate(read_table(path, "\t"), 2):
@@ -70,11 +71,11 @@ def read_hurtlex(path: Path) -> dict[str, str]:
 
 
 def complete(lm: LoadedModel, templates: Sequence[Template], top_k: int, run: Run) -> list[list[str]]:
-    """The `top_k` completions of each template, one word each.
+    """Return the `top_k` completions of each template, one word each.
 
-    A masked model fills the gap with its likeliest tokens. A causal one is given what stands before the gap: its
-    likeliest next tokens that begin a word, each carried on greedily to the word's end.
-    Raises StageError where the tokenizer has fewer such tokens.
+    A masked model fills the gap with its likeliest tokens. A causal one reads the text before the gap: the completions
+    are its likeliest next tokens that begin a word, each continued greedily to the word's end.
+    Raises StageError if the tokenizer has fewer such tokens.
     """
     begins = word_beginnings(lm.tokenizer)[: lm.model.get_output_embeddings().weight.shape[0]]
     if int(begins.sum()) < top_k:
@@ -108,7 +109,7 @@ def _likeliest(lm: LoadedModel, prompt: Sequence[int], allowed: Tensor, top_k: i
 
 
 def word_beginnings(tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Which tokens begin a word after another one, bool (V,): those that decode to a space and a letter."""
+    """Return a mask (V,), bool, of tokens that begin a word after another: they decode to a space and a letter."""
     before = tokenizer.encode("a", add_special_tokens=False)[-1]
     alone = tokenizer.decode([before], clean_up_tokenization_spaces=False)
     texts = tokenizer.batch_decode(
@@ -128,8 +129,8 @@ def honest(
     confidence: float,
     seed: int,
 ) -> list[Row]:
-    """The HONEST score: the share of completions that are hurtful words, overall, by group and by the lexicon's
-    category; and how groups differ.
+    """Return the HONEST score, the share of completions that are hurtful words: overall, by group and by the lexicon's
+    category, and the differences between groups.
 
     Intervals of shares have the identities as clusters; differences are of means over identities, between the two
     groups, or between each of more groups and all others.

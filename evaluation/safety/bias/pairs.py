@@ -18,9 +18,9 @@ from infra.run import Run
 
 @dataclass(frozen=True)
 class PairScore:
-    """Log likelihoods of the two sentences of a pair: of all their tokens, and of those that both share.
+    """Log likelihoods of the two sentences of a pair: of all their tokens, and of the tokens that they share.
 
-    template: the words that both sentences share; pairs of one template differ in the terms alone.
+    template: the words that both sentences share; pairs of one template differ only in the terms.
     """
 
     category: str
@@ -31,7 +31,7 @@ class PairScore:
 
 
 def score_pairs(lm: LoadedModel, pairs: Sequence[dict[str, str]], run: Run) -> list[PairScore]:
-    """The log likelihoods of every pair under the model."""
+    """Return the log likelihoods of every pair under the model."""
     encoded = [
         [lm.start_token, *lm.tokenizer.encode(pair[side], add_special_tokens=False)][: lm.max_tokens]
         for pair in pairs
@@ -56,14 +56,15 @@ def score_pairs(lm: LoadedModel, pairs: Sequence[dict[str, str]], run: Run) -> l
 
 
 def template_of(first: str, second: str) -> str:
-    """The words that two sentences share, with a gap where they differ; in lower case."""
+    """Return the words that two sentences share, with a gap where they differ; in lower case."""
     words, other = first.casefold().split(), second.casefold().split()
     blocks = SequenceMatcher(None, words, other, autojunk=False).get_matching_blocks()
     return " … ".join(" ".join(words[block.a : block.a + block.size]) for block in blocks if block.size)
 
 
 def shared_positions(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where the tokens lie that both sequences share, as CrowS-Pairs finds them; equally many in each."""
+    """Return the positions in each sequence of the tokens that both share, found as in CrowS-Pairs; the two lists are
+    equally long."""
     blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
     return (
         [block.a + i for block in blocks for i in range(block.size)],
@@ -72,7 +73,7 @@ def shared_positions(first: Sequence[int], second: Sequence[int]) -> tuple[list[
 
 
 def measure_bias(lm: LoadedModel, config: BiasConfig, run: Run, *, confidence: float) -> dict[str, Any]:
-    """Stereotype scores in percent, overall, by category and by direction; 50 is no preference."""
+    """Return stereotype scores in percent, overall, by category and by direction; 50 is no preference."""
     scores = score_pairs(lm, read_pairs(config), run)
 
     def grouped(key: Callable[[PairScore], str]) -> dict[str, Any]:
@@ -88,8 +89,9 @@ def measure_bias(lm: LoadedModel, config: BiasConfig, run: Run, *, confidence: f
 
 
 def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
-    """stereotype_score compares whole sentences (as lm-eval's crows_pairs does); stereotype_score_shared only the
-    tokens that both have (as the paper does), which leaves out how frequent the differing term itself is."""
+    """Return both scores. stereotype_score compares whole sentences (as lm-eval's crows_pairs does).
+    stereotype_score_shared compares only the tokens that both sentences have (as the paper does), which excludes the
+    frequency of the differing term itself."""
     return {
         "pairs": len(scores),
         "stereotype_score": _preference([(*score.whole, score.template) for score in scores], confidence),
@@ -98,8 +100,8 @@ def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
 
 
 def _preference(likelihoods: Sequence[tuple[float, float, str]], confidence: float) -> dict[str, float]:
-    """Percent of pairs whose first member is likelier, clustered by template. A tie prefers neither and is left out of
-    n. likelihoods: of both members, with the pair's template."""
+    """Return the percentage of pairs whose first member is likelier, clustered by template. A tie prefers neither and
+    is not counted in n. likelihoods: of both members, with the pair's template."""
     apart = [one for one in likelihoods if one[0] != one[1]]
     decided = np.array([more > less for more, less, _ in apart], dtype=bool)
     templates = number_clusters(template for *_, template in apart)

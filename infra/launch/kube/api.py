@@ -1,7 +1,7 @@
-"""The API of a Kubernetes cluster, as far as a training needs it: who we are there, requests, and logs that go on.
+"""The API of a Kubernetes cluster, as far as a training needs it: authentication, requests, and following logs.
 
-Within a pod it is found by the pod's service account, elsewhere by a kubeconfig (KUBECONFIG, else ~/.kube/config), with
-tokens, client certificates, or a program that gives one of them (exec), as managed clusters have.
+Within a pod the API is found by the pod's service account, elsewhere by a kubeconfig (KUBECONFIG, else ~/.kube/config).
+Credentials are tokens, client certificates, or a program that gives one of them (exec), as on managed clusters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXEC_S = 60.0
 
 
 class KubeError(Exception):
-    """The API's answer was no. status: of HTTP; 0 where it gave no answer."""
+    """The API refused a request. status: HTTP status; 0 if the API gave no answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,10 +40,10 @@ class KubeError(Exception):
 
 
 class KubeApi:
-    """One cluster, as one user. namespace: where that user works unless told otherwise."""
+    """One cluster, as one user. namespace: that user's default namespace."""
 
     def __init__(self, server: str, user: Mapping[str, Any], context: ssl.SSLContext | None, namespace: str) -> None:
-        """user: a kubeconfig's, with paths made absolute. context: None for http."""
+        """Create a client. user: entry of a kubeconfig, with paths made absolute. context: None for http."""
         self.server = server.rstrip("/")
         self.namespace = namespace
         self._user = dict(user)
@@ -54,9 +54,11 @@ class KubeApi:
 
     @classmethod
     def find(cls, name: str | None = None) -> KubeApi:
-        """name: of a context in the kubeconfig; by default its current one, or this pod's own cluster.
+        """Return the API of a context.
 
-        Raises StageError: `no_kubernetes` where there is neither, `bad_kubeconfig` for a file that cannot be used.
+        name: of a context in the kubeconfig; by default its current one, or this pod's own cluster.
+
+        Raises StageError: `no_kubernetes` if there is neither, `bad_kubeconfig` for a file that cannot be used.
         """
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if name is None and "KUBECONFIG" not in os.environ and host and (SERVICE_ACCOUNT / "token").exists():
@@ -109,7 +111,7 @@ class KubeApi:
         return cls(cluster["server"], user, trusted, context.get("namespace") or "default")
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> dict[str, Any]:
-        """The answer's document. Raises KubeError."""
+        """Return the answer's document. Raises KubeError."""
         with self._open(method, path, body, query, TIMEOUT_S) as answer:
             try:
                 return dict(parse_json(answer.read()))
@@ -117,8 +119,11 @@ class KubeApi:
                 raise KubeError(0, f"{self.server} gave no whole answer: {type(error).__name__}: {error}") from None
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """A text that may go on, line by line; ends with the text or the connection, or where nothing comes for
-        SILENT_S: a connection that broke without a word looks the same."""
+        """Yield the lines of a text that may still grow.
+
+        It ends with the text or the connection, or once nothing has come for SILENT_S: a connection that broke without
+        notice looks the same.
+        """
         with self._open("GET", path, None, query, SILENT_S) as answer, suppress(OSError, HTTPException):
             for line in answer:
                 yield line.decode("utf8", errors="replace").rstrip("\n")
@@ -163,7 +168,7 @@ class KubeApi:
         return any(name.startswith(("client-certificate", "clientCertificate")) for name in user)
 
     def _load_certificate(self, user: Mapping[str, Any]) -> None:
-        """Python takes certificates from files alone."""
+        """Load a client certificate, by way of files: Python reads certificates from nothing else."""
         if self._context is None:
             return
         with tempfile.TemporaryDirectory(prefix="stemma-") as folder:
@@ -178,13 +183,13 @@ class KubeApi:
 
 
 def _absolute(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths in a kubeconfig count from its own folder."""
+    """Resolve the paths of an entry, which are relative to the folder of the kubeconfig."""
     files = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
     return {name: str(folder / value) if name in files and value else value for name, value in entry.items()}
 
 
 def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a credential program gives (client.authentication.k8s.io)."""
+    """Return the credentials that a credential program gives (client.authentication.k8s.io)."""
     command = [asked["command"], *(asked.get("args") or ())]
     environment = {one["name"]: one["value"] for one in asked.get("env") or ()}
     wanted = {"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
@@ -198,7 +203,7 @@ def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """The message of the API's Status document, else HTTP's own."""
+    """Return the message of the API's Status document, else the HTTP reason."""
     with suppress(ValueError, OSError, AttributeError):
         return str(parse_json(error.read()).get("message") or error.reason)
     return str(error.reason)

@@ -1,4 +1,4 @@
-"""Nodes of Kubernetes: a Job with an agent in each pod, submitted, asked about and deleted through the API."""
+"""Nodes of Kubernetes: a Job with an agent in each pod, submitted, queried and deleted through the API."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from infra.process.tail import last_lines
 from infra.project import PROJECT
 
 _ASK_S = 2.0
-"""How often the API is asked about a Job."""
+"""Seconds between two queries about a Job."""
 _ENDING_S = 60.0
-"""How long the pods of a deleted Job may take to go, besides the time that ranks have to save."""
+"""Seconds that the pods of a deleted Job may take to end, in addition to the time that ranks have to save."""
 _RECORD = "kubernetes-job"
 _POD_FAILED = "BackoffLimitExceeded"
-"""Why a Job fails of which a pod failed or was taken away."""
+"""Reason of a failed Job if one of its pods failed or was taken away."""
 
 
 class Kubernetes(OneJob):
-    """At most one Job at a time. Its name lies in the work folder, so that whoever continues deletes one that was left.
+    """At most one Job at a time. Its name is stored in the work folder, so that the next attempt deletes a Job that was
+    left.
 
-    build: the fingerprint of what is trained. say: hears, as (name, message), what the Job waits for.
+    build: the fingerprint of what is trained. say: called with (name, message) for what the Job waits for.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Kubernetes(OneJob):
         return bool(self._job) and name.startswith(f"{self._job}.")
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
-        """What became of the Job, asked every few seconds; None while it waits or runs, or the API does not answer."""
+        """Return the outcome of the Job, queried every few seconds.
+
+        None while it waits or runs, or the API does not answer.
+        """
         if not self._job or time.monotonic() - self._asked < _ASK_S:
             return None
         try:
@@ -99,13 +103,16 @@ class Kubernetes(OneJob):
         return found
 
     def cancel(self) -> None:
-        """Has Kubernetes end the pods: SIGTERM, and SIGKILL after their grace period."""
+        """Make Kubernetes end the pods: SIGTERM, and SIGKILL after their grace period."""
         with suppress(KubeError):
             self._delete()
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Deletes the Job, and returns when its pods are gone, but for those of excluded nodes: one that gives no sign
-        does not tell of its pod's end either. leaving_s: for how long they may end by themselves."""
+        """Delete the Job, and return when its pods are gone.
+
+        Pods of excluded nodes are not waited for: a node that gives no sign does not report its pod's end either.
+        leaving_s: seconds in which the pods may first end by themselves.
+        """
         if not self._job:
             return
         end = time.monotonic() + leaving_s
@@ -126,7 +133,7 @@ class Kubernetes(OneJob):
         self._forget()
 
     def pass_on_log(self) -> None:
-        """Writes what the pods printed since to this process's log."""
+        """Write the new output of the pods to this process's log."""
         lines = []
         with suppress(queue.Empty):
             while True:
@@ -144,7 +151,7 @@ class Kubernetes(OneJob):
         job = job_name(self._name, secrets.token_hex(4))
         variables = {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
         body = manifest(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
-        # Written before the Job is there: where the answer is lost, whoever continues finds the name and deletes it.
+        # Written before the Job exists: if the answer is lost, the next attempt finds the name and deletes the Job.
         self._record.write_text(job)
         try:
             self._api.call("POST", self._jobs, body, fieldValidation="Strict")
@@ -161,7 +168,7 @@ class Kubernetes(OneJob):
         return {machine.rpartition("@")[0] for machine in self._excluded}
 
     def _look(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """The Job, None if it is gone, and its pods. Raises KubeError where the API does not answer."""
+        """Return the Job, None if it is gone, and its pods. Raises KubeError if the API does not answer."""
         self._asked = time.monotonic()
         try:
             job = self._api.call("GET", f"{self._jobs}/{self._job}")
@@ -175,7 +182,7 @@ class Kubernetes(OneJob):
         return job, pods
 
     def _follow(self, pod: Mapping[str, Any]) -> None:
-        """Reads on what a pod prints, from its begin."""
+        """Follow the output of a pod from its beginning, once the pod has started."""
         name = pod["metadata"]["name"]
         if name in self._followed or pod["status"].get("phase") in (None, "Pending", "Unknown"):
             return
@@ -240,7 +247,7 @@ class Kubernetes(OneJob):
         return Over(Problem("job_failed", self._name, message, f"stemma logs {self._name}"), None)
 
     def _say_waiting(self, pods: list[dict[str, Any]]) -> None:
-        """Tells of pods that do not start, once for each reason."""
+        """Report pods that do not start, once for each change of the reasons."""
         reasons = sorted({reason for pod in pods if (reason := _waits_for(pod))})
         said = "; ".join(reasons)
         if said != self._said:
@@ -250,13 +257,16 @@ class Kubernetes(OneJob):
 
 
 def _end_of(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """How the agent's container ended; empty while it runs."""
+    """Return the terminated state of the agent's container; empty while it runs."""
     found = pod.get("status", {}).get("containerStatuses") or ()
     return next((dict(one["state"]["terminated"]) for one in found if one.get("state", {}).get("terminated")), {})
 
 
 def _waits_for(pod: Mapping[str, Any]) -> str:
-    """Why a pod does not start: no node takes it, or its image or volume is not there; empty if it is on its way."""
+    """Return the reason why a pod does not start: no node takes it, or its image or volume is missing.
+
+    Empty if it is starting.
+    """
     if pod.get("status", {}).get("phase") != "Pending":
         return ""
     conditions = pod["status"].get("conditions") or ()

@@ -4,8 +4,8 @@
 
 prints what a training stage of this pipeline would submit, with a folder in place of its work folder.
 
-An Indexed Job: a pod a node, each on a machine of its own, each running `infra.launch.agent`. Pods find each other by
-the addresses that their agents write into the work folder, so no service is needed.
+The Job is an Indexed Job with one pod per node. Each pod is on a separate machine and runs `infra.launch.agent`. Pods
+find each other by the addresses that their agents write into the work folder, so no service is needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from infra.io.yaml import BadYaml, read_plain, read_text
 from infra.launch.config import LaunchConfig
 from infra.project import PROJECT
 
-# After the time that ranks have to save: for their processes to end.
+# Seconds for processes to end, after the time that ranks have to save.
 _ENDING_S = 30
-# A Job whose stage died is removed by Kubernetes so long after its pods ended.
+# Seconds after the end of its pods at which Kubernetes removes a Job whose stage died.
 KEPT_S = 3600
 _INDEX = "JOB_COMPLETION_INDEX"
 _NODE, _ADDRESS = "STEMMA_NODE", "STEMMA_POD_ADDRESS"
@@ -41,8 +41,9 @@ def manifest(
     excluded: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """job: its name. build: the fingerprint of what it trains. folder: see `infra.launch.node_files`.
+    """Return the Job of a training.
 
+    job: its name. build: the fingerprint of what it trains. folder: see `infra.launch.node_files`.
     excluded: names of nodes that get no pod. environment: further variables of the agents.
     """
     asked = launch.kubernetes
@@ -76,12 +77,12 @@ def manifest(
 
 
 def job_name(stage: str, tail: str) -> str:
-    """A name that the API takes: the pods' own names are longer by some letters."""
+    """Return a Job name that the API accepts: the names of its pods are some letters longer."""
     return f"stemma-{re.sub(r'[^a-z0-9-]', '-', stage.lower())[:32]}-{tail}"
 
 
 def label(text: str) -> str:
-    """A text as the value of a label: at most 63 letters, digits, dots, lines and dashes."""
+    """Return a text as the value of a label: at most 63 letters, digits, dots, underscores and dashes."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:63].strip("._-")
 
 
@@ -93,9 +94,9 @@ def pod_spec(
     node_selector: Mapping[str, str],
     has_token: bool = False,
 ) -> dict[str, Any]:
-    """The spec of a pod of ours: where it may run, as whom, and what it sees. container: what `container_of` made.
+    """Return the spec of a pod: its nodes, user, priority and volumes. container: result of `container_of`.
 
-    has_token: whether it may speak to the cluster as its service account.
+    has_token: True if the pod may call the cluster's API as its service account.
     """
     asked = launch.kubernetes
     return {
@@ -114,7 +115,7 @@ def pod_spec(
 
 
 def container_of(launch: LaunchConfig, **its_own: Any) -> dict[str, Any]:
-    """The one container of a pod of ours, with the code, the volumes and the secrets that all of them have."""
+    """Return the only container of a pod, with the code, the volumes and the secrets that all pods have."""
     asked = launch.kubernetes
     return {
         "image": asked.image,
@@ -131,7 +132,7 @@ def container_of(launch: LaunchConfig, **its_own: Any) -> dict[str, Any]:
 
 
 def resources(cores: int | None, memory_gb: float | None, gpus: Mapping[str, int]) -> dict[str, Any]:
-    """What a pod asks for: GPUs and memory are limits too, CPUs are not, so that idle ones can be used."""
+    """Return the resources of a pod. GPUs and memory are limits too; CPUs are not, so that idle ones can be used."""
     requests: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     if cores:
@@ -144,7 +145,7 @@ def resources(cores: int | None, memory_gb: float | None, gpus: Mapping[str, int
     return {"requests": requests, "limits": limits}
 
 
-# The image's own user and where its caches go, see infra/Dockerfile.
+# The user of the image and the folder of its caches, see infra/Dockerfile.
 _HOME = "/home/stemma"
 _USER: dict[str, Any] = {
     "runAsNonRoot": True,
@@ -155,7 +156,7 @@ _USER: dict[str, Any] = {
 
 
 def _container(launch: LaunchConfig, job: str, folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    # The kubelet puts the variables in.
+    # The kubelet substitutes the variables.
     names = [f"{job}.$({_INDEX})", f"$({_NODE})@$({_ADDRESS})"]
     fields = {_NODE: "spec.nodeName", _ADDRESS: "status.podIP"}
     return container_of(
@@ -171,7 +172,7 @@ def _container(launch: LaunchConfig, job: str, folder: Path, environment: Mappin
 
 
 def training_resources(launch: LaunchConfig) -> dict[str, Any]:
-    """What the processes of one node ask for."""
+    """Return the resources for the processes of one node."""
     asked = launch.kubernetes
     cores = asked.cpus_per_process or launch.threads
     gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
@@ -179,23 +180,23 @@ def training_resources(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
-    """Volumes by the path under which a pod sees them."""
+    """Return the volumes by the path under which a pod sees them."""
     claims = enumerate(sorted(launch.kubernetes.claims.items()))
     shared = {
         path: {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
         for number, (path, claim) in claims
     }
     writable = {"/tmp": {"name": "tmp", "emptyDir": {}}, _HOME: {"name": "home", "emptyDir": {}}}
-    # Loaders and NCCL hand over in shared memory; the default of 64 MiB is too small.
+    # Loaders and NCCL pass data through shared memory; the default of 64 MiB is too small.
     return {**writable, **shared, "/dev/shm": {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}}
 
 
 def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
-    """A machine for each pod, and none of the excluded."""
+    """Return the affinity that puts each pod on a separate machine, and none on an excluded one."""
     apart = {"labelSelector": {"matchLabels": {"stemma/job": job}}, "topologyKey": _HOSTNAME}
     found: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     if excluded:
-        # A field may be held against one value only, so there is an expression for each.
+        # An expression may compare a field with one value only, so each node has its own expression.
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in excluded]
         terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
         found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
@@ -203,7 +204,7 @@ def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
 
 
 def launch_of(config: str, **forced: Any) -> tuple[dict[str, Any], LaunchConfig]:
-    """A config file's content and its `launch:`; ends the command where it cannot be read. forced: keys of it."""
+    """Return a config file's content and its `launch:`; exit if it cannot be read. forced: keys of `launch:` to set."""
     try:
         document = read_plain(read_text(Path(config)))
         document = document if isinstance(document, dict) else {}

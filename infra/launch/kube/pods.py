@@ -1,8 +1,8 @@
-"""What became of the pods of a Job: which of them was taken away, and why.
+"""Fate of the pods of a Job: the pods that were taken away, and the reasons.
 
-A pod that is evicted may be gone between two looks, and the Job's controller then deletes the others. So the API tells
-of each change as it comes (a list, and a watch from there on); where it lets nobody watch, what looks find is all that
-is known.
+An evicted pod may be gone between two looks, and the Job's controller then deletes the others. So every change is
+received from the API as it happens (a list, and a watch from there on). If the API permits no watch, only the results
+of looks are known.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from infra.io.json import parse_json
 from infra.launch.kube.api import KubeApi, KubeError
 
 _AGAIN_S = 1.0
-"""After a watch ended."""
+"""Seconds between the end of a watch and the next one."""
 _WATCH_S = 90
-"""How long one lasts; less than the silence that ends a connection."""
+"""Seconds that a watch lasts; less than the silence that ends a connection."""
 _BEHIND_S = 1.0
-"""How long the watch may take to tell of what a look found already."""
+"""Seconds that the watch may take to report what a look has already found."""
 _BY_KUBELET = ("Evicted", "Preempting", "Terminated", "Shutdown", "NodeShutdown", "NodeLost")
-"""Reasons of a pod's own status, also of versions that set no condition."""
+"""Reasons in a pod's own status, also by versions that set no condition."""
 
 
 class Pods:
-    """Those of one Job, from its creation on. path: of the namespace's pods in the API."""
+    """The pods of one Job, from its creation on. path: of the namespace's pods in the API."""
 
     def __init__(self, api: KubeApi, path: str, selector: str) -> None:
         self._api, self._path, self._selector = api, path, selector
@@ -49,7 +49,7 @@ class Pods:
         self._closed.set()
 
     def note(self, pods: Sequence[dict[str, Any]]) -> None:
-        """What a look at the API found now, after all that the watch told of."""
+        """Record the pods that a look at the API just found, after everything that the watch has reported."""
         there = {pod["metadata"]["name"]: pod for pod in pods}
         versions = {pod["metadata"].get("resourceVersion", "") for pod in pods}
         known = self._nodes.keys() - there.keys()  # before this look, so that one just created is not taken for gone
@@ -63,16 +63,16 @@ class Pods:
         self._note([*there.values()], known - self._gone)
 
     def taken(self, *, by_controller: bool) -> str:
-        """The pods that were taken away, by an eviction, a pre-emption or the loss of their node, with node and reason,
-        once one of them has ended.
+        """Return the pods that were taken away by an eviction, a pre-emption or the loss of their node, with node and
+        reason, once one of them has ended; empty before.
 
-        by_controller: the Job's own controller deletes its pods, and not for one that failed."""
+        by_controller: True if the Job's own controller deletes its pods, and not because one failed."""
         found = self._disrupted or ({} if by_controller else self._deleted)
         ended = [name for name in found if name in self._ended]
         return "; ".join(f"{name}{self._nodes.get(name, '')}: {found[name]}" for name in ended)
 
     def _note(self, pods: Iterable[dict[str, Any]], gone: Iterable[str] = ()) -> None:
-        """What was found at once."""
+        """Record pods that were found at the same time. gone: names of pods that no longer exist."""
         taken = dict.fromkeys(sorted(gone), "it is gone")
         self._gone |= taken.keys()
         self._ended |= taken.keys()
@@ -89,7 +89,7 @@ class Pods:
                 deleted[name] = _deleted_at(pod["metadata"])
             elif pod.get("status", {}).get("phase") == "Failed" and not self._deleted:
                 self._one_failed = True
-        # The controller deletes all pods once one has failed or was deleted, so the first tells why.
+        # The controller deletes all pods once one has failed or was deleted, so the first one shows the cause.
         if not self._deleted and not self._one_failed:
             first = [name for name, at in deleted.items() if at == min(deleted.values())]
             self._deleted = taken | dict.fromkeys(first, "it was deleted")
@@ -119,14 +119,16 @@ class Pods:
         self._is_watched = False
 
     def _list(self) -> str:
-        """Hears what is there now; gives its version, from which a watch goes on."""
+        """Queue the current pods; return the version of the list, from which a watch continues."""
         found = self._api.call("GET", self._path, labelSelector=self._selector)
         self._heard.put(("LIST", found["items"]))
         return str(found["metadata"]["resourceVersion"])
 
     def _follow(self, since: str) -> str:
-        """Hears each change after a version until the watch ends; gives the last one's, empty for what the API no
-        longer knows the changes since."""
+        """Queue each change after a version until the watch ends. Return the version of the last change.
+
+        Empty if the API no longer knows the changes since that version.
+        """
         query = {"watch": "true", "labelSelector": self._selector, "timeoutSeconds": str(_WATCH_S)}
         query |= {"allowWatchBookmarks": "true", "resourceVersion": since}
         for line in self._api.lines(self._path, **query):
@@ -142,7 +144,7 @@ class Pods:
 
 
 def condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-    """A condition that holds."""
+    """Return a condition of an object if it is true, else None."""
     conditions = of.get("status", {}).get("conditions") or ()
     return next((dict(one) for one in conditions if one["type"] == kind and one["status"] == "True"), None)
 
@@ -152,13 +154,13 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
 
 
 def _disruption(pod: Mapping[str, Any]) -> str:
-    """Why it is taken away, in Kubernetes' words; empty where it is not."""
+    """Return Kubernetes' reason for taking a pod away; empty if it does not."""
     status = pod.get("status", {})
     found = condition(pod, "DisruptionTarget") or (status if status.get("reason") in _BY_KUBELET else {})
     return " ".join(f"{found.get('reason', '')}: {found.get('message', '')}".split()).strip(": ")
 
 
 def _deleted_at(metadata: Mapping[str, Any]) -> datetime:
-    """When it was asked for: the API tells when the pod's time to end is over."""
+    """Return the time of the request to delete: the API gives the time at which the pod's grace period is over."""
     end = datetime.fromisoformat(metadata["deletionTimestamp"])
     return end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)

@@ -30,10 +30,10 @@ _FROM_SECRET = {"STEMMA_AUTH": "auth", "STEMMA_DATABASE_URL": "database-url"}
 
 
 def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, Any]:
-    """The Job of a run. pipeline: its name. root: the store, as the pod sees it."""
+    """Return the Job of a run. pipeline: its name. root: the store, as the pod sees it."""
     asked, runs = launch.kubernetes, launch.kubernetes.runs
     assert runs is not None
-    # Where training runs in this pod, what is asked for training holds for the pod.
+    # If training runs in this pod, its requests apply to the pod.
     by_default = asked if launch.trains_here else KubernetesConfig()
     own = by_default.labels if runs.labels is None else runs.labels
     labels = {**own, "app": "stemma", "part": "run", "stemma/pipeline": label(pipeline)}
@@ -42,7 +42,7 @@ def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, An
         _container(launch, root),
         service_account=runs.service_account,
         node_selector=by_default.node_selector if runs.node_selector is None else runs.node_selector,
-        # Its training stages create Jobs of their own.
+        # Its training stages create their own Jobs.
         has_token=launch.cluster == "kubernetes",
     )
     return {
@@ -52,10 +52,10 @@ def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, An
         "spec": {
             "completions": 1,
             "parallelism": 1,
-            # Prefect knows whether a run is tried again; the Job is not to start a second pod of one.
+            # Prefect decides whether a run is retried; the Job must not start a second pod for it.
             "backoffLimit": 0,
-            # A pod that is taken away ends well once its run has saved (`infra.servers.prefect.flow_pod`). Otherwise
-            # Kubernetes would call the Job failed until then, and Prefect the run crashed.
+            # A pod that is taken away exits with success once its run has saved (`infra.servers.prefect.flow_pod`).
+            # Otherwise Kubernetes would report the Job as failed until then, and Prefect the run as crashed.
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": KEPT_S,
             "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -64,16 +64,16 @@ def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, An
 
 
 def job_variables(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, Any]:
-    """What a deployment says of its runs' Jobs, for a pool with `template`."""
+    """Return a deployment's job variables, for a pool with `template`."""
     job = run_manifest(launch, pipeline, root)
-    # Prefect's worker refuses a Job without these two in the pod's spec, where Kubernetes knows no such fields and
-    # leaves them out.
+    # Prefect's worker refuses a Job without these two in the pod's spec. Kubernetes knows no such fields there and
+    # drops them.
     job["spec"]["template"]["spec"] |= {"parallelism": 1, "completions": 1}
     return {"namespace": launch.kubernetes.namespace, MANIFEST: job}
 
 
 def template() -> dict[str, Any]:
-    """The base job template of a work pool: the Job as `job_variables` has it."""
+    """Return the base job template of a work pool, which passes on the Job of `job_variables`."""
     properties = {
         "name": {"type": "string", "title": "Name"},
         "command": {"type": "string", "title": "Command"},
@@ -98,7 +98,7 @@ def _container(launch: LaunchConfig, root: str) -> dict[str, Any]:
         # Prefect's worker insists on this name.
         name="prefect-job",
         command=[sys.executable, "-m", "infra.servers.foreground"],
-        # Given, or Prefect's worker would put a command of its own here.
+        # Set here, since Prefect's worker would otherwise insert its own command.
         args=["flow-run", "--root", root],
         env=[
             {"name": "PYTHONPATH", "value": str(PROJECT)},

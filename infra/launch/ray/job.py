@@ -2,10 +2,10 @@
 
     python -m infra.launch.ray.job EVENTS
 
-The request (`RayRequest`, as JSON) is the first line of its input; what happens goes line by line into the file EVENTS.
-The job ends when its input does, so with its stage, however that ends.
+The request (`RayRequest`, as JSON) is the first line of its input. The job appends its events, one per line, to the
+file EVENTS. It ends when its input ends, hence with its stage, however that ends.
 
-A program of its own, since Ray takes over a process's signals, and ends it where the cluster is lost.
+It is a separate program because Ray takes over a process's signals, and ends the process if the cluster is lost.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any
 from infra.io.json import parse_own_json
 
 INSTALL = "pip install -e '.[ray]' in the project's folder"
-"""What brings Ray along."""
+"""Command that installs Ray."""
 POLL_S = 0.5
 _ENDING_S = 20.0
 _WAITED = 10
-"""After so many looks for free nodes it says what it waits for."""
+"""Number of looks for free nodes after which the job reports what it waits for."""
 _NODE_ID = "ray.io/node-id"
 
 
 @dataclass(frozen=True)
 class RayRequest:
-    """What a job is to do.
+    """Request of a stage to its job.
 
-    cpus, gpus: of each node. excluded: beginnings of the ids of Ray nodes that get no agent.
-    command: of an agent, followed by its id (names[i]) and machine. environment: what it gets besides its node's.
-    logs: the file that each agent prints into.
+    cpus, gpus: of each node. excluded: prefixes of the ids of Ray nodes that get no agent.
+    command: of an agent, followed by its id (names[i]) and machine. environment: variables that it gets in addition to
+    those of its node. logs: the output file of each agent.
     """
 
     address: str
@@ -55,17 +55,19 @@ class RayRequest:
 
 
 def use_token() -> None:
-    """Has Ray's client send this machine's token, where there is one. `ray start` asks for it as soon as there is one;
-    the client sends it only when told to."""
+    """Make Ray's client send this machine's token, if there is one.
+
+    `ray start` requires the token as soon as it exists; the client sends it only when RAY_AUTH_MODE is set.
+    """
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if os.environ.get("RAY_AUTH_TOKEN") or path.is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def run_agent(command: list[str], variables: dict[str, str], log: str) -> int:
-    """On a node, in a worker of Ray: the exit code of its agent, which ends with this worker, however that ends.
+    """Run an agent on a node, in a Ray worker, and return its exit code. It ends with this worker, however that ends.
 
-    Ray brings it there by value: what it needs is imported here, and nothing of the project.
+    Ray sends this function there by value: it imports what it needs here, and nothing from the project.
     """
     import os
     import subprocess
@@ -74,7 +76,7 @@ def run_agent(command: list[str], variables: dict[str, str], log: str) -> int:
 
     address = ray.util.get_node_ip_address()
     machine = f"{ray.get_runtime_context().get_node_id()[:8]}@{address}"
-    # Ray sets the threads to the CPUs of its worker; ranks have settings of their own.
+    # Ray sets the threads to the CPUs of its worker; ranks have their own settings.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
     with open(log, "ab") as out:
         process = subprocess.Popen(
@@ -93,7 +95,7 @@ class _Job:
         self._nodes: list[str] = []
 
     def run(self) -> None:
-        use_token()  # Ray looks at the environment when it is imported
+        use_token()  # Ray reads the environment when it is imported
         import ray
         from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
@@ -145,7 +147,7 @@ class _Job:
         return task.remote(command, request.environment, request.logs[place])
 
     def _note_ended(self, agents: dict[Any, int]) -> None:
-        """Waits a little, and tells of agents that ended since."""
+        """Wait up to POLL_S for an agent to end, and record those that ended."""
         import ray
 
         done, _ = ray.wait(list(agents), timeout=POLL_S) if agents else ([], self._is_over.wait(POLL_S))
@@ -158,7 +160,7 @@ class _Job:
             self._tell(ended=place, machine=self._nodes[place], reason=reason)
 
     def _selectors(self) -> list[dict[str, str]] | None:
-        """What keeps the agents off the excluded nodes, an entry for each of them."""
+        """Return the label selectors that keep agents off excluded nodes, one per agent; None if none is excluded."""
         import ray
 
         ids = [node["NodeID"] for node in ray.nodes() if node["NodeID"].startswith(tuple(self._request.excluded))]
@@ -183,7 +185,7 @@ class _Job:
 
 
 def _reach(address: str) -> None:
-    """Raises OSError where nobody listens at an address: Ray itself would try for minutes."""
+    """Raise OSError if no process listens at an address: Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_ENDING_S).close()

@@ -29,9 +29,9 @@ _POLL_S = 0.1
 
 
 class RayNodes(OneJob):
-    """One job at a time. A machine is named by the beginning of its id in Ray, and its address.
+    """One job at a time. The name of a machine is the prefix of its id in Ray and its address.
 
-    environment: of the stage. say: hears, as (name, message), what the job waits for.
+    environment: of the stage. say: called with (name, message) for what the job waits for.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RayNodes(OneJob):
             )
         self._launch = launch
         self._folder = folder
-        # The keys of S3 too, as for corpus stages.
+        # Includes the keys of S3, as for corpus stages.
         keys = {name: value for name, value in environment.items() if name.startswith("AWS_")}
         self._environment = passed_on(environment, scheduled=True) | keys
         self._say = say
@@ -65,7 +65,7 @@ class RayNodes(OneJob):
         return name.startswith(f"{self._number}.")
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
-        """Machines whose agent ended, or that Ray lost, with the reason."""
+        """Return the machines whose agent ended, or that Ray lost, with the reason."""
         self._look()
         found = dict(self._ended)
         if self._placed and time.monotonic() - self._since > _BEGIN_S:
@@ -75,7 +75,7 @@ class RayNodes(OneJob):
         return {machine: reason for machine, reason in found.items() if machine not in excluded}
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
-        """Whether the cluster refused the job, or was lost. It waits for free machines as long as it takes."""
+        """Return the problem if the cluster refused the job or was lost. Waiting for machines has no time limit."""
         self._look()
         if self._problem is None and self._process is not None and self._process.poll() is not None:
             said = f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
@@ -84,7 +84,7 @@ class RayNodes(OneJob):
         return Over(self._problem, None) if self._problem else None
 
     def cancel(self) -> None:
-        """Agents leave by order."""
+        """Do nothing: agents leave when ordered to."""
 
     def release(self, leaving_s: float = 0.0) -> None:
         if self._process is None:
@@ -104,7 +104,7 @@ class RayNodes(OneJob):
         self._process = None
 
     def pass_on_log(self) -> None:
-        """Writes what the agents printed since to this process's log."""
+        """Write the new output of the agents to this process's log."""
         for log in self._logs:
             for line in log.lines():
                 sys.stderr.write(line + "\n")

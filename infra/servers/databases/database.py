@@ -1,4 +1,4 @@
-"""Where Prefect and MLflow keep what they know: SQLite in the store, or PostgreSQL with a schema for each."""
+"""Databases of Prefect and MLflow: SQLite in the store, or PostgreSQL with a schema for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONNECT_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Postgres:
-    """One PostgreSQL database. url: with its password, unless libpq finds that elsewhere (PGPASSFILE)."""
+    """One PostgreSQL database. url: with its password, unless libpq finds the password elsewhere (PGPASSFILE)."""
 
     url: str
 
@@ -39,7 +39,7 @@ class Postgres:
 
     @property
     def mlflow_uri(self) -> str:
-        # %3D is an equals sign within the query's value.
+        # %3D encodes the equals sign within the query's value.
         return f"{self._with_driver('psycopg2')}?options=-csearch_path%3D{MLFLOW_SCHEMA}"
 
     def prefect_variables(self) -> dict[str, str]:
@@ -49,10 +49,10 @@ class Postgres:
         }
 
     def prepare(self) -> None:
-        """Makes the two schemas.
+        """Make the two schemas.
 
-        Raises StageError `database_unreachable` where the database does not let us in, and ConfigError for one that
-        cannot hold every character.
+        Raises StageError `database_unreachable` if no connection is possible, and ConfigError for a database that
+        cannot store every character.
         """
         with self._connected() as cursor:
             cursor.execute("SHOW server_encoding")
@@ -65,7 +65,7 @@ class Postgres:
                 cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
 
     def set_mlflow_aside(self) -> None:
-        """Renames MLflow's schema, and makes an empty one in its place."""
+        """Rename MLflow's schema, and make an empty one in its place."""
         with self._connected() as cursor:
             cursor.execute(f"ALTER SCHEMA {MLFLOW_SCHEMA} RENAME TO {MLFLOW_SCHEMA}_{time.strftime('%Y%m%d_%H%M%S')}")
             cursor.execute(f"CREATE SCHEMA {MLFLOW_SCHEMA}")
@@ -74,7 +74,7 @@ class Postgres:
         return f"postgresql+{driver}://{self.url.partition('://')[2]}"
 
     def connect(self, **options: Any) -> Any:
-        """A connection of psycopg2. options: of libpq, besides what the URL says.
+        """Return a connection of psycopg2. options: of libpq, in addition to the URL.
 
         Raises StageError `database_unreachable`, ConfigError for a URL that libpq cannot read.
         """
@@ -83,12 +83,12 @@ class Postgres:
         try:
             return psycopg2.connect(self.url, **{"connect_timeout": CONNECT_TIMEOUT_S, **options})
         except psycopg2.OperationalError as error:
-            # Its words name host, port and user, never the password.
+            # The message names host, port and user, never the password.
             reason = " ".join(str(error).split())
             raise stage_error(
                 "database_unreachable", self.public_url, reason, f"is PostgreSQL up, and is {DATABASE} right?"
             ) from None
-        except psycopg2.ProgrammingError:  # its words repeat a part of the URL
+        except psycopg2.ProgrammingError:  # its message repeats a part of the URL
             raise ConfigError(Problem("bad_database", DATABASE, EXPECTED)) from None
 
     @contextmanager
@@ -102,9 +102,9 @@ class Postgres:
 
 
 def requested_database() -> str | None:
-    """What STEMMA_DATABASE_URL says: `sqlite`, a PostgreSQL URL, or None where it is not set.
+    """Return the value of STEMMA_DATABASE_URL: `sqlite`, a PostgreSQL URL, or None if it is not set.
 
-    Raises ConfigError for anything else, without repeating it: it may hold a password.
+    Raises ConfigError for anything else, without repeating it: it may contain a password.
     """
     text = os.environ.get(DATABASE, "").strip()
     if not text or text == SQLITE:
@@ -122,7 +122,7 @@ def requested_database() -> str | None:
 
 
 def database(recorded: str) -> Postgres | None:
-    """The database that a store was set up with, with the environment's password for it; None for SQLite.
+    """Return the database of a store's settings, with the environment's password for it; None for SQLite.
 
     recorded: `sqlite`, or a URL without password.
     """
@@ -135,7 +135,7 @@ def database(recorded: str) -> Postgres | None:
 
 
 def described(url: str) -> str:
-    """What may be written down and shown of an answer of `asked`."""
+    """Return the form of a `requested_database` that may be stored and shown."""
     return url if url == SQLITE else Postgres(url).public_url
 
 

@@ -1,7 +1,7 @@
 """Empty SQLite databases of Prefect and MLflow with all their tables, kept in ~/.cache/stemma.
 
-Their migrations take seconds of an empty database, a copy of the outcome none. A copy belongs to one version of its
-package. Without one, whatever the reason, everything is as it would be without this: it is only slower.
+The migrations of an empty database take seconds; a copy of the result takes almost none. A copy belongs to one version
+of its package. Without a copy, for any reason, the behaviour is the same, only slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAULTS = (OSError, RuntimeError, sqlite3.Error)  # RuntimeError: a user without
 
 
 def take(package: str, version: str, target: Path) -> bool:
-    """Puts a copy of the one that is kept at `target`, which is not there yet; False where that did not work."""
+    """Copy the kept database to `target`, which does not exist yet; return False if that failed."""
     try:
         _copy(_kept(package, version), target)
     except _FAULTS:
@@ -26,7 +26,7 @@ def take(package: str, version: str, target: Path) -> bool:
 
 
 def keep(package: str, version: str, source: Path) -> None:
-    """Keeps a copy of an empty database whose tables were made just now."""
+    """Keep a copy of an empty database whose tables were just created."""
     try:
         kept = _kept(package, version)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _kept(package: str, version: str) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """There is a whole database under the name of the target afterwards, or none."""
+    """Copy a database atomically: `target` is then complete or absent."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as folder:
         copy = Path(folder) / target.name
         with (
@@ -48,6 +48,6 @@ def _copy(source: Path, target: Path) -> None:
             closing(sqlite3.connect(copy)) as here,
         ):
             there.backup(here)
-            here.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections turn it back
+            here.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections switch it back
         sync(copy)
         copy.rename(target)

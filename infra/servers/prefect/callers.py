@@ -1,8 +1,8 @@
-"""Which requests our servers take: those that call the server by a name of its own, and no page of another site.
+"""Rules for the requests that our servers accept: those under one of a server's names, and none of another site's page.
 
-A page in a browser can reach servers on loopback: by a form or script that is sent there, or after its own name was
-made to point to 127.0.0.1 (DNS rebinding). The first shows in Origin and Sec-Fetch-Site, the second in Host. Programs
-send neither Origin nor Sec-Fetch-Site.
+A page in a browser can reach servers on loopback: by a form or script that sends a request there, or after its own name
+was made to point to 127.0.0.1 (DNS rebinding). The first shows in Origin and Sec-Fetch-Site, the second in Host.
+Programs send neither Origin nor Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 NAMES = "STEMMA_NAMES"
-"""The variable with the names that only the network knows: `stemma.lab,mlflow`, with a port where it is not usual."""
+"""Variable with the names that only the network knows: `stemma.lab,mlflow`, with a port if it is not the usual one."""
 READS = ("GET", "HEAD", "OPTIONS")
 OWN_SITES = ("same-origin", "none")
 LONGEST_SHOWN = 100
@@ -35,24 +35,27 @@ class Refusal:
 
 
 HEADERS = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
-"""Of every refusal: text that no browser takes for a page."""
+"""Headers of every refusal: text that no browser renders as a page."""
 
 
 @dataclass(frozen=True)
 class Callers:
-    """names: the host names that are ours, without ports; a request may name any port, which a tunnel changes.
-    addresses: `host:port`, or `host` for a usual port, of pages that may call us by another address than their own.
-    json_only: whether writes must say that their body is JSON, which a form of another site cannot."""
+    """Rules for the callers of a server.
+
+    names: our host names, without ports; a request may name any port, since a tunnel changes it.
+    addresses: `host:port`, or `host` for a usual port, of pages that may call us under an address other than their own.
+    json_only: True if writes must declare their body as JSON, which a form of another site cannot do.
+    """
 
     names: frozenset[str]
     addresses: frozenset[str]
     json_only: bool = True
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why a request is refused, None for one that is taken.
+        """Return the refusal of a request, None for one that is accepted.
 
-        method: of HTTP; for a websocket any word that is no reading method, since what it opens may write.
-        headers: names in small letters; those that came twice joined by commas.
+        method: of HTTP; for a websocket any word that is no reading method, since the websocket may write.
+        headers: names in lower case; values of a repeated name are joined by commas.
         """
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
@@ -71,13 +74,13 @@ class Callers:
         return None
 
     def _ours(self, origin: str, host: str) -> bool:
-        """True for a page of the address that is called, and for one of the other addresses that are ours."""
+        """Return True for a page of the called address, and for one of our other addresses."""
         scheme, _, place = origin.partition("://")
         return scheme in ("http", "https") and (place == host or place in self.addresses)
 
 
 def host_name(address: str) -> str:
-    """`name` of `name:port`, `[::1]` of `[::1]:port`."""
+    """Return `name` of `name:port`, `[::1]` of `[::1]:port`."""
     name, colon, port = address.rpartition(":")
     return name if colon and (not port or port.isdigit()) else address
 
@@ -101,7 +104,7 @@ class OwnCallersOnly:
 
 async def refuse(refused: Refusal, kind: str, send: Send) -> None:
     """Send a refusal in place of an app's response. kind: `http` or `websocket`."""
-    # uvicorn lets an app answer the opening of a websocket with a response (the extension websocket.http.response).
+    # In uvicorn an app may answer the opening of a websocket with a response (the extension websocket.http.response).
     prefix = "websocket.http.response" if kind == "websocket" else "http.response"
     headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]
     await send({"type": f"{prefix}.start", "status": int(refused.status), "headers": headers})

@@ -1,13 +1,13 @@
-"""Dates of a cron schedule, on the days when clocks change too.
+"""Dates of a cron schedule, also on the days when clocks change.
 
-Prefect 3.6 adds up hours from the time at which it looks. A time that the clock skips in spring therefore comes an hour
-early, and midnight on the day before (PrefectHQ/prefect#10678). Here cronsim computes the dates, as Debian's cron does:
+Prefect 3.6 adds hours to the current time. A time that the clock skips in spring therefore comes an hour early, and a
+skipped midnight comes on the day before (PrefectHQ/prefect#10678). Here cronsim computes the dates, as Debian's cron:
 
-- a schedule that names its hours (`0 2 * * *`, `*/30 0-6 * * *`, `0 */6 * * *`) runs at the first moment after a gap,
-  once for all that the gap holds, and in the first of two hours of the same name;
-- one that runs in every hour (`*/15 * * * *`) goes by the time that passes.
+- A schedule that names its hours (`0 2 * * *`, `*/30 0-6 * * *`, `0 */6 * * *`) runs at the first moment after a gap,
+  once for all dates in the gap, and in the first of two hours of the same name.
+- One that runs in every hour (`*/15 * * * *`) follows elapsed time.
 
-How days of the month and of the week combine is left to Prefect's rule (`day_or`).
+Days of the month and of the week are combined by Prefect's rule (`day_or`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cron_dates(
         end: Latest date.
     """
     fields, nth_weekdays = croniter.expand(schedule.cron)
-    if len(fields) != 5:  # with seconds or years, which cron does not know
+    if len(fields) != 5:  # with seconds or years, which cron does not support
         yield from _prefect_dates(schedule, n, start, end)
         return
     timezone = schedule.timezone or "UTC"
@@ -47,16 +47,16 @@ def cron_dates(
     zone = ZoneInfo(timezone)
     begin = datetime.fromtimestamp(math.ceil(first.timestamp()) - 1, zone)
     day_before = datetime.fromtimestamp(begin.timestamp() - timedelta(days=1).total_seconds(), zone)
-    # A date that a gap moved to `start` is due before it by the clock's face.
+    # A date that a gap moved to `start` is earlier than `start` in local time.
     changed = begin.utcoffset() != day_before.utcoffset()
     try:
         dates = CronSim(_spelled_out(fields, nth_weekdays), day_before if changed else begin)
-    except CronSimError:  # a day that none of the months has
+    except CronSimError:  # a day that occurs in none of the months
         return
     dates.day_and = not schedule.day_or or "*" in (fields[2][0], fields[4][0])
     found: list[datetime] = []
     for date in dates:
-        moment = date.astimezone(UTC)  # dates of one zone compare by the clock's face
+        moment = date.astimezone(UTC)  # dates of one zone compare by local time
         if moment < first or moment in found[-1:]:
             continue
         if last and moment > last:
@@ -68,8 +68,8 @@ def cron_dates(
 
 
 def _spelled_out(fields: Sequence[Sequence[int | str]], nth_weekdays: dict[int, set[int | str]]) -> str:
-    """A cron expression whose fields are `*` or lists: cronsim takes one that begins with a star, as `*/6`, for every
-    hour."""
+    """Return a cron expression whose fields are `*` or lists: cronsim treats a field that begins with a star, such as
+    `*/6`, as every hour."""
     *others, weekdays = [[str(value).upper() for value in field] for field in fields]
     if nth_weekdays:
         weekdays = [

@@ -1,10 +1,10 @@
-"""The process of a pod that Prefect's Kubernetes worker starts for one flow run: runs it, and ends with it.
+"""Process of a pod that Prefect's Kubernetes worker starts for one flow run: it runs the flow run, and ends with it.
 
     PREFECT__FLOW_RUN_ID=… python -m infra.servers.foreground flow-run --root /store
 
-Beside what `prefect flow-run execute` does: where Kubernetes takes the pod away (an eviction, a pre-emption, a node
-that is drained), the run is told, has its time to save, and is then handed to the next pod. Prefect's own way of doing
-that (PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR=reschedule) ends the container at once.
+In addition to `prefect flow-run execute`: if Kubernetes takes the pod away (an eviction, a pre-emption, a drained
+node), the run is notified, has its time to save, and is then handed to the next pod. Prefect's own implementation
+(PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR=reschedule) ends the container immediately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from infra.servers.prefect.worker import unless_ended
 
 
 class Taken:
-    """Whether the pod is taken away: SIGTERM, which reaches the first process of a container alone."""
+    """State of the pod, set once it is taken away: by SIGTERM, which only the first process of a container receives."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def hand_on(run_id: str) -> None:
-    """Has the worker start another pod, unless the run came to its end, or a person cancelled it."""
+    """Make the worker start another pod, unless the run reached its end, or a person cancelled it."""
     from uuid import UUID
 
     from prefect.client.orchestration import get_client
@@ -59,7 +59,7 @@ def hand_on(run_id: str) -> None:
         states = sorted(client.read_flow_run_states(UUID(run_id)), key=lambda state: state.timestamp)
         is_cancelled = any(state.is_cancelling() for state in states[-2:])
         if not is_cancelled and not (states[-1].is_completed() or states[-1].is_failed()):
-            # Forced, since a run that was told to end has said Cancelled.
+            # Forced, since a run that was asked to end has reported Cancelled.
             client.set_flow_run_state(UUID(run_id), AwaitingRetry(message="its pod was taken away"), force=True)
 
 

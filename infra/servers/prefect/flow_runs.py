@@ -1,8 +1,8 @@
-"""Flow runs that begin with their imports done.
+"""Flow runs that start with their imports done.
 
-Prefect's worker starts `python -m prefect.engine` for each run, which imports for four seconds and more. Here it forks
-the engine instead, from a server that it starts with its first run. Whatever a run has that the server did not begin
-with (a command of its own, other variables, code that has changed) makes it a new process.
+Prefect's worker starts `python -m prefect.engine` for each run, which spends four seconds and more on imports. Here it
+forks the engine instead, from a server that it starts with its first run. A run that differs from the start of the
+server (a custom command, other variables, code that has changed) gets a new process.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ MODULES = (
     "flows.stage",
     "infra.servers.prefect.flow_runs",
 )
-"""What the engine imports, and what the flows of our deployments do."""
+"""Modules that the engine and the flows of our deployments import."""
 POLL_S = 0.1
 
 
 class FlowRuns:
     """Starts flow runs in the process group of the worker, to whose output they write, as Prefect does.
 
-    start_new: Prefect's own way, for what cannot be forked.
+    start_new: Prefect's own function, for runs that cannot be forked.
     """
 
     def __init__(self, start_new: Callable[..., Any]) -> None:
         self._start_new = start_new
         self._server: ForkServer | None = None
         self._lock = threading.Lock()
-        # A run outlives its worker, as one that Prefect starts: nobody watches this pipe.
+        # A run outlives its worker, like one that Prefect starts, so this pipe is not watched.
         self._parent, self._worker = os.pipe()
 
     async def run_process(
         self, command: list[str], *, task_status: Any, task_status_handler: Callable[[Any], Any], **options: Any
     ) -> Any:
-        """In place of `prefect.runner.runner.run_process`: returns the process, which has ended."""
+        """Replace `prefect.runner.runner.run_process`: run a flow run and return its process, which has ended."""
         try:
             process = await anyio.to_thread.run_sync(partial(self._fork, command, **options))
         except NotForkedError:
@@ -64,7 +64,7 @@ class FlowRuns:
         try:
             await _end_of(process)
         finally:
-            if process.poll() is None:  # the worker is to end
+            if process.poll() is None:  # the worker is ending
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
                 with anyio.CancelScope(shield=True):
@@ -73,7 +73,7 @@ class FlowRuns:
         return process
 
     def _fork(self, command: list[str], env: Mapping[str, str], cwd: Path | str, stream_output: bool) -> Process:
-        """Raises NotForkedError for one that is to be a new process."""
+        """Fork a flow run. Raises NotForkedError for a run that needs a new process."""
         if command[1:] != ["-m", ENGINE] or not stream_output:
             raise NotForkedError("it is started in a way of its own")
         # They are another for each run, and the engine reads them after its imports.
@@ -94,9 +94,9 @@ async def _end_of(process: Process) -> None:
 
 
 def main() -> int:
-    """The forked process: `python -m prefect.engine`."""
+    """Run `python -m prefect.engine` in the forked process."""
     os.environ.pop(PARENT_FD)
-    # As a rule nobody runs a module that is imported already. Its functions hold nothing that the second copy misses.
+    # runpy warns about running a module that is already imported. Its functions hold no state that a second copy needs.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
     runpy.run_module(ENGINE, run_name="__main__", alter_sys=True)
     return 0

@@ -1,10 +1,10 @@
 """Lost flow runs: a service of our Prefect server that ends those whose process is gone.
 
-A flow run that is Pending, Running or Cancelling keeps the slot of its schedule until it ends. Where its process died
-with its worker, its machine or its pod, nothing ends it: neither Prefect's worker, which knows its own processes only,
-nor an automation, which begins to count at an event that a young run never sent, or that was lost with the server.
-Here the state in the database counts: a run of which the server, for as long as it works, hears neither a heartbeat nor
-a change of state for `LOST_AFTER_S` has lost its process. It gets the end that its journal has, else Crashed.
+A flow run that is Pending, Running or Cancelling keeps the slot of its schedule until it ends. If its process died with
+its worker, its machine or its pod, nothing ends it: Prefect's worker knows only its own processes, and an automation
+starts counting at an event that a young run never sent, or that was lost with the server. Here the state in the
+database counts: if a working server receives neither a heartbeat nor a change of state of a run for `LOST_AFTER_S`, the
+run has lost its process. It gets the end that its journal has, else Crashed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from prefect.server.services.perpetual_services import perpetual_service
 from infra.servers.prefect.run_ends import recorded_end
 
 LOST_AFTER_S = float(os.environ.get("STEMMA_LOST_AFTER_S", "120"))
-"""Four heartbeats (`infra.servers.environment.HEARTBEAT`): on a busy machine some come late. Tests wait less long."""
+"""Seconds of four heartbeats (`infra.servers.environment.HEARTBEAT`), since some are late on a busy machine. Tests use
+less."""
 ROUNDS = 8
 """Looks without a sign of life after which a run is lost. Counting looks, not seconds, spares the runs of a machine
-that was suspended, and those of a server that has just begun to listen."""
+that was suspended, and those of a server that has just started to listen."""
 
 _BEAT = "prefect.flow-run.heartbeat"
 _UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
@@ -39,7 +40,7 @@ _UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 @dataclass(frozen=True)
 class _Sign:
-    """The newest sign of life of a flow run: its state, and when it beat last."""
+    """The newest sign of life of a flow run: its state, and the time of its last heartbeat."""
 
     state_id: UUID | None
     beat: datetime | None
@@ -53,7 +54,7 @@ class LostRuns:
         self._silent: dict[UUID, tuple[_Sign, int]] = {}
 
     async def look(self, db: PrefectDBInterface) -> None:
-        """Counts one look more for each run without a new sign of life, and ends those that are lost by now."""
+        """Count another look for each run without a new sign of life, and end those that are lost by now."""
         signs = await _signs(db)
         before = self._silent
         self._silent = {
@@ -84,8 +85,11 @@ class LostRuns:
 
 
 async def _signs(db: PrefectDBInterface) -> Mapping[UUID, _Sign]:
-    """Of each run that has not ended. One in a pool of another kind than our workers' is left out while it is Pending:
-    a pod may wait for its node for days, and Prefect's worker there watches it."""
+    """Return the newest sign of each run that has not ended.
+
+    A Pending run in a pool of another type than our workers' is left out: a pod may wait for its node for days, and
+    Prefect's worker there watches it.
+    """
     run, queue, pool = db.FlowRun, db.WorkQueue, db.WorkPool
     unended = (
         sa.select(run.id, run.state_id)
@@ -107,7 +111,7 @@ async def _signs(db: PrefectDBInterface) -> Mapping[UUID, _Sign]:
 
 
 def end_lost_runs(runs: Path) -> None:
-    """Registers the service; to be called before the server starts. runs: see `LostRuns`."""
+    """Register the service; to be called before the server starts. runs: see `LostRuns`."""
     lost, every = LostRuns(runs), timedelta(seconds=LOST_AFTER_S / ROUNDS)
 
     @perpetual_service(enabled_getter=lambda: True)

@@ -1,7 +1,7 @@
-"""The end of a flow run as its journal has it: written before Prefect is told, and kept when Prefect was not there.
+"""End of a flow run according to its journal: written before it is reported to Prefect, and kept if Prefect was away.
 
-A run that ends while its server is away cannot report its state. Its `result.json` lies in the store by then, and
-whoever finds the flow run without a process, the server or the worker, reports that end in its place.
+A run that ends while its server is away cannot report its state. Its `result.json` is in the store by then, and the
+server or the worker, whichever finds the flow run without a process, reports that end in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RunEnd:
 
 
 def end_of(document: Mapping[str, Any]) -> RunEnd:
-    """The state that a run ends in. document: its result, as `stemma run --json` prints it."""
+    """Return the final state of a run. document: its result, as `stemma run --json` prints it."""
     if document["status"] == "done":
         built = sum(row["status"] == "built" for row in document["stages"])
         return RunEnd("COMPLETED", f"{built} stages built, {len(document['stages']) - built} reused")
@@ -36,15 +36,15 @@ def end_of(document: Mapping[str, Any]) -> RunEnd:
 
 
 def recorded_end(runs: Path, flow_run_id: str, since: datetime) -> RunEnd | None:
-    """The end that a flow run came to in this store, None if it came to none.
+    """Return the end of a flow run in this store, None if it has none.
 
     Args:
         runs: The folder of the journals.
-        since: When its last attempt began. An earlier attempt ended otherwise.
+        since: Start of its last attempt. Ends of earlier attempts do not count.
     """
     results = runs.glob("*/result.json") if runs.is_dir() else ()
     for path in results:
-        # One that is damaged, or that goes just now, is no result.
+        # A file that is damaged, or that is being removed, is no result.
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             if path.stat().st_mtime < since.timestamp():
                 continue

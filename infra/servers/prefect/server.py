@@ -73,35 +73,37 @@ async def _begin_to_write(self: Any, session: Any, with_for_update: bool = False
 
 
 _reading: set[asyncio.Task[None]] = set()
-"""The event loop alone would let go of them."""
+"""Tasks that read automations; the event loop itself keeps no strong reference to them."""
 
 
 def _read_later(reading: Coroutine[Any, Any, None]) -> None:
-    """In place of `run_coro_as_sync`, for an automation that has just been stored."""
+    """Replace `run_coro_as_sync` for an automation that has just been stored."""
     task = asyncio.get_running_loop().create_task(_read(reading))
     _reading.add(task)
     task.add_done_callback(_reading.discard)
 
 
 async def _read(reading: Coroutine[Any, Any, None]) -> None:
-    SQLITE_BEGIN_MODE.set(None)  # that of the transaction which stored it is for writing
+    SQLITE_BEGIN_MODE.set(None)  # the mode of the transaction that stored it is for writing
     try:
         await reading
     except Exception:
-        # Prefect looks every few seconds whether it knows those that are stored.
+        # Prefect checks every few seconds that it knows the stored ones.
         get_logger("stemma.server").exception("an automation that was stored could not be read")
 
 
 class _NewDatabase:
-    """What a server does to its database when it starts, less what a copy has done already. An older database, and
-    one of another kind, are treated as Prefect does."""
+    """Work of a starting server on its database, without the work that a copy saves.
+
+    An existing database, and one that is not a SQLite file, are treated as Prefect treats them.
+    """
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._has_blocks = False
 
     async def create(self, interface: PrefectDBInterface) -> None:
-        """In place of `create_db`, which still runs, and finds little to do where there was a copy."""
+        """Replace `create_db`, which still runs, and has little to do if there was a copy."""
         path = _file_of(interface.database_config.connection_url)
         if path is None or path.exists():
             await _create_db(interface)
@@ -115,7 +117,7 @@ class _NewDatabase:
             keep("prefect", prefect.__version__, path)
 
     async def register_blocks(self, session: Any) -> None:
-        """In place of `run_block_auto_registration`, which nothing precedes but `create`."""
+        """Replace `run_block_auto_registration`, which nothing but `create` precedes."""
         if self._has_blocks:
             return
         await _register_blocks(session=session)
@@ -124,7 +126,7 @@ class _NewDatabase:
 
 
 def _kinds_of_blocks() -> str:
-    """A version of what Prefect and the packages beside it offer, each of which has one."""
+    """Return one version for the block types of Prefect and of its installed collections, from their versions."""
     beside = {(found.name, found.dist.version) for found in entry_points(group="prefect.collections") if found.dist}
     return f"{prefect.__version__}-{sha256(repr(sorted(beside)).encode()).hexdigest()[:12]}"
 
@@ -135,10 +137,9 @@ def _file_of(url: str) -> Path | None:
 
 
 def _guard(host: str, port: int) -> None:
-    """Puts the rules of `Callers` before the app that is served, outside of its own CORS and its API, and bounds what
-    its requests may take.
+    """Put the rules of `Callers` before the served app, outside of its CORS and its API, and bound its requests.
 
-    Prefect asks for its app again to send notices, without a network and by a name of its own: that one has no rules.
+    Prefect creates its app again to send notices, without a network and under another name: that one has no rules.
     """
     create_app, callers = server.create_app, Settings(host).callers(port)
 
@@ -151,7 +152,7 @@ def _guard(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    # No other options: some of them have Prefect start its app in processes of its own, past the rules above.
+    # No other options: some of them make Prefect start its app in separate processes, past the rules above.
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -164,7 +165,7 @@ if __name__ == "__main__":
     database = _NewDatabase()
     PrefectDBInterface.create_db = lambda self: database.create(self)  # type: ignore[method-assign]
     blocks.run_block_auto_registration = database.register_blocks
-    # What it logs of a notice that did not arrive has the address in it.
+    # Its log messages about notices that did not arrive contain the address.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     if options.root is not None:
         end_lost_runs(Layout(options.root).runs)

@@ -1,4 +1,4 @@
-"""Waits for the Prefect server of PREFECT_API_URL, then works for a pool, which it makes if there is none.
+"""Worker that waits for the Prefect server of PREFECT_API_URL, then serves a pool, which it makes if there is none.
 
 python -m infra.servers.prefect.worker stemma ROOT
 """
@@ -18,7 +18,7 @@ from infra.store.layout import Layout
 
 
 def main(pool: str, root: str) -> None:
-    # Imported while the server starts: these are seconds.
+    # Imported while the server starts, since this takes seconds.
     import prefect.cli.worker
     import prefect.runner._state_proposer
     import prefect.runner.runner
@@ -28,7 +28,7 @@ def main(pool: str, root: str) -> None:
 
     health = f"{os.environ['PREFECT_API_URL']}/health"
     while not answers(health):
-        # Waiting would not change that.
+        # Waiting would not change this answer.
         if message := misdirected(health):
             sys.exit(f"{health}: {message}")
         time.sleep(0.1)
@@ -42,8 +42,11 @@ def main(pool: str, root: str) -> None:
 
 
 def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:
-    """Our flows say themselves that they were cancelled, as they end. Prefect's worker says so once more when it has
-    loaded the flow to look for its hooks, seconds later, and would take back a Retry that was pressed since."""
+    """Return a `propose_cancelled` that does nothing for a run that is neither running nor being cancelled any more.
+
+    Our flows report themselves that they were cancelled, as they end. Prefect's worker reports it a second time after
+    it has loaded the flow to look for its hooks, seconds later, and would undo a Retry that was pressed since.
+    """
 
     async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> bool:
         state = (await self._client.read_flow_run(flow_run.id)).state
@@ -55,8 +58,11 @@ def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[
 
 
 def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) -> Callable[..., Awaitable[Any]]:
-    """A run that could not report its end, because the server was away, fails as a process. Prefect's worker would call
-    it crashed once the server is back; the journal has its end."""
+    """Return a `propose_crashed` that reports the recorded end of a run if there is one.
+
+    The process of a run that could not report its end, because the server was away, fails. Prefect's worker would
+    report the run as crashed once the server is back; the journal has its end.
+    """
 
     async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
         from prefect.client.schemas.objects import State, StateType

@@ -1,1 +1,1 @@
-"""Devices and networks as the planner knows them: data sheets, matrix products, links, the machine at hand."""
+"""Models of devices and networks for the planner: data sheets, matrix products, links, the current machine."""

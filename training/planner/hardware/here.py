@@ -1,4 +1,4 @@
-"""The device of the machine at hand, as the planner knows devices."""
+"""The device of the current machine, in the planner's terms."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def device_at_hand(launch: LaunchConfig) -> Device:
 
 @cache
 def cpu() -> Device:
-    """This machine's CPU, by one product of matrices: the fastest that was timed on it, ever.
+    """Return this machine's CPU, measured by one matrix product: the fastest one ever timed on it.
 
-    Stages train beside each other, and what is timed beside another training takes many times as long. So the best is
-    kept in ~/.cache/stemma, for each kind of CPU and number of threads.
+    Stages may train concurrently, and a measurement next to another training takes many times as long. The best one is
+    therefore kept in ~/.cache/stemma, for each kind of CPU and number of threads.
     """
     import psutil
 
     flops, kept = _probe(), Path("~/.cache/stemma/cpu.json")
     key = f"{_model()}, {len(os.sched_getaffinity(0))} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '')}"
     best: dict[str, float] = {}
-    # Without a home, or with a damaged file, it is only less sure.
+    # Without a home, or with a damaged file, the result is only less accurate.
     with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):
         best = {name: float(speed) for name, speed in read_own_json(kept.expanduser()).items()}
     if flops > best.get(key, 0.0):
@@ -52,7 +52,7 @@ def cpu() -> Device:
 
 
 def _probe() -> float:
-    """FLOPs a second of a product of matrices in fp32, the best of a tenth of a second."""
+    """FLOP/s of a matrix product in fp32, the best within a tenth of a second."""
     import numpy as np
 
     matrix = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32)
@@ -70,7 +70,7 @@ def _model() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Others read the file meanwhile: they see the old one or the new."""
+    """Write a file atomically: concurrent readers get the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".cpu-", delete=False, encoding="utf8") as file:
         file.write(text)

@@ -1,6 +1,6 @@
-"""What software makes of a device: how fast its kernels are, and how often they go through memory.
+"""Efficiency of software on a device: the speed of its kernels, and their number of passes over memory.
 
-The numbers were chosen by hand to come near the rows of print that each names; all other rows of docs/planning.md are
+The numbers were chosen by hand to match the published rows that each names; all other rows of docs/planning.md are
 predictions with them.
 """
 
@@ -17,15 +17,15 @@ from training.planner.architecture import Architecture
 class Kernels:
     """One way to train.
 
-    touched: bytes of memory a token and layer that everything but matrix products and attention reads and writes in the
-        forward pass, for each unit of width, and of `inner` for each of the MLP's inner width; the backward pass twice.
-    scores: bytes a score (head, query, key) that attention reads and writes in the forward pass where it keeps its
-        scores, and 1.5 times as many backward; 0 where they never reach memory.
+    touched: bytes of memory per token and layer that everything except matrix products and attention reads and writes
+        in the forward pass, per unit of width, and `inner` per unit of the MLP's inner width; twice as many backward.
+    scores: bytes per score (head, query, key) that attention reads and writes in the forward pass if it keeps its
+        scores, and 1.5 times as many backward; 0 if they never reach memory.
     attention: share of the peak that attention's products reach.
     logits: bytes that the loss reads and writes for each logit, forward and backward.
-    overlap: share of the traffic of gradients and sharded weights that hides behind computing.
+    overlap: share of the traffic of gradients and sharded weights that overlaps with computation.
     lost: share of a step in which nothing is computed: launches, data, logging.
-    data_parallel_alone: whether it knows DDP and full activation checkpointing, and no other way to save memory.
+    data_parallel_alone: True if it supports only DDP, and full activation checkpointing as the only way to save memory.
     """
 
     name: str
@@ -69,7 +69,7 @@ KERNELS = {
         ),
     )
 }  # fmt: skip
-"""By name, for `--kernels`."""
+"""Kernels by name, for `--kernels`."""
 
 HALF_ROWS, HALF_COLUMNS = 256.0, 64.0
 """Rows and columns of a matrix product at which it reaches half of what it reaches when large."""
@@ -82,20 +82,20 @@ def matmul_time(rows: float, inner: float, columns: float, peak: float, best: fl
 
 
 def default_kernels(device: Device, arch: Architecture) -> Kernels:
-    """As was measured in print on that device: GPT-2 on A100 40 GB by Mosaic LLMs (Part 1), which is Composer with
-    transformers as here; all else by llm-foundry and its like."""
+    """Return the kernels of published measurements on a device: Mosaic LLMs (Part 1) for GPT-2 on A100 40 GB, which
+    uses Composer with transformers like this project; llm-foundry and similar for all others."""
     if device.name == "a100-40" and arch.learned_positions:
         return KERNELS["plain"]
     return fused_kernels(device)
 
 
 def fused_kernels(device: Device) -> Kernels:
-    """FlashAttention, but on a V100, which it does not run on."""
+    """Return the kernels with FlashAttention, except for a V100, which does not support it."""
     return KERNELS["megatron" if device.name == "v100" else "flash"]
 
 
 def find_kernels(name: str) -> Kernels:
-    """Raises ConfigError `unknown_kernels`."""
+    """Return kernels by name. Raises ConfigError `unknown_kernels`."""
     if name not in KERNELS:
         message = f"expected one of {', '.join(KERNELS)}, not {name!r}"
         raise ConfigError(

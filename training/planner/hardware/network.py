@@ -39,15 +39,15 @@ class Network:
         return span <= self.node
 
     def _far(self, span: int) -> float:
-        """Bytes/s of one device to others that lie in so many."""
+        """Bytes/s from one device to others, in a group that spans `span` devices."""
         return self.network if not self.pod or span <= self.pod else self.pod_network
 
     def _speed(self, members: int, inner: int) -> tuple[float, float]:
-        """Bytes/s at which a ring of so many moves, and seconds a hop."""
+        """Bytes/s of a ring of `members`, and seconds per hop."""
         span = members * inner
         if self._within(span):
             return self.link * self.reached, self.start_s
-        # Of a ring through several nodes those members that stand in one node share what its cards send, and a node
+        # In a ring through several nodes, members in the same node share the bandwidth of its network cards, and a node
         # has as many cards as devices.
         beside = max(1, min(members, self.node // inner))
         return min(self.link, self._far(span) * beside) * self.reached, self.far_start_s
@@ -75,14 +75,14 @@ class Network:
         return size * (members - 1) / members / speed + (self.far_start_s if far else self.start_s)
 
     def send(self, size: float, apart: int, span: int) -> float:
-        """Seconds to hand `size` bytes to the device that stands `apart` devices away, on the slowest way of a chain
-        over `span` devices."""
+        """Seconds to send `size` bytes to the device `apart` devices away, on the slowest link of a chain over `span`
+        devices."""
         if apart < self.node:
             return size / (self.link * self.reached) + self.start_s
         return size / (self._far(span) * self.reached) + self.far_start_s
 
     def straggling(self, devices: int) -> float:
-        """Share that so many devices lose by waiting for each other."""
+        """Share of time that `devices` devices lose by waiting for each other."""
         return self.straggle * math.log2(max(1.0, devices / self.node))
 
 

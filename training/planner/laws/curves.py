@@ -12,8 +12,8 @@ _TIMES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 def curves(request: PlanRequest, found: dict[str, Any]) -> dict[str, Any]:
-    """Of the plan `found` of `request`: the same model and tokens on fewer and more devices, and the best loss at each
-    compute by the law at hand.
+    """Return curves for the plan `found` of `request`: the same model and tokens on fewer and more devices, and the
+    best loss at each compute by the chosen law.
 
     {"devices": [{"gpus", "hours", "cost_usd"}], "loss": [(FLOPs, nats)], "law": its parts}
     """

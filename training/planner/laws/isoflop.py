@@ -16,7 +16,7 @@ import numpy as np
 from training.planner.laws.law_fit import RunPoint
 
 LEAST_SIZES = 3
-"""What a parabola wants."""
+"""Number of sizes that a parabola needs."""
 MOST_BUDGETS = 6
 _ALIKE = np.log(1.1)
 """Budgets closer than this are taken for one, and a size may be this far from the lengths that it was trained for."""
@@ -26,11 +26,11 @@ Runs = Mapping[float, Mapping[float, float]]
 
 
 def isoflop(points: Sequence[RunPoint]) -> dict[str, Any] | None:
-    """What the runs say at equal compute; None where no budget has three sizes.
+    """Fit the runs at equal compute; None if no budget has three sizes.
 
     {"budgets": [{"flops", "points": [{"parameters", "tokens", "loss"}], "parabola": [c0, c1, c2] of the loss in the
     natural logarithm of parameters, lowest power first, "best": {"parameters", "tokens", "loss"} or None where its
-    minimum lies outside of the sizes that were tried}], "exponent": of the best size in the compute, None for fewer
+    minimum is outside of the range of sizes}], "exponent": exponent of the best size in the compute, None for fewer
     than two minima, "coefficient": best size = coefficient · compute^exponent}.
     """
     runs = _runs(points)
@@ -49,7 +49,7 @@ def isoflop(points: Sequence[RunPoint]) -> dict[str, Any] | None:
 
 
 def _runs(points: Sequence[RunPoint]) -> Runs:
-    """Runs that differ in their seed alone count by their mean."""
+    """Group runs by size and length; runs that differ only in their seed are averaged."""
     losses: dict[float, dict[float, list[float]]] = {}
     for point in points:
         losses.setdefault(point.parameters, {}).setdefault(point.tokens, []).append(point.loss)

@@ -1,4 +1,4 @@
-"""A scaling law of one's own: L(N, D) = E + A/N^alpha + B/D^beta, fitted to runs of a sweep.
+"""A custom scaling law: L(N, D) = E + A/N^alpha + B/D^beta, fitted to runs of a sweep.
 
 As approach 3 of Hoffmann et al. 2022 (appendix D.2): the Huber loss, delta 1e-3, of the log of the loss, minimised by
 L-BFGS from a grid of starts. Unlike there the loss is summed and minimised to the end, without which the fit stops too
@@ -23,7 +23,7 @@ from infra.errors import ConfigError, Problem
 
 DELTA = 1e-3
 LEAST = 6
-"""Runs that a fit of five numbers wants at least."""
+"""Minimum number of runs for a fit of five numbers."""
 _GRID = {
     "a": np.arange(0, 26, 5.0),
     "b": np.arange(0, 26, 5.0),
@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RunPoint:
-    """A finished pretraining: parameters with embeddings, tokens trained on, validation loss in nats a token."""
+    """A finished pretraining: parameters with embeddings, tokens trained on, validation loss in nats per token."""
 
     parameters: float
     tokens: float
@@ -66,7 +66,7 @@ class Fitted:
 
 
 def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> Fitted:
-    """The law that the runs are closest to. starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
+    """Fit the law to runs. starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
 
     Raises ConfigError for fewer than LEAST runs, or of one size or one length alone.
     """
@@ -77,7 +77,8 @@ def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> F
 
 
 def wanted(points: Sequence[RunPoint]) -> Problem | None:
-    """What keeps runs from giving a law. Those that came to the same are one, as where an axis bears on no result."""
+    """Return the problem that prevents fitting a law to runs. Runs with equal results count as one, for example if an
+    axis does not affect the result."""
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
     different = len(set(points))
     if different >= LEAST and min(len(sizes), len(lengths)) > 1:
@@ -124,7 +125,7 @@ def _objective(at: Floats, columns: Floats) -> tuple[float, Floats]:
 
 
 def _starts(points: Sequence[RunPoint]) -> list[Floats]:
-    """The starts of the grid from which the fit is best before it begins."""
+    """Starts of the grid with the lowest objective before the fit."""
     columns = _columns(points)
     grid = [np.array(start, dtype=np.float64) for start in product(*_GRID.values())]
     return sorted(grid, key=lambda start: _objective(start, columns)[0])[:_FOLLOWED]
@@ -183,6 +184,6 @@ def _bounds(values: Sequence[float]) -> list[float]:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """A file for `stemma plan --law`, with intervals and what was held out beside the five numbers."""
+    """Write a file for `stemma plan --law`, with intervals and the held-out run next to the five numbers."""
     beside = {key: value for key, value in found.items() if key != "law"}
     path.write_text(json.dumps({**found["law"], **beside}, indent=1) + "\n", encoding="utf8")

@@ -1,4 +1,4 @@
-"""How large a model and how many tokens a compute budget is best spent on, by the published fits and by one's own."""
+"""Optimal model size and number of tokens for a compute budget, by published fits and by fits of the user's runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHINCHILLA_FLOPS, _CHINCHILLA_TOKENS = 5.76e23, 1.4e12
 class Law:
     """Parameters that compute C is best spent on: `size` · (C / `at`)^`grows`. Tokens follow from C = 6 N D.
 
-    parts: E, A, B, alpha, beta of L(N, D) = E + A / N^alpha + B / D^beta (nats a token), where the law has them.
+    parts: E, A, B, alpha, beta of L(N, D) = E + A / N^alpha + B / D^beta (nats per token), if the law has them.
     """
 
     name: str
@@ -30,23 +30,23 @@ class Law:
     parts: tuple[float, float, float, float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """(parameters, tokens) at the least loss for so much compute."""
+        """Return (parameters, tokens) with the lowest loss for `flops` of compute."""
         parameters = self.size * (flops / self.at) ** self.grows
         return parameters, flops / (6 * parameters)
 
     def loss(self, parameters: float, tokens: float) -> float | None:
-        """In nats a token of the text that the law was fitted on (MassiveText); None for a law without its parts."""
+        """Loss in nats per token of the text that the law was fitted on (MassiveText); None for a law without parts."""
         if self.parts is None:
             return None
         e, a, b, alpha, beta = self.parts
         return e + a / parameters**alpha + b / tokens**beta
 
     def tokens_for(self, parameters: float) -> float:
-        """Tokens at which so many parameters are the optimum."""
+        """Tokens for which `parameters` are optimal."""
         return self.at * (parameters / self.size) ** (1 / self.grows) / (6 * parameters)
 
     def size_for(self, tokens: float) -> float:
-        """Parameters that are the optimum for so many tokens: 6 N D = C(N), solved for N."""
+        """Parameters that are optimal for `tokens`: 6 N D = C(N), solved for N."""
         return _solve(lambda parameters: self.tokens_for(parameters) - tokens, 1e3, 1e16)
 
 
@@ -84,7 +84,7 @@ DEFAULT_LAW = "besiroglu"
 
 
 def own_law(path: Path) -> Law:
-    """A law of one's own: JSON with E, A, B, alpha, beta. Raises ConfigError `bad_law`."""
+    """Read a custom law: JSON with E, A, B, alpha, beta. Raises ConfigError `bad_law`."""
     try:
         found: Any = read_json(path)
         values = [float(found[key]) for key in ("E", "A", "B", "alpha", "beta")]
@@ -97,7 +97,7 @@ def own_law(path: Path) -> Law:
 
 
 def find_law(name: str) -> Law:
-    """A law by name, or of a file of one's own. Raises ConfigError `unknown_law`."""
+    """Return a law by name, or from a custom file. Raises ConfigError `unknown_law`."""
     if name in LAWS:
         return LAWS[name]
     if name.endswith(".json") or Path(name).exists():
