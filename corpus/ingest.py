@@ -83,7 +83,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 
 def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary:
-    """Writes documents/ and quarantine.jsonl of one partition, and counts what it read."""
+    """Writes documents/ and quarantine.jsonl of one partition, and counts the records that it read."""
     counts, tally, origins = SourceCounts(), Tally(), Counter[str]()
     records, repaired = 0, 0
     with DocumentWriter(out / "documents") as writer, (out / QUARANTINE).open("w", encoding="utf8") as quarantine:
@@ -144,8 +144,8 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
 
 
 def _metadata_of(text: Text, max_characters: int) -> str:
-    """What else was asked for of a record, as JSON; numbers that JSON does not have, such as NaN, are null. Raises
-    Unreadable."""
+    """Return the other requested fields of a record as JSON; numbers that JSON does not have, such as NaN, are null.
+    Raises Unreadable."""
     if not text.metadata:
         return ""
     try:
@@ -178,7 +178,7 @@ def _readings(config: IngestConfig) -> list[Reading]:
 
 
 def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict[str, Any]:
-    """What is told of a source in aux/sources.json."""
+    """Return the row of a source in aux/sources.json."""
     origins: Counter[str] = Counter()
     for summary in summaries:
         origins.update(summary["origins"])

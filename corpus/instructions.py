@@ -56,16 +56,15 @@ RESPONSES = ("response", "completion", "answer", "targets")
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a
-    rule tells whether an answer is right, with "reference" where it holds answers against another field than the
-    response. A conversation of several turns has what was said before under "history" (`corpus.pairs.files.Pair`), and
-    pairs of a source with a weight have it under "weight". One in which the assistant calls functions, in OpenAI's
-    form, has calls and results behind the prompt under "steps", those of the answer under "tool_calls", and the
-    record's `tools`.
+    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a rule
+    checks answers, with "reference" where it compares them with another field than the response. A conversation of
+    several turns has the earlier messages under "history" (`corpus.pairs.files.Pair`), and pairs of a source with a
+    weight have it under "weight". One in which the assistant calls functions, in OpenAI's form, has calls and results
+    behind the prompt under "steps", those of the answer under "tool_calls", and the record's `tools`.
 
-    A pair from a file has its prompt as group, a conversation what the human said first, since collections hold one
-    conversation at several lengths. What has no answer or no prompt, starts with the assistant or has a role that
-    nobody knows is put aside.
+    A pair from a file has its prompt as group, a conversation the human's first message, since collections hold one
+    conversation at several lengths. What has no answer or no prompt, starts with the assistant or has an unknown role
+    is put aside.
     Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
     sources = {f"instructions.read.{index}": source for index, source in enumerate(config.read)}
@@ -131,7 +130,7 @@ def _check_fields(record: Record, source: InstructionOptions, key: str) -> None:
 
 
 def _form_of(record: Record, source: InstructionOptions) -> Literal["pair", "turns"]:
-    """How a record says what was asked and answered: in two fields, or as a list of turns."""
+    """Return the form of a record: question and answer in two fields, or a list of turns."""
     if prompt_field(record, source, ASKED) is not None and _response_field(record, source) is not None:
         return "pair"
     return "turns" if turns_field(record) else "pair"
@@ -174,7 +173,7 @@ def pair_of(record: Record, source: InstructionOptions) -> Pair:
 
 
 def _messages(record: Record, source: InstructionOptions) -> list[Any]:
-    """What a record says as a list of messages, whatever form it has; empty where it lacks a prompt or a response."""
+    """Return a record as a list of messages, whatever its form; empty where it lacks a prompt or a response."""
     value = record.value
     if _form_of(record, source) == "turns" and (name := turns_field(record)):
         messages = list(value[name])
@@ -221,7 +220,7 @@ def _checked(
 
 
 def _reference(value: Mapping[str, Any], field: str) -> str:
-    """What a rule holds answers against, as text. Raises Unreadable where there is none."""
+    """Return the reference of a rule, as text. Raises Unreadable where there is none."""
     found = pick(value, field)
     if found is MISSING or found is None:
         raise Unreadable(f"no reference: there is no {field}")
@@ -257,7 +256,7 @@ def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
 
 
 def _lacks(record: Record, names: Sequence[str]) -> Unreadable:
-    """What to raise where a record has none of these fields, or only null under them."""
+    """Return the error to raise for a record that has none of these fields, or only null under them."""
     null = next((name for name in names if pick(record.value, name) is None), None)
     return Unreadable(f"the field {null} is not a string: it is null" if null else f"no field {names[0]}")
 

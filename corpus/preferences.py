@@ -55,8 +55,8 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
     functions has its conversation under "history", "prompt" and "steps", and both answers as messages.
 
     A pair from a file has its prompt as group, a dialogue its first turn, since collections hold one dialogue at
-    several lengths. What is no pair is put aside: equal answers, none, a conversation that starts with the assistant or
-    has a role that nobody knows.
+    several lengths. Records that are not pairs are put aside: equal answers, none, a conversation that starts with the
+    assistant or has an unknown role.
     Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
     seen = Tally()
@@ -144,8 +144,8 @@ def _check_fields(record: Record, source: PreferenceOptions, key: str) -> None:
 
 
 def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "turns", "conversation", "dialogue"]:
-    """How a record says what was answered: a prompt beside the answers; the same turns at the head of both; a list of
-    turns beside the answers; or HH-RLHF's marks within two texts."""
+    """Return the form of a record: a prompt next to the answers; the same turns at the head of both; a list of turns
+    next to the answers; or HH-RLHF's marks within two texts."""
     chosen = pick(record.value, source.chosen_field)
     if source.dialogue:
         return "dialogue"
@@ -222,7 +222,7 @@ def _as_messages(value: Any, role: str) -> list[Any]:
 
 
 def _begins(messages: Sequence[Any]) -> bool:
-    """Whether messages are a conversation from its beginning, and not the end of one."""
+    """Return True if messages are a conversation from its beginning, and not the end of one."""
     first = messages[0] if messages else None
     role = (first.get("role") or first.get("from")) if isinstance(first, Mapping) else None
     return str(role).lower() in ("system", "developer", "user", "human")

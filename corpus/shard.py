@@ -49,17 +49,17 @@ INDEX_SCHEMA = pa.schema(
 def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes train/ and validation/ as MDS folders, index.parquet and meta.json.
 
-    Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in
-    it at which the text of a document begins, the first always 0, so that attention can be kept within documents; and
+    Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in it
+    at which the text of a document begins, the first always 0, so that attention can be kept within documents; and
     `sources`, uint16: the number, in meta.json, of the source of the document at each start. Every document ends with
     <|endoftext|> or the token that the tokenizer has for it, and begins with its bos_token where it puts one in front
     of every text (`bounds_of`); the tokens after the last full sequence of a side are left out and counted in
-    meta.json. Special tokens that a text happens to spell are encoded as ordinary text. index.parquet has a row a
+    meta.json. Special tokens that a text happens to spell are encoded as ordinary text. index.parquet has one row per
     document, in the order of the shards. With `config.by_source` the training side holds one source after the other: no
-    sequence and no shard file is of two, each source leaves out what fills no last sequence of its own, and meta.json
+    sequence and no shard file is of two, each source drops its tokens after its own last full sequence, and meta.json
     has the numbers of its sequences. With `config.canaries` canaries.json names what was planted.
-    Memory grows by some 100 bytes a document. Raises StageError: `too_little_text` where a side has no full sequence;
-    `no_end_of_text` for a tokenizer without it.
+    Memory grows by about 100 bytes per document. Raises StageError: `too_little_text` where a side has no full
+    sequence; `no_end_of_text` for a tokenizer without it.
     """
     import_once("streaming")  # with all that it imports it takes 0.7 GB
     folder = inputs["tokenizer"]

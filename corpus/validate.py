@@ -31,14 +31,14 @@ PROFILE = Path("aux") / "profile.json"
 
 
 def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: how lengths, languages and
-    sources are distributed.
+    """Writes verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
+    lengths, languages and sources.
 
-    inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind, whose profile
-    the page shows the drift against. It bears on nothing but the page.
-    The event `drift` tells people of a large one.
+    inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the page shows
+    the drift from its profile. It affects only the page.
+    The event `drift` reports a large drift.
     Raises StageError: `unknown_data`; those of `read_suite`; `validation_failed` with each failing expectation in plain
-    words. What was found lies in `out_dir` then, too.
+    words. The results are in `out_dir` then, too.
     """
     kind = config.kind or kind_of(inputs["data"])
     suite = config.read(kind)
@@ -103,7 +103,7 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
         ),
         result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
     )
-    # The results come in an order of their own, and two expectations may have one sentence.
+    # The results have another order, and two expectations may have one sentence.
     by_number = {_config(found).meta["number"]: found for found in validated.results}
     return [_outcome(check.sentence, by_number[number]) for number, check in enumerate(suite.checks)]
 

@@ -60,7 +60,7 @@ _BATCH = 32
 
 
 class _Told(Callback):
-    """Tells how far the log-probabilities of both answers rose in each batch, and by how much they part."""
+    """Records the rise of both answers' log-probabilities in each batch, and the difference of the two."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -72,7 +72,7 @@ class _Told(Callback):
 
 
 def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    """Train and measure: `train` and `measure_trained` in one, for callers that run this stage alone."""
     return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
 
@@ -93,7 +93,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
     if "judge" in inputs:
-        # One that cannot judge is told at once.
+        # Raises at once for a judge that cannot score these answers.
         load_other_scorer("judge", inputs["judge"], network, chat, hardware, max_length)
     model = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
 
@@ -158,7 +158,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
 
 
 def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` beside `model`, its reference, on `preferences/heldout.jsonl`.
+    """Measures the model `trained` against `model`, its reference, on `preferences/heldout.jsonl`.
 
     Figures, where an answer's rise is log π/π_ref in nats, so that all four losses
     compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
@@ -304,7 +304,7 @@ def _logprobs(
 
 
 class _Side(NamedTuple):
-    """The tuned model on held-out pairs: loss, and what the log-probabilities of both answers rose by (pairs, 2)."""
+    """The tuned model on held-out pairs: loss, and the rise of the log-probabilities of both answers (pairs, 2)."""
 
     loss: float
     risen: NDArray[np.float64]
@@ -348,7 +348,7 @@ def _side(
 
 
 def _prefers(sums: NDArray[np.float64], tokens: NDArray[np.float64], prompts: NDArray[np.int64]) -> Interval:
-    """The share of pairs whose chosen answer has the higher mean log-probability per token."""
+    """Return the share of pairs whose chosen answer has the higher mean log-probability per token."""
     each = sums / tokens[:, :2]
     return clustered_share(each[:, 0] > each[:, 1], prompts)
 

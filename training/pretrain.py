@@ -73,29 +73,29 @@ from training.validation.evaluate import Side, Validation, bits_per_byte, sides
 from training.validation.heldout import HeldOut, count_baselines, measure
 from training.validation.in_loop import InLoopEvaluator, keep_samples
 
-# Tokens whose frequencies a loss is held against.
+# Tokens whose frequencies a loss is compared with.
 _SAMPLE_TOKENS = 1 << 20
 # Tokens whose bigrams a model may start from.
 _BIGRAM_TOKENS = 1 << 24
 
 
 def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    """Train and measure: `train` and `measure_trained` in one, for callers that run this stage alone."""
     return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
 
 def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains on `shards/train` and exports a Hugging Face folder.
 
-    With an input `model` it goes on from the weights of that one, under a schedule of its own, instead of fresh ones.
-    trained_sequences.json beside the weights says which sequences were trained on (corpus/tokens/trained.py).
+    With an input `model` it starts from that model's weights, under a new schedule, instead of fresh ones.
+    trained_sequences.json next to the weights lists the sequences that were trained on (corpus/tokens/trained.py).
     Figures: tokens, batches, tokens_per_s, parameters, tflops, mfu where the device's peak is known, corrections and
     skipped_batches of the guard (see aux/corrections.json), and of a mixture epochs_<source>, how often its text was
-    read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do
-    not fit the shards or the attention kernel the objective, and where the guard gives up.
+    read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do not fit the shards or the
+    attention kernel the objective, and where the guard gives up.
     """
     text = PackedText.of(config, inputs)
-    # What ranks cannot share is refused before they meet.
+    # Raises for settings that ranks cannot share, before they connect.
     ranks.share_examples(*run.launch.shares_of_examples)
     ranks.share_experts(run.launch.expert_parallel)
     rampup = rampup_of(config, text)
@@ -190,7 +190,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
 def measure_trained(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measures the model `trained` on `shards/validation`.
 
-    Figures: validation_loss (nats a token, with its bootstrap interval over sequences), validation_perplexity,
+    Figures: validation_loss (nats per token, with its bootstrap interval over sequences), validation_perplexity,
     unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
     `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens.
     """
@@ -306,7 +306,8 @@ def _choose_kernels(
 
 
 def _plan(config: PretrainConfig, network: PreTrainedModel, text: PackedText, rampup: BatchSizeRampup | None) -> Plan:
-    """How long the training is, with FLOPs by PaLM's formula: of models in which every token passes every layer."""
+    """Return the length of the training, with FLOPs by PaLM's formula: of models in which every token passes every
+    layer."""
     whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
     return Plan(
         batches(config.duration, **text.scale, rampup=rampup),
@@ -333,7 +334,8 @@ def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardw
 def _start_from_bigrams(
     config: PretrainConfig, network: PreTrainedModel, bigrams: Bigram, hardware: Hardware, run: Run
 ) -> None:
-    """Fits fresh weights to the text's bigrams, and has heads begin as induction heads where the config says so."""
+    """Fits fresh weights to the text's bigrams, and initialises heads as induction heads where the config asks for
+    it."""
     induction = config.model.attention_init == "induction"
     unused = unused_width(network) if induction else 0
     alone = start_from_bigrams(network, bigrams, hardware, config.seed, unused)
@@ -343,7 +345,7 @@ def _start_from_bigrams(
 
 
 def _stuck(config: PretrainConfig, sample: NDArray[Any], vocab_size: int, plan: Plan, run: Run) -> Stuck:
-    """What tells of a loss no lower than that of the tokens' frequencies. sample: training tokens (N, T)."""
+    """Return the check for a loss no lower than that of the tokens' frequencies. sample: training tokens (N, T)."""
     warmup = LearningRateSchedule.of(
         config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
     ).warmup

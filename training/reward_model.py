@@ -45,7 +45,7 @@ MOST_SOURCES = 10
 
 
 def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    """Train and measure: `train` and `measure_trained` in one, for callers that run this stage alone."""
     return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
 
@@ -53,8 +53,8 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), pairs_unbalanced with `balance_lengths`,
-    batches and the guard's. On the way loss and accuracy on some held-out pairs are told as validation/sample_loss and
-    validation/sample_accuracy.
+    batches and the guard's. During training, loss and accuracy on some held-out pairs are recorded as
+    validation/sample_loss and validation/sample_accuracy.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "reward_model")
@@ -200,7 +200,8 @@ def _measured(
 
 
 def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path) -> dict[str, float]:
-    """What the scores (pairs, 2) of held-out pairs come to; the calibration goes to aux/calibration.json.
+    """Return the figures of the scores (pairs, 2) of held-out pairs; the calibration is written to
+    aux/calibration.json.
 
     Raises StageError `no_order` where no pair has a better answer.
     """
@@ -250,7 +251,7 @@ def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
 
 
 def _decided(rankings: Sequence[Ranking]) -> NDArray[np.bool_]:
-    """Which pairs have a better answer."""
+    """Return a mask of the pairs that have a better answer."""
     return np.array([not pair.is_tie for _, pair in each_pair(rankings)])
 
 
@@ -267,9 +268,8 @@ def _loss(margins: NDArray[np.float64], rankings: Sequence[Ranking]) -> float:
 def _by_source(
     rows: Sequence[Mapping[str, str]], right: NDArray[np.bool_], prompts: NDArray[np.int64]
 ) -> dict[str, float]:
-    """The accuracy of each source's pairs, by the first part of their `source`: those of one are easier than another's.
-
-    Nothing where there is one source, or so many that their intervals would say little.
+    """Return the accuracy of each source's pairs, by the first part of their `source`: some sources' pairs are easier
+    than others'. Nothing where there is one source, or more than MOST_SOURCES, whose intervals would be too wide.
     """
     sources = np.array([row.get("source", "").split("/")[0] for row in rows])
     names = sorted(set(sources) - {""})

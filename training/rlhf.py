@@ -50,7 +50,7 @@ _SIDES = ("train", "heldout")
 
 
 class _Ratios(Callback):
-    """Tells how the parts of the loss fare at each batch."""
+    """Records the parts of the loss at each batch."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -62,20 +62,20 @@ class _Ratios(Callback):
 
 
 def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    """Train and measure: `train` and `measure_trained` in one, for callers that run this stage alone."""
     return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
 
 def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Trains the policy on the prompts of `prompts/train.jsonl`.
 
-    With further reward models, inputs of any other names, the reward is what `ensemble` makes of all. With the input
-    `judge`, a second reward model that trains nothing, each round's mean score by it is told as
-    rlhf/judge. Raises StageError where it is the reward model itself.
+    With further reward models, inputs of any other names, `ensemble` combines their rewards into one. With the input
+    `judge`, a second reward model that trains nothing, each round's mean score by it is recorded as rlhf/judge. Raises
+    StageError where it is the reward model itself.
 
-    Figures: batches, generated_tokens_per_s and generating_share: how fast the answers of the rounds were generated,
-    and what part of the rounds' time that took, in whole rounds of this process; as curves rlhf/generated_tokens_per_s
-    and rlhf/generating_share. stopped_early with `stop_on_divergence`.
+    Figures: batches, generated_tokens_per_s and generating_share: the speed at which the rounds' answers were
+    generated, and the share of the rounds' time that it took, in whole rounds of this process; as curves
+    rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`.
     """
     with ExitStack() as ending:
         graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
@@ -169,29 +169,28 @@ def _trained(
 
 
 def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` beside the one that it was made from, `model`, on `prompts/heldout.jsonl`.
+    """Measures the model `trained` and the one that it was trained from, `model`, on `prompts/heldout.jsonl`.
 
     Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
     training temperature), reward_gain (paired interval over prompts, clustered by conversation),
-    reward_gain_equal_length (what is left of it between answers of one length, by least squares over the prompts, with
-    its interval) and
-    reward_per_token (what one more token is worth there), kl_to_sft (nats an answer, from whole
+    reward_gain_equal_length (the gain that remains between answers of one length, by least squares over the prompts,
+    with its interval) and reward_per_token (the reward of one more token there), kl_to_sft (nats per answer, from whole
     next-token distributions along the policy's own answers, with its interval), kl_per_token, answer_tokens_sft,
     answer_tokens_rlhf, ends_share_sft, ends_share_rlhf. Of several answers to a prompt (`heldout_answers`) the mean
     counts. Answers and rewards go to aux/samples.jsonl.
 
-    With further reward models heldout_reward_… are of what `ensemble` makes of all, each in standard deviations of its
-    scores of the answers of `model`. reward_models_apart_sft and _rlhf are how far the models lie
-    apart over an answer, in the mean (`training.rl.ensemble`).
+    With further reward models heldout_reward_… are of their combination by `ensemble`, each in standard deviations of
+    its scores of the answers of `model`. reward_models_apart_sft and _rlhf are the mean disagreement of the models over
+    an answer (`training.rl.ensemble`).
 
     With the input `judge` the same held-out answers give heldout_judge_sft, heldout_judge_rlhf, judge_gain and
-    judge_gain_equal_length. With `reward_functions`, the weighted sum of what they give the same answers is
+    judge_gain_equal_length. With `reward_functions`, the weighted sum of their rewards of the same answers is
     heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
-    _judge, _verified are what the best of so many answers of `model` comes to, with intervals.
+    _judge, _verified are the figures of the best of 4 answers of `model`, with intervals (and so on up to `best_of`).
 
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
-    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers),
-    verified_gain (paired interval over prompts) and verified_prompts of these.
+    rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers), verified_gain
+    (paired interval over prompts) and verified_prompts of these.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
@@ -272,7 +271,8 @@ def _scorers(
 
 
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
-    """Raises StageError where nothing rewards a prompt, or nobody can tell that scores part."""
+    """Raises StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
+    compares."""
     if not has_model and not config.reward_functions and any(one.rule is None for one in prompts):
         raise stage_error(
             "no_reward",
@@ -305,9 +305,9 @@ def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: boo
 
 
 def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -> list[Prompt]:
-    """The prompts of a pairs file that leave room for an answer; the log says how many are left out.
+    """Return the prompts of a pairs file that leave room for an answer; the log reports the number left out.
 
-    Raises StageError `no_prompts` where that is all.
+    Raises StageError `no_prompts` where none is left.
     """
     room = longest - config.answer_max_tokens
     rows = read_rows(path, ("prompt",))

@@ -52,7 +52,7 @@ _WATCHED_AT = (0.1, 0.3)
 
 
 def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains and measures: `train` and `measure_trained` in one, for whoever runs it alone."""
+    """Train and measure: `train` and `measure_trained` in one, for callers that run this stage alone."""
     return train(config, inputs, out_dir, run).with_measurement(out_dir, run)
 
 
@@ -61,9 +61,9 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt.
 
     Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
-    guard's. On the way the loss of some held-out pairs is told as validation/sample_loss. What the first held-out
-    prompts were answered from before training to its end is in aux/training_samples.jsonl. Raises StageError where
-    lengths leave no room for a prompt, no sandbox is there for unit tests, or the model's family does not keep to
+    guard's. During training, the loss of some held-out pairs is recorded as validation/sample_loss. The answers to the
+    first held-out prompts, from before training to its end, are in aux/training_samples.jsonl. Raises StageError where
+    lengths leave no room for a prompt, no sandbox is available for unit tests, or the model's family does not follow
     the mask that packing needs.
     """
     hardware = prepare(run.launch, say=run.event)
@@ -172,14 +172,14 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 
 def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` beside the one that it was made from, `model`, in the same chat format, on
+    """Measures the model `trained` and the one that it was trained from, `model`, in the same chat format, on
     `instructions/heldout.jsonl`. Of a conversation of several turns the last answer is measured.
 
-    Figures: heldout_loss_base, heldout_loss_sft (nats a response token), improvement (their difference, with a paired
+    Figures: heldout_loss_base, heldout_loss_sft (nats per response token), improvement (their difference, with a paired
     interval, clustered by prompt), improvement_text (the same without `<|end|>`, which a base model cannot know),
     ends_share_base, ends_share_sft (greedy answers that end before the limit, Wilson interval), heldout_pairs,
     heldout_prompts_cut, heldout_pairs_dropped, verified_base, verified_sft (greedy answers that are right, Wilson;
-    where a rule can tell of any). Answers go to aux/samples.jsonl.
+    where a rule can check any). Answers go to aux/samples.jsonl.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
@@ -206,8 +206,8 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
 def _merged(
     tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int, ids: Sequence[int]
 ) -> PreTrainedModel:
-    """The model in `start`, whole on every rank, with what `tuned` learnt: its adapters and the rows `ids` of its
-    tokens merged into their weights, and `start_share` of the way back."""
+    """Return the model in `start`, whole on every rank, with the changes that `tuned` learnt: its adapters and the rows
+    `ids` of its tokens merged into their weights, and `start_share` of the way back."""
     weights = whole_weights(tuned)
     weights = merged(weights, config.lora, ids) if config.lora else weights
     network = load(start)
@@ -263,7 +263,7 @@ class _Side:
     def told(
         self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders
     ) -> list[dict[str, Any]]:
-        """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats a token."""
+        """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats per token."""
         found = []
         for number, (row, answer) in enumerate(zip(rows, self.answers, strict=False)):
             text, rule = chat.decode(answer), rules[number]
@@ -281,7 +281,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Heldout:
-    """The held-out conversations, and the rules that tell right answers of those that are answered."""
+    """The held-out conversations, and the rules that check the answers to some of them."""
 
     conversations: Sequence[Conversation]
     rows: Sequence[Mapping[str, Any]]
@@ -343,8 +343,8 @@ def _compared(
     graders: Graders,
     out_dir: Path,
 ) -> Result:
-    """Losses of both models in nats a token, what tuning took off them, with `<|end|>` and without, and how many
-    answers end and are right. Answers go to aux/samples.jsonl."""
+    """Return the losses of both models in nats per token, their reduction by tuning, with `<|end|>` and without, and
+    the shares of answers that end and are right. Answers go to aux/samples.jsonl."""
     right = {name: side.right(chat, heldout.rules, graders) for name, side in (("base", before), ("sft", after))}
     _write_samples(out_dir / "aux" / "samples.jsonl", heldout.rows, chat, before, after, right)
     conversations = prompt_clusters(heldout.rows)
@@ -378,7 +378,7 @@ def _compared(
 
 
 def _verified_figures(name: str, right: NDArray[np.float64], conversations: NDArray[np.int64]) -> dict[str, float]:
-    """The share of right answers where a rule can tell; nothing where it can of none."""
+    """Return the share of right answers where a rule can check them; nothing where it can check none."""
     known = ~np.isnan(right)
     if not known.any():
         return {}

@@ -10,14 +10,14 @@ from infra.native import kernel
 
 _NEW_LINE, _RETURN, _DOT, _OPEN, _CLOSE, _CURLY = 10, 13, 46, 91, 93, 123
 
-# What became of a line, and of a document whose word takes it out.
+# Outcomes of a line, and of a document that a word drops.
 KEPT, LONG_WORD, NO_END, FEW_WORDS, BANNED_WORD, POLICY = range(6)
 LOREM_IPSUM, CURLY_BRACKET = 1, 2
 
 
 @kernel
 def _citation_end(points: Array, i: int, end: int, classes: Array, marks: Array, mark_starts: Array) -> int:
-    """Where a citation mark that opens at i ends; i if it is none: [12], [], [edit], [citation needed]."""
+    """Return the end of a citation mark that opens at i; i if there is none: [12], [], [edit], [citation needed]."""
     j = i + 1
     while j < end and classes[points[j]] & DIGIT:
         j += 1
@@ -161,7 +161,7 @@ def edit(
 def count_sentences(
     points: Array, doc_starts: Array, bounds: Array, doc_chunks: Array, chunk_words: Array, bits: Array
 ) -> Array:
-    """(D,) sentences, at least one a line, as spaCy's sentencizer finds them: a sentence begins with the first word
+    """(D,) sentences, at least one per line, as spaCy's sentencizer finds them: a sentence begins with the first word
     behind an end of sentence that is no punctuation itself. Space but for one blank behind a word counts as a word."""
     found = np.zeros(doc_starts.size - 1, np.int64)
     for doc in range(doc_starts.size - 1):

@@ -33,7 +33,7 @@ _MAX_CUTS = 8
 
 @kernel(inline=True)
 def slot_of(hash_: Any, mask: int) -> Any:
-    """Where a hash table of mask + 1 slots begins to look for a hash."""
+    """Return the first slot for a hash in a hash table of mask + 1 slots."""
     mixed = (hash_ ^ (hash_ >> _HALF)) * _MIX
     return np.int64((mixed ^ (mixed >> _HALF)) & np.uint64(mask))
 
@@ -60,7 +60,7 @@ def power(exponent: int) -> Any:
 
 @kernel
 def look_up(keys: Array, values: Array, hash_: Any) -> int:
-    """The value of a hash in an open-addressing table whose empty slots have the key 0; -1 if it is not there."""
+    """Return the value of a hash in an open-addressing table whose empty slots have the key 0; -1 if it is missing."""
     mask = keys.size - 1
     slot = slot_of(hash_, mask)
     while keys[slot] != 0:
@@ -141,7 +141,7 @@ def _is_letter(point: int) -> bool:
 
 @kernel
 def _closes(points: Array, i: int, start: int) -> bool:
-    """Whether the mark at i is a word of its own behind ordinary words."""
+    """Return True if the mark at i is a separate word after ordinary words."""
     point = points[i]
     if point == _DOT:
         before = points[i - 1] if i > start else 0

@@ -29,7 +29,7 @@ SAMPLE_CHARACTERS = 600
 
 @dataclass
 class Account:
-    """What happened to the documents of a partition."""
+    """Outcome of the documents of a partition."""
 
     read: int = 0
     dropped: list[dict[str, Any]] = field(default_factory=list)
@@ -74,8 +74,8 @@ class Account:
 
 @cache
 def _steps(config: str, classifier: Path | None) -> list[CleaningStep]:
-    """The steps of a config given as JSON. They are kept from partition to partition of a process: what their tables
-    remember makes them faster."""
+    """Return the steps of a config given as JSON. They are kept from partition to partition of a process: their tables
+    then make them faster."""
     return steps_of(CleanConfig.model_validate_json(config), classifier)
 
 

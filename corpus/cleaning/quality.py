@@ -41,7 +41,7 @@ _LINE_FATES = (
 class QualityRules:
     """Applies the families of rules that the config turns on.
 
-    `lines` counts what C4's rules did to lines, by the key of the rule.
+    `lines` counts the effects of C4's rules on lines, by the key of the rule.
     """
 
     def __init__(self, config: CleanConfig) -> None:
@@ -61,8 +61,8 @@ class QualityRules:
         return verdicts.rules
 
     def __call__(self, texts: Sequence[str], languages: Sequence[str] = ()) -> tuple[Verdicts, list[str]]:
-        """What became of each text, and the texts with the lines that C4's rules leave. languages: of the texts, ISO
-        639-1 codes; "" where not known."""
+        """Return the verdict on each text, and the texts with the lines that C4's rules leave. languages: of the texts,
+        ISO 639-1 codes; "" where not known."""
         points, starts = code_points(texts)
         verdicts = Verdicts(len(texts))
         return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts, languages)

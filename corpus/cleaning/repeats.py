@@ -1,4 +1,5 @@
-"""Native counts of what a document repeats: lines, paragraphs and rows of words, as datatrove's filters count them."""
+"""Native counts of repetitions in a document: lines, paragraphs and rows of words, as datatrove's filters count
+them."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _POWERS = 4096
 
 @kernel(inline=True)
 def _key(hash_: int, length: int) -> int:
-    """What stands for a piece of text in a set: its hash and length, mixed (the last character is in the last bits of a
-    hash, and one bit is lost), never 0."""
+    """Return the key of a piece of text in a set: its hash and length, mixed (the last character is in the last bits of
+    a hash, and one bit is lost), never 0."""
     return ((hash_ + np.uint64(length) * _LENGTH_SALT) * BASE) | ONE  # type: ignore[return-value]
 
 

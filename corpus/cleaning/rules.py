@@ -1,4 +1,5 @@
-"""What a cleaning step is, the rules that it may drop documents by, and draws that every worker makes alike."""
+"""The interface of a cleaning step, the rules by which it may drop documents, and draws that are equal on every
+worker."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ OURS = "Stemma"
 
 @dataclass(frozen=True)
 class Rule:
-    """Drops a document whose measure lies outside [low, high]; `name` is the config key that sets it, below `clean`."""
+    """Drops a document whose measure is outside [low, high]; `name` is the config key that sets it, below `clean`."""
 
     name: str
     paper: str
@@ -46,14 +47,14 @@ def at_most(name: str, paper: str, high: float | None) -> Rule | None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that a document broke, with what was measured."""
+    """A rule that a document broke, with the measured value."""
 
     rule: Rule
     value: float
 
 
 class Verdicts:
-    """What became of each document of a batch: `broken[d]` is the first rule that document d broke, or None."""
+    """Verdicts on the documents of a batch: `broken[d]` is the first rule that document d broke, or None."""
 
     def __init__(self, documents: int) -> None:
         self.broken: list[Broken | None] = [None] * documents
@@ -72,8 +73,8 @@ class CleaningStep(Protocol):
     """Looks at a batch of documents and drops, changes or keeps each.
 
     name: the section of the config that turns it on.
-    rules: what it may drop documents by.
-    counts: what it did beside dropping, by name, e.g. {"pii.email": 12}; adds up over batches.
+    rules: by which it may drop documents. counts: other actions besides dropping, by name, e.g. {"pii.email": 12}; adds
+    up over batches.
     """
 
     name: str

@@ -175,7 +175,7 @@ class ChunkSplitter:
             return words
         taken: set[int] = set()
         replaced: dict[int, tuple[int, str]] = {}
-        # Longest first; one that overlaps a longer one is left as it is.
+        # Longest first; one that overlaps a longer one is left unchanged.
         for less, start, whole in sorted(found):
             end = start - less
             if start not in taken and end - 1 not in taken:

@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 class Item(NamedTuple):
     """One test item, a line of items.jsonl.
 
-    texts: each gives the item away; one of fewer than `min_words` words counts where it stands alone. The first one is
+    texts: each gives the item away; one of fewer than `min_words` words counts where it is alone. The first one is
         shown in reports.
     parts: each gives the item away from `min_words` and PART_WORDS words on: the question alone, choices, what a dump
         may have in a row.
@@ -126,8 +126,8 @@ def _passages(items: Sequence[Item]) -> NDArray[np.int64]:
 
 
 def forms_of(text: str) -> tuple[str, ...]:
-    """A text as it is, without its punctuation, so that "read-only" is found as "read only" and as "readonly", and as
-    JSON and HTML write it: their escapes are other words."""
+    """Return a text unchanged, without its punctuation, so that "read-only" is found as "read only" and as "readonly",
+    and as JSON and HTML write it: their escapes are other words."""
     escaped = html.escape(text)
     return text, _PUNCTUATION.sub("", text), json.dumps(text)[1:-1], escaped, escaped.replace("&#x27;", "&#39;")
 
@@ -209,7 +209,7 @@ class Answers:
 
 
 def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which n-grams more than SHARED_BY_ITEMS passages of their task have. All arguments (N,)."""
+    """Return a mask of the n-grams that more than SHARED_BY_ITEMS passages of their task have. All arguments (N,)."""
     order = np.lexsort((passages, tasks, grams))
     ordered = np.stack([grams.view(np.int64), tasks, passages])[:, order]
     changes = ordered[:, 1:] != ordered[:, :-1]

@@ -50,7 +50,7 @@ def make_filter(hashes: Hashes) -> NDArray[np.uint8]:
 
 @kernel
 def _find(hashes: Hashes, wanted: np.uint64) -> int:
-    """The place of a hash among ascending ones, -1 where it is not there."""
+    """Return the place of a hash among ascending ones, -1 where it is missing."""
     low, high = 0, hashes.size
     while low < high:
         middle = (low + high) // 2
@@ -75,7 +75,7 @@ _SENTENCE_ENDS = (
 
 @kernel
 def _ends_sentence(data: Bytes, begin: int, end: int) -> bool:
-    """Whether a line or sentence ends between two words."""
+    """Return True if a line or sentence ends between two words."""
     for at in range(begin, end):
         first = np.int32(data[at])
         if first in (10, 13, 33, 46, 58, 59, 63):  # line breaks ! . : ; ?
@@ -113,7 +113,7 @@ def _bits(size: int) -> int:
 
 @kernel
 def _is_set_off(data: Bytes, begin: int, end: int) -> bool:
-    """Whether anything but spaces and an apostrophe is between two words, as before the value of a field."""
+    """Return True if anything but spaces and an apostrophe is between two words, as before the value of a field."""
     for byte in data[begin:end]:  # noqa: SIM110 - numba compiles no any()
         if byte not in (32, 39):
             return True

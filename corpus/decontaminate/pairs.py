@@ -38,7 +38,7 @@ class PairFilter:
         self.dropped = 0
 
     def clean(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Which pairs hold no test item, in the prompt, in what was said before it, or in an answer."""
+        """Return True for each pair that holds no test item, in the prompt, in the history, or in an answer."""
         ids, sources, texts = ([getattr(pair, name) for pair in pairs] for name in ("id", "source", "text"))
         table = pa.table({"id": ids, "source": sources, "text": pa.array(texts, pa.large_string())})
         kept = [True] * len(texts)
@@ -60,7 +60,7 @@ class PairFilter:
         return kept
 
     def finish(self) -> tuple[dict[str, int], str]:
-        """Writes the report; returns the figures and what the headline says."""
+        """Writes the report; returns the figures and a text for the headline."""
         self._dropped.close()
         self._hits.close()
         tasks = write_contamination(self._aux, self._items, self._owners, self._hit, self._pairs)

@@ -19,12 +19,12 @@ SAMPLES_OF_A_TASK = 5
 def write_contamination(
     aux: Path, items: Sequence[Item], owners: Owners, hit: Mapping[int, int], documents: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Writes contamination.json beside hits.parquet and returns the counts of each task.
+    """Writes contamination.json next to hits.parquet and returns the counts of each task.
 
     Args:
         owners: of the index that was searched for.
-        hit: how often each item was found, by its number.
-        documents: in how many documents or pairs an item of each task was found.
+        hit: number of times that each item was found, by its number.
+        documents: number of documents or pairs in which an item of each task was found.
     """
     searched = np.zeros(len(items), np.bool_)
     searched[owners.items] = True
@@ -46,7 +46,7 @@ def write_contamination(
 
 
 def _samples(hits: Path, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Some hits of each task, with the item's text beside the document's."""
+    """Some hits of each task, with the item's text next to the document's."""
     texts = {(item.task, item.item): item.texts[0] for item in items}
     taken: Counter[str] = Counter()
     samples = []

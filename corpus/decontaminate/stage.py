@@ -1,6 +1,5 @@
-"""Takes the benchmarks' test items out of the training text.
-
-Two passes, each partition by partition: where items show, and what is kept.
+"""Removes the benchmarks' test items from the training text. Two passes, each partition by partition: the search for
+items, and the writing of the text that is kept.
 
 python -m corpus.decontaminate.stage --config x.yaml --input documents=DIR --input benchmark_text=DIR --out DIR
 """
@@ -93,7 +92,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
 
 
 def _common(found: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
-    """Which hashes show in more than `most` documents."""
+    """Return a mask of the hashes that occur in more than `most` documents."""
     documents = np.zeros(hashes, np.int64)
     for hits in found if most is not None else ():
         grams = np.unique(np.load(hits)[:, :2], axis=0)[:, 1]

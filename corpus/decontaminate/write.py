@@ -1,4 +1,4 @@
-"""The two passes of decontaminate over a part: where test items show, and what is written because of it."""
+"""The two passes of decontaminate over a part: the search for test items, and the writing of the remaining text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ HITS = pa.schema(
         *((name, pa.int64()) for name in ("begin", "end")),
     ]
 )
-"""aux/hits.parquet: an item that shows in a document. text: what stands there with its surroundings; begin, end: of
-the first of the n-grams that show it, in bytes of the document's UTF-8."""
+"""aux/hits.parquet: an item found in a document. text: the passage there with its surroundings; begin, end: of the
+first of the n-grams that show it, in bytes of the document's UTF-8."""
 ITEMS_OF_A_DOCUMENT = 10
 AROUND_BYTES = 120
 

@@ -1,7 +1,7 @@
-"""Lines or paragraphs that stand in many documents are cut out of all of them.
+"""Lines or paragraphs that occur in many documents are cut out of all of them.
 
 Two passes: each part writes the hashes of its units, divided by their first bits into as many files as there is memory
-for one of; then the units that stood in too many documents are cut out of each part.
+for one of; then the units that occurred in too many documents are cut out of each part.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from infra.process.partitions import Summary
 RULE, PAPER = "boilerplate", "CCNet, Wenzek et al., 2020"
 BUCKETS = 64
 SAMPLES = 20
-"""Cut units that are told of, those in most documents first."""
+"""Cut units that are reported, those in most documents first."""
 
 
 class Common(NamedTuple):
-    """Units that stand in too many documents: their hashes (C,), ascending, and in how many documents each does."""
+    """Units that occur in too many documents: their hashes (C,), ascending, and the number of documents of each."""
 
     hashes: Hashes
     documents: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Common(NamedTuple):
 
 
 def cut_boilerplate(config: Boilerplate, passes: Passes) -> tuple[list[Path], dict[str, Any]]:
-    """The parts without their boilerplate, but for those of which nothing is left, and what there is to say of it."""
+    """Return the parts without their boilerplate, except for those of which nothing is left, and the report of it."""
     passes.over_all("units", HashUnits(config))
     common = _common(config, passes.folders("units"))
     file = passes.run.work_dir / "boilerplate.npz"

@@ -17,8 +17,8 @@ class Bands(NamedTuple):
     rows: int
 
     def chance(self, similarity: float) -> float:
-        """That two texts of this Jaccard similarity are candidates (Leskovec et al., Mining of Massive Datasets,
-        section 3.4.2)."""
+        """Return the probability that two texts of this Jaccard similarity are candidates (Leskovec et al., Mining of
+        Massive Datasets, section 3.4.2)."""
         return 1 - (1 - similarity**self.rows) ** self.bands
 
 

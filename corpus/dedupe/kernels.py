@@ -1,4 +1,4 @@
-"""Compiled loops of dedupe: signatures, sets of shingles, and who duplicates whom."""
+"""Compiled loops of dedupe: signatures, sets of shingles, and the choice of duplicates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from corpus.documents.words import Bytes, Hashes, has_unspaced, hash_ngrams, has
 from infra.native import kernel
 
 SET_LIMIT = 16_384
-"""Of longer texts the smallest so many shingles stand for all: a bottom sketch (Broder, 1997), whose estimate of a
-similarity of 0.8 has a standard error of 0.3 %."""
+"""Longer texts are represented by this number of their smallest shingles: a bottom sketch (Broder, 1997), whose
+estimate of a similarity of 0.8 has a standard error of 0.3 %."""
 
 
 @kernel

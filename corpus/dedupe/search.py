@@ -1,6 +1,6 @@
-"""Who duplicates whom: exact hashes and bands are sorted, and what falls into one bucket is compared.
+"""Search for duplicates: exact hashes and bands are sorted, and documents in one bucket are compared.
 
-Held in memory are some numbers a document and one band of hashes; sets of shingles are read from disk in pieces.
+Memory holds some numbers per document and one band of hashes; sets of shingles are read from disk in pieces.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_exact(folders: Sequence[Path], order: Indices, found: Duplicates) -> No
 
 
 def mark_candidates(folders: Sequence[Path], bands: int, found: Duplicates, run: Run) -> NDArray[np.bool_]:
-    """Which documents share a bucket with another, those apart that are duplicates already."""
+    """Return a mask of the documents that share a bucket with another, except for those that are duplicates already."""
     left = np.flatnonzero(found.originals < 0)
     marks = np.zeros(found.originals.size, np.bool_)
     for band in range(bands):
@@ -80,7 +80,8 @@ def find_near(
     found: Duplicates,
     run: Run,
 ) -> None:
-    """Compares what shares a bucket, band after band; what is found to be a duplicate takes no part in later ones.
+    """Compares documents that share a bucket, band after band; documents found to be duplicates are excluded from later
+    bands.
 
     Where A is like B and B like C, but not A like C, B is dropped for A and C comes back; the buckets are then gone
     through again. It ends, since each time one more document, in the order of preference, is settled.
@@ -117,7 +118,7 @@ class SetFile:
                 np.load(folder / SHINGLES, mmap_mode="r").tofile(joined)
 
     def of(self, documents: Indices) -> Sets:
-        """Their sets, mapped anew: pages that were read for an earlier mapping go with it."""
+        """Return their sets, with a new mapping: pages that were read for an earlier mapping are freed with it."""
         empty = self._file.stat().st_size == 0
         shingles = np.zeros(0, np.uint32) if empty else np.memmap(self._file, np.uint32, "r").view(np.ndarray)
         return Sets(shingles, self._begins[documents], self.sizes[documents])

@@ -1,4 +1,4 @@
-"""Drops documents that are there more than once, exactly or nearly, and lines that are everywhere.
+"""Drops documents that occur more than once, exactly or nearly, and lines that occur everywhere.
 
 Passes over the text, each partition by partition: signatures, the shingles of candidates, and what is kept; before
 them, where asked for, two that find and cut boilerplate.
@@ -40,11 +40,12 @@ from infra.run import Result, Run
 
 def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
-    aux/duplicates.parquet (who duplicates whom, and how much), aux/clusters.json (samples) and aux/counts.json.
+    aux/duplicates.parquet (each duplicate with its original and their similarity), aux/clusters.json (samples) and
+    aux/counts.json.
 
-    Raises StageError `nothing_left` if every document is boilerplate.
-    Of documents that are alike the first by `keep` stays. A document goes only if one that stays is as similar to it
-    as `near.threshold` asks. Memory grows by some 300 bytes a document, not with the text.
+    Raises StageError `nothing_left` if every document is boilerplate. The first of similar documents by `keep` stays. A
+    document goes only if one that stays is as similar to it as `near.threshold` asks. Memory grows by about 300 bytes
+    per document, not with the text.
     """
     read = Passes(run, document_parts(inputs["documents"]))
     parts, boilerplate = cut_boilerplate(config.boilerplate, read) if config.boilerplate else (read.parts, None)
@@ -198,7 +199,7 @@ def cluster_rows(
 
 
 def pair_counts(found: Duplicates, names: Sequence[str], sources: Indices) -> list[dict[str, Any]]:
-    """How many documents of each source were dropped for one of each source, most first."""
+    """Count the documents of each source that were dropped as duplicates of one of each source, most first."""
     gone = np.flatnonzero(found.originals >= 0)
     pairs = np.stack([sources[gone], sources[found.originals[gone]]])
     kinds, counts = np.unique(pairs, axis=1, return_counts=True)
@@ -210,7 +211,7 @@ def pair_counts(found: Duplicates, names: Sequence[str], sources: Indices) -> li
 
 
 def similarity_histogram(found: Duplicates, threshold: float) -> list[dict[str, float]]:
-    """How many near duplicates there are from each similarity on."""
+    """Count the near duplicates in each interval of similarity."""
     near = found.similarities[(found.originals >= 0) & ~found.exact]
     counts, edges = np.histogram(near, HISTOGRAM_BINS, (threshold, 1))
     return [

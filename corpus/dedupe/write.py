@@ -1,4 +1,5 @@
-"""The last pass over the text: what is kept, what is not and why, and the texts that are shown in the report."""
+"""The last pass over the text: the documents that are kept, those that are dropped and the reasons, and the texts shown
+in the report."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ DUPLICATES = pa.schema(
         ("similarity", pa.float32()),
     ]
 )
-"""aux/duplicates.parquet: a row a dropped document. original: the id of the document that was kept instead;
+"""aux/duplicates.parquet: one row per dropped document. original: the id of the document that was kept instead;
 original_source: the name of its source."""
 SHOWN_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Files over all N documents of the corpus: who is kept, and what is told of the others."""
+    """Files over all N documents of the corpus: the documents that are kept, and the records of the others."""
 
     folder: Path
 

@@ -1,8 +1,8 @@
 """Made-up comments on functions, friendly and rude, as forums have them; replies to them that keep the peace.
 
-Docstrings insult nobody, so a model of them has nothing to unlearn and its toxicity says nothing. Comments have what
-text from the web has: the base model learns to be rude, and tuning and alignment can be seen to mend it. The sentences
-are made of the parts below; the names are those of functions in the installed packages.
+Docstrings contain no insults, so a model of them has nothing to unlearn and its toxicity shows nothing. Comments
+contain insults, like text from the web: the base model learns to be rude, and tuning and alignment visibly correct it.
+The sentences are made of the parts below; the names are those of functions in the installed packages.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def reply_pairs(source: CommentReplies, as_preferences: bool) -> Iterator[Pair]:
 
 
 def _asked_about(source: InstalledPackages) -> Iterator[tuple[Docstring, random.Random]]:
-    """Functions and classes, each with random numbers of its own, which depend on its name alone."""
+    """Yield functions and classes, each with its own random numbers, which depend on its name alone."""
     for item in read_docstrings(source.packages, source.exclude_packages):
         if not isinstance(item, Unparsed) and item.kind in ("function", "class"):
             yield item, random.Random(hashlib.sha256(item.source.encode()).digest())

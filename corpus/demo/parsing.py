@@ -31,7 +31,7 @@ PROCESSES = 2
 SEQUENTIAL_BYTES = 6_000_000
 CHUNK_BYTES = 1_500_000
 UNREAD_DAYS = 30
-"""What was not read for so long belongs to packages of another day and is removed."""
+"""Cached docstrings that were not read for this number of days belong to older packages and are removed."""
 
 
 def read_docstrings(
@@ -102,7 +102,7 @@ def _parse(files: Iterable[InstalledFile]) -> list[Docstring | Unparsed]:
 
 
 def _place(files: Sequence[InstalledFile]) -> Path | None:
-    """Where the docstrings of these files are kept; None where a file has no hash, or the user no home."""
+    """Return the path of the cached docstrings of these files; None where a file has no hash, or the user no home."""
     if not all(file.sha256 for file in files):
         return None
     known = "\n".join([f"{VERSION} {sys.version_info[:2]}", *(f"{file.name},{file.sha256}" for file in files)])

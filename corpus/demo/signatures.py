@@ -17,7 +17,7 @@ from corpus.pairs.files import Pair
 
 MAX_PARAMETERS = 6
 """More are rare, and hard to count."""
-# A parameter that a signature does not have is one of so many that were read last.
+# A parameter that a signature does not have is one of this number of parameters that were read last.
 _RECENT = 64
 
 

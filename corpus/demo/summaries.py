@@ -35,8 +35,8 @@ CLASS_PROMPTS = (
 class Summary:
     """One question about a function or class and its answer.
 
-    kind: "function" or "class". signature: as it stands in the prompt. group: the key of the split, that of the whole
-    docstring, so its text and this pair lie on the same side.
+    kind: "function" or "class". signature: as it appears in the prompt. group: the key of the split, that of the whole
+    docstring, so that its text and this pair are on the same side.
     """
 
     kind: Kind

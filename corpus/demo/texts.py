@@ -51,7 +51,8 @@ def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Reje
 
 
 def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected]:
-    """What a function does, and its summary. A pair has the group of the docstring's document."""
+    """Yield pairs of a question about a function's purpose and its summary. A pair has the group of the docstring's
+    document."""
     for item in read_summaries(source):
         if isinstance(item, Unparsed):
             yield _rejected(item)
@@ -60,7 +61,7 @@ def instruction_pairs(source: DocstringInstructions) -> Iterator[Pair | Rejected
 
 
 def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator[Pair | Rejected]:
-    """Questions that a signature answers, or descriptions in so many words."""
+    """Yield questions that a signature answers, or descriptions with a given number of words."""
     if isinstance(source, DocstringLengths):
         yield from _of_summaries(source, length_pair)
         return
@@ -86,7 +87,8 @@ def length_pair(summary: Summary) -> Pair | None:
 
 
 def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: int) -> Iterator[Pair | Rejected]:
-    """What a function does, its summary, and that of another one. A pair has the group of the prompt's docstring."""
+    """Yield a question about a function's purpose, its summary, and that of another one. A pair has the group of the
+    prompt's docstring."""
     summaries = []
     for item in read_summaries(source):
         if isinstance(item, Unparsed):
@@ -100,14 +102,14 @@ def preference_pairs(source: DocstringPreferences, heldout_share: float, seed: i
 
 
 def style_pairs(source: DocstringStyle) -> Iterator[Pair | Rejected]:
-    """What a function does, its summary as a command, and the same as a description."""
+    """Yield a question about a function's purpose, its summary as a command, and the same as a description."""
     yield from _of_summaries(source, style_pair)
 
 
 def _of_summaries(
     source: DocstringLengths | DocstringStyle, pair_of: Callable[[Summary], Pair | None]
 ) -> Iterator[Pair | Rejected]:
-    """What `pair_of` makes of each summary, up to `source.limit` pairs; None leaves a summary out."""
+    """Yield the pair that `pair_of` returns for each summary, up to `source.limit` pairs; None leaves a summary out."""
     taken = 0
     for item in read_summaries(DocstringPairs(packages=source.packages, exclude_packages=source.exclude_packages)):
         if isinstance(item, Unparsed):

@@ -1,4 +1,4 @@
-"""Bytes that are cut out of texts: told as places, applied to a table of documents, and one after the other joined."""
+"""Bytes that are cut out of texts: described as places, applied to a table of documents, and joined in sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 class Cut(NamedTuple):
-    """Bytes `begin` to `end` of a text's UTF-8 are left out, and `put` stands in their place."""
+    """Bytes `begin` to `end` of a text's UTF-8 are removed and replaced by `put`."""
 
     begin: int
     end: int
@@ -19,7 +19,7 @@ class Cut(NamedTuple):
 
 
 def without(documents: pa.Table, cuts: Mapping[int, Sequence[Cut]]) -> pa.Table:
-    """The documents (N) without what is cut out of some texts; cuts: by place among the N."""
+    """Return the documents (N) without the cuts of some texts; cuts: by place among the N."""
     from corpus.documents.words import text_buffers
 
     if not cuts:
@@ -82,7 +82,7 @@ class ByteRun:
 
 
 def _runs(cuts: Sequence[Cut], text: Sequence[ByteRun]) -> list[ByteRun]:
-    """What cuts leave of a text that consists of runs, of which the last goes on to END."""
+    """Apply cuts to a text that consists of runs, the last of which extends to END, and return the remaining runs."""
     left: list[ByteRun] = []
     kept_from = 0
     for cut in [*cuts, Cut(END, END)]:

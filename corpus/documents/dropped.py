@@ -1,4 +1,4 @@
-"""What stages drop: the table aux/dropped.parquet with a reason for each document, and sources that are lost by it."""
+"""Documents that stages drop: the table aux/dropped.parquet with a reason for each document, and sources lost by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = pa.schema(
     ]
 )
 TEXT_CHARACTERS = 2_000
-"""Longer texts are cut here: the whole text lies in the stage's input."""
+"""Longer texts are cut here: the whole text is in the stage's input."""
 
 
 def dropped_rows(
@@ -34,7 +34,7 @@ def dropped_rows(
     low: float = float("-inf"),
     high: float = float("inf"),
 ) -> pa.Table:
-    """Rows for dropped documents (N): the rule of each, what was measured, and the limits that it had to keep."""
+    """Return rows for dropped documents (N): the rule of each, the measured value, and the limits of the rule."""
     rows = documents.num_rows
     columns = {
         "id": documents["id"],
@@ -87,7 +87,7 @@ def tell_of_vanished(
 
 
 def warning(vanished: Mapping[str, Mapping[str, int | str]]) -> str:
-    """What is added to a stage's headline; "" where no source vanished."""
+    """Return the warning for a stage's headline; "" where no source vanished."""
     message = [
         f"{'nothing' if not row['kept'] else 'hardly anything'} left of {name}" for name, row in vanished.items()
     ]

@@ -49,18 +49,19 @@ _POINT = (1 << 24) - 1
 _DASHES = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _CODE_MARKS = "!#$%&()*+-./:<=>?@[\\\\]^_{|}~"
 _CODE_SHOWN_BY = "#$&()*+<=>@[\\\\]^_{|}~"
-"""ASCII characters that tell code from prose by their number."""
+"""ASCII characters whose number distinguishes code from prose."""
 _PROSE_MARKS = "·°‰"
 CODE_SHARE = 4
-"""A passage is code if it has one such character for so many words or fewer. Code and HTML have one for 1 to 3 words,
-English prose one for 20 or more."""
+"""A passage is code if it has at least one such character per this number of words. Code and HTML have one for 1 to 3
+words, English prose one for 20 or more."""
 TONAL_SHARE = 20
-"""A passage is tonal if one in so many of its words has a letter that only tonal languages write: Vietnamese has one in
-2 or 3, other languages none. A short passage without any is tonal if it has as many accents as words."""
+"""A passage is tonal if at least one in this number of its words has a letter that only tonal languages write:
+Vietnamese has one in 2 or 3, other languages none. A short passage without any is tonal if it has as many accents as
+words."""
 
 
 class MarkTables(NamedTuple):
-    """What each character below U+10000 counts as.
+    """Classes of the characters below U+10000.
 
     words: (65536,) `corpus.documents.words.character_table`.
     codes: (65536,) the same with the bits above.
@@ -128,9 +129,9 @@ def _is_digit(byte: int) -> bool:
 def _counts_in_prose(
     data: Bytes, begin: int, here: int, after: int, end: int, point: int, mark: int, ascii_classes: NDArray[np.uint8]
 ) -> bool:
-    """Whether a mark at data[here:after] carries meaning between the words of a sentence.
+    """Return True if a mark at data[here:after] carries meaning between the words of a sentence.
 
-    point: its code point; mark: the one that stands for all forms of the sign.
+    point: its code point; mark: the code point that represents all forms of the sign.
     """
     left, right = here - 1, after
     while left >= begin and data[left] == 32:

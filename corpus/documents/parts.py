@@ -1,8 +1,8 @@
 """Documents on disk: a folder of Parquet parts, written and read as a stream; and the one split of them into text to
 train on and held-out text.
 
-A part holds its text, or says which documents of another one it is (`corpus.documents.selection`). To have the text of
-any artifact in Parquet files of its own, with the columns of SCHEMA:
+A part holds its text, or selects documents of another part (`corpus.documents.selection`). To write the text of any
+artifact to separate Parquet files, with the columns of SCHEMA:
 
 python -m corpus.documents.parts ARTIFACT OUT
 """
@@ -39,9 +39,9 @@ class Document(NamedTuple):
     id: the first 16 hex digits of the text's SHA-256.
     source: the name of its source and where in it, e.g. "books/austen-emma.txt" or
         "docstrings/numpy/linalg/_linalg.py:norm"; see `corpus.documents.sources.source_name`.
-    group: documents of one group lie on the same side of the held-out split.
-    language: ISO 639-1 code, "" where nobody said or found out.
-    metadata: what else its record had, as the text of a JSON object; "" for nothing.
+    group: documents of one group are on the same side of the held-out split.
+    language: ISO 639-1 code, "" where neither given nor detected.
+    metadata: the other fields of its record, as the text of a JSON object; "" for none.
     """
 
     id: str
@@ -112,8 +112,8 @@ class DocumentWriter:
 
 
 def document_parts(artifact: Path) -> list[Path]:
-    """The Parquet parts of a documents artifact, in order, each with a row a document; what they hold is read by
-    `read_part` and by `corpus.documents.selection`. Raises StageError `no_documents` if there are none."""
+    """The Parquet parts of a documents artifact, in order, each with one row per document; they are read by `read_part`
+    and by `corpus.documents.selection`. Raises StageError `no_documents` if there are none."""
     parts = sorted((artifact / "documents").glob("part-*.parquet"))
     if not parts:
         raise stage_error("no_documents", str(artifact), "expected documents/part-*.parquet in this folder")
@@ -137,7 +137,7 @@ def read_part(part: Path) -> Iterator[Document]:
 
 
 def link_parts(folders: Iterable[Path], out_dir: Path) -> list[Path]:
-    """Makes out_dir/documents from the documents/ of partition folders, in their order, the parts numbered anew.
+    """Makes out_dir/documents from the documents/ of partition folders, in their order, and renumbers the parts.
 
     Parts without rows are left out. Files are hard-linked where the file system can, else copied.
     """
@@ -166,9 +166,10 @@ def concatenate(files: Iterable[Path], out: Path, schema: pa.Schema) -> int:
 
 
 def is_heldout(group: str, share: float) -> bool:
-    """Whether a group lies on the held-out side; `share` in (0, 1) is the expected part of all groups that does.
+    """Return True if a group is on the held-out side; `share` in (0, 1) is the expected part of all groups that is.
 
-    It depends on nothing but the two, so a group stays where it is as data is added, and a larger share only adds.
+    It depends on nothing but the two, so that a group keeps its side as data is added, and a larger share only adds
+    groups.
     """
     number = int.from_bytes(hashlib.sha256(f"stemma-heldout:{group}".encode()).digest()[:8], "big")
     return number < share * 2**64

@@ -19,15 +19,15 @@ EMPTY = "the file is empty"
 class Rejected:
     """A record that cannot be read.
 
-    line: its line or, in a Parquet file, a JSON list or an archive, its row, from 1; 0 stands for the whole file.
-    reason: what is wrong; the part before a colon says the kind of fault.
+    line: its line or, in a Parquet file, a JSON list or an archive, its row, from 1; 0 means the whole file. reason:
+    the fault; the part before a colon is its kind.
     """
 
     file: str
     line: int
     reason: str
     is_skipped: bool = False
-    """Whether it is left out by a setting and is no fault of the data: counted by itself."""
+    """True if a setting leaves it out and it is no fault of the data: counted separately."""
 
     @property
     def place(self) -> str:
@@ -42,7 +42,7 @@ class Rejected:
 
 
 class Tally:
-    """How many records were put aside for which kind of reason, with an example; adds up over partitions."""
+    """Counts of the records that were put aside by kind of reason, with an example; adds up over partitions."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class Tally:
 
 
 class Quarantine:
-    """Writes what is put aside of each source to a JSON Lines file, and counts it."""
+    """Writes the records that are put aside from each source to a JSON Lines file, and counts them."""
 
     def __init__(self, path: Path, max_share: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,6 +128,7 @@ class Quarantine:
         self._file.write(rejected.as_line(source=self._key))
 
     def finish_source(self, read: int) -> int:
-        """How many records of the source were put aside, after `read` good ones. Raises StageError as `Tally.check`."""
+        """Return the number of records of the source that were put aside, after `read` good ones. Raises StageError as
+        `Tally.check`."""
         self._tally.check(read, self._max_share, self._key)
         return self._tally.total

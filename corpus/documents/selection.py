@@ -1,14 +1,14 @@
-"""Documents that are some of others: which ones, what is cut out of their texts, and in which epoch they are seen.
+"""Selections of documents: their rows, the cuts of their texts, and the epoch in which they are seen.
 
 Stages that drop, cut and repeat documents write no text. Their artifacts hold
 
-documents/part-00000.parquet   a row a document: its `row` in a text part, `cuts` in its text, `epoch`. The metadata of
-                               the file name the text part.
+documents/part-00000.parquet   a row per document: its `row` in a text part, `cuts` in its text, `epoch`. The metadata
+                               of the file name the text part.
 text/part-00000.parquet        that text part: all columns of all documents, the dropped ones too. A hard link to where
-                               the text was written first, so that it takes no room and outlives that artifact.
+                               the text was written first, so that it takes no space and outlives that artifact.
 
-Whoever reads a part by `read_table` or `read_batches` sees the documents that are left, and no difference to a part
-that holds its text itself. docs/decisions/0013 says why.
+Readers of a part by `read_table` or `read_batches` get the selected documents, exactly as from a part that holds its
+text itself. docs/decisions/0013 gives the reasons.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def write_selection(
 
 
 def link_selections(folders: Iterable[Path], out_dir: Path) -> None:
-    """Makes out_dir/documents and out_dir/text from folders of `write_selection`, in their order, parts numbered anew.
+    """Makes out_dir/documents and out_dir/text from folders of `write_selection`, in their order, and renumbers the
+    parts.
 
     Parts without documents are left out. Text parts are hard-linked where the file system can, else copied.
     """

@@ -1,4 +1,4 @@
-"""What is known of each source of a corpus: passed on from stage to stage in `sources.json`, with counts of its own."""
+"""Facts about each source of a corpus: passed from stage to stage in `sources.json`, with each stage's own counts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SOURCES = "sources.json"
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What the config says of a source, and what there is of it at this stage.
+    """A source's settings in the config, and its counts at this stage.
 
-    licence: as the config has it; "" where it says nothing.
-    weight: how often its documents are to be seen, relative to the other sources.
-    language: ISO 639-1 code, "" where the config says nothing.
+    licence: as the config has it; "" where it gives none.
+    weight: number of times its documents are to be seen, relative to the other sources.
+    language: ISO 639-1 code, "" where the config gives none.
     bytes: UTF-8 bytes of text.
     """
 
@@ -83,7 +83,7 @@ def count_table(documents: pa.Table, kept: NDArray[np.bool_]) -> SourceCounts:
 
 
 def count_by_source(names: Sequence[str], numbers: NDArray[np.integer], sizes: NDArray[np.integer]) -> SourceCounts:
-    """Counts by source what is known of documents (N,): the number of its source among `names`, and its bytes."""
+    """Counts documents (N,) by source: the number of its source among `names`, and its bytes."""
     documents = np.bincount(numbers, minlength=len(names)).tolist()
     by_name = np.bincount(numbers, weights=sizes, minlength=len(names)).astype(np.int64).tolist()
     counts = SourceCounts()
@@ -101,8 +101,8 @@ def read_sources(artifact: Path) -> dict[str, SourceFacts]:
 
 
 def write_sources(out_dir: Path, facts: Mapping[str, SourceFacts], counts: SourceCounts) -> None:
-    """Writes sources.json: what was known of the sources, with what there is of them now. A source of which nothing
-    is left stays, with zeros."""
+    """Writes sources.json: the facts about the sources, with their current counts. A source of which nothing is left
+    stays, with zeros."""
     names = [*facts, *sorted(set(counts.documents) - set(facts))]
     rows = {
         name: asdict(

@@ -53,7 +53,7 @@ def folded_code_points() -> Iterator[int]:
 
 @cache
 def character_table() -> NDArray[np.int32]:
-    """What each character below U+10000 counts as, (65536,): SEPARATOR, IGNORED, or its folded code point."""
+    """Return the class of each character below U+10000, (65536,): SEPARATOR, IGNORED, or its folded code point."""
     table = np.zeros(BASIC, np.int32)
     for low, high in _UNCHANGED:
         table[low : high + 1] = np.arange(low, high + 1)
@@ -157,7 +157,7 @@ def hash_words(
 
 @kernel
 def characters_per_word(data: Bytes, at: int) -> float:
-    """How many characters like the one at data[at] a word has on average; 1 for words between spaces."""
+    """Return the average number of characters like the one at data[at] in a word; 1 for words between spaces."""
     first = np.int32(data[at])
     if first < 0xE0:
         return 1.0
@@ -175,7 +175,7 @@ def characters_per_word(data: Bytes, at: int) -> float:
 
 @kernel
 def ngram_size(characters: float, n: int) -> int:
-    """The characters of an n-gram of a script whose words have so many on average, n for one with spaces.
+    """Return the characters of an n-gram of a script whose words have `characters` on average, n for one with spaces.
 
     A word that is replaced changes as many n-grams per word as in a script with spaces: n.
     """
@@ -184,7 +184,7 @@ def ngram_size(characters: float, n: int) -> int:
 
 @kernel
 def words_in(data: Bytes, starts: NDArray[np.int64], count: int) -> float:
-    """How many words a text has, those of scripts without spaces estimated by their characters."""
+    """Return the number of words of a text; those of scripts without spaces are estimated by their characters."""
     total = 0.0
     for word in range(count):
         total += 1.0 / characters_per_word(data, starts[word])
@@ -193,7 +193,7 @@ def words_in(data: Bytes, starts: NDArray[np.int64], count: int) -> float:
 
 @kernel
 def has_unspaced(data: Bytes, begin: int, end: int, starts: NDArray[np.int64], count: int) -> bool:
-    """Whether any word of data[begin:end] is a character of a script without spaces between words."""
+    """Return True if any word of data[begin:end] is a character of a script without spaces between words."""
     largest = np.uint8(0)
     for byte in data[begin:end]:
         largest = max(largest, byte)

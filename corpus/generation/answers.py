@@ -18,9 +18,10 @@ _BUSY_S = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What an endpoint wrote.
+    """An endpoint's answer.
 
-    finish: why it ended, in OpenAI's words: stop, length, content_filter. model: the name that the endpoint gives.
+    finish: the reason for its end, in OpenAI's terms: stop, length, content_filter. model: the name that the endpoint
+    gives.
     prompt_tokens, completion_tokens: as the endpoint counts them; 0 where it does not.
     """
 

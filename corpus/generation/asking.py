@@ -1,4 +1,5 @@
-"""Documents asked about, in their order: pieces and samples of each, counts of what went wrong, and who wrote what."""
+"""Documents asked about, in their order: pieces and samples of each, counts of failures, and the origin of each
+text."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from infra.run import Run
 
 POLL_S = 0.2
 AHEAD = 8
-"""Documents under way for each request under way: one slow answer holds up none before so many are done."""
+"""Documents in progress per request in progress: one slow answer blocks no other until this many are done."""
 FAULTS = ("failed", "truncated", "empty", "unparsable")
 UNANSWERED = "aux/unanswered.jsonl"
 PROVENANCE = pa.schema(
@@ -177,7 +178,8 @@ class Asking:
         return {"asked": self.asked, "answered": answered, **by_fault, **{name: counts[name] for name in names}}
 
     def write_facts(self) -> None:
-        """generation.json: who was asked what, as far as it is part of the result."""
+        """Write generation.json: the model, the sampling and the prompt, to the extent that they are part of the
+        result."""
         config = self.config
         facts = {
             "model": config.endpoint.model,

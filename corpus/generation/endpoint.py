@@ -262,7 +262,7 @@ def _answer_of(body: bytes) -> Answer:
 
 
 def _message_of(body: bytes) -> str:
-    """What the body of an error says, in one line."""
+    """Return the message in the body of an error, in one line."""
     text = body[:4000].decode("utf8", "replace")
     with suppress(ValueError):
         found = parse_json(body)

@@ -27,8 +27,8 @@ def generate_instructions(
     """Writes train.jsonl and heldout.jsonl as `corpus.instructions` does, and generation.json, aux/provenance.parquet
     and aux/unanswered.jsonl as `corpus.generation.stage` does.
 
-    A pair is on the side of its document, so that no held-out answer stands in the training text. One whose prompt has
-    a near duplicate on the other side is left out.
+    A pair is on the side of its document, so that no held-out answer is in the training text. One whose prompt has a
+    near duplicate on the other side is left out.
     Raises StageError as `Asking.documents` and `corpus.pairs.split.write_pairs` do.
     """
     prompt = prompt_of(config, config.task)

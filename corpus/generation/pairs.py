@@ -1,4 +1,4 @@
-"""Questions with their answers in what a model wrote."""
+"""Questions with their answers, parsed from a model's text."""
 
 from __future__ import annotations
 

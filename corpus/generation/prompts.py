@@ -1,4 +1,4 @@
-"""What a model is asked about a document: the messages of the built-in tasks and of templates.
+"""Prompts that ask a model about a document: the messages of the built-in tasks and of templates.
 
 A change of a built-in text is a change of what the stages compute: raise their versions in tasks/stages.py.
 """
@@ -136,7 +136,8 @@ def pieces_of(text: str, characters: int | None) -> Iterator[str]:
 
 
 def _cut_before(text: str, characters: int) -> int:
-    """The last sentence end in the second half of so many characters, else the last space there, else all of them."""
+    """Return the last sentence end in the second half of the first `characters`, else the last space there, else all of
+    them."""
     begin = characters // 2
     ends = [match.end() for match in _SENTENCE_END.finditer(text, begin, characters)]
     space = text.rfind(" ", begin, characters)

@@ -1,4 +1,5 @@
-"""The two passes of mix over a part: what there is of each source, and which of it is written, how often."""
+"""The two passes of mix over a part: the amount of each source, and the documents that are written, with their number
+of copies."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from corpus.documents.sources import count_by_source, source_numbers
 from infra.process.partitions import Summary
 
 BINS = 4096
-"""Documents fall into so many bins by a hash of their id; a part of a source is taken as its first bins."""
+"""Documents fall into this number of bins by a hash of their id; a part of a source is taken as its first bins."""
 
 
 DOCUMENTS = "documents.npy"
 DOCUMENT = np.dtype([("source", "<i4"), ("bin", "<i4"), ("heldout", "?"), ("bytes", "<i8")])
-"""What the second pass has to know of a document: the number of its source in its part, and its bytes of text."""
+"""Facts about a document for the second pass: the number of its source in its part, and its bytes of text."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class CountBins:
 
 @dataclass(frozen=True)
 class Dose:
-    """How much is written of a source: its whole training side `whole` times, those of its documents below bin `bins`
-    once more; of the held-out side the documents below bin `heldout_bins`, once."""
+    """Amount of a source to write: its whole training side `whole` times, those of its documents below bin `bins` once
+    more; of the held-out side the documents below bin `heldout_bins`, once."""
 
     whole: int
     bins: int
@@ -102,7 +103,7 @@ def choose_dose(epochs: float, bins: NDArray[np.int64]) -> Dose:
 
 
 def _first_bins(bins: NDArray[np.int64], share: float) -> int:
-    """How many first bins hold most nearly this share of all bytes."""
+    """Return the number of first bins whose share of all bytes is nearest to this one."""
     sums = np.concatenate([[0], np.cumsum(bins)])
     return int(np.abs(sums - share * sums[-1]).argmin())
 

@@ -42,7 +42,7 @@ class Available:
         return self.train * max_epochs + self.heldout * min(1.0, max_epochs)
 
     def epochs_for(self, wanted: float) -> float:
-        """How often the training side is to be seen for `wanted` bytes; the held-out one at most once."""
+        """Return the epochs of the training side for `wanted` bytes; the held-out one is seen at most once."""
         if wanted <= self.all or not self.train:
             return wanted / self.all if self.all else 0.0
         return (wanted - self.heldout) / self.train
@@ -175,7 +175,7 @@ def _rows(
     planned: Mapping[str, float],
     counts: SourceCounts,
 ) -> dict[str, dict[str, Any]]:
-    """Source name → what was asked for, what was planned within the epoch cap, and what came out."""
+    """Source name → the requested amount, the amount planned within the epoch cap, and the result."""
     total = max(1, counts.bytes.total())
     return {
         name: {

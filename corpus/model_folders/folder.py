@@ -84,8 +84,8 @@ def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> lis
 
 
 def unquantizes(config: Any) -> str:
-    """Return what the quantized weights of a model with this config.json are in, where they are turned into numbers of
-    16 or 32 bits as they are loaded, on any device: "mxfp4" of gpt-oss, "fp8" with a scale for each block; else empty.
+    """Return the format of the quantized weights of a model with this config.json, where loading converts them to
+    numbers of 16 or 32 bits, on any device: "mxfp4" of gpt-oss, "fp8" with a scale for each block; else empty.
     """
     method = _method(config)
     if method == "mxfp4" and config.get("model_type") == "gpt_oss":

@@ -1,5 +1,5 @@
-"""What the tokenizer of a model folder gives: the inputs that its model takes, in every version of transformers, and
-its padding."""
+"""Output of the tokenizer of a model folder: the inputs that its model takes, in every version of transformers, and its
+padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place where a model's or tokenizer's folder is handed to transformers: as data, whoever made it.
+"""The one place where a model's or tokenizer's folder is handed to transformers: as data, from whatever source.
 
 Before anything is loaded, the folder is looked through: transformers would run code that it names (after a question on
 the terminal, where `y` is enough), and open files wherever they lie. A weight that a folder lacks would be drawn at
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 _COMPARED = 1 << 22
 _LOADING = Lock()
 
-# Parts of a folder that a model of text does not run, by their names: they may be left over where transformers says so
-# of the family too, and the user is told.
+# Parts of a folder that a model of text does not run, by their names: they may remain unused where transformers also
+# allows it for the family, and the user is informed.
 _NOT_RUN = {
     "layers that predict several tokens at once": re.compile(r"(?:^|\.)mtp(?:_layers)?\."),
     "the parts for images and sound": re.compile(
@@ -225,8 +225,8 @@ def non_finite_tensors(folder: Path) -> list[str]:
 
 
 def is_finite(tensor: Any) -> bool:
-    """Whether a tensor contains neither NaN nor infinity. Its minimum and maximum are NaN where one number is, and take
-    no memory."""
+    """Return True if a tensor contains neither NaN nor infinity. Its minimum and maximum are NaN where one number is,
+    and take no memory."""
     if not tensor.numel() or not tensor.is_floating_point():
         return True
     if tensor.dtype.itemsize == 1:  # torch has no aminmax of 8 bits
@@ -377,7 +377,7 @@ def _untied(model: Any, weights: StoredWeights, where: str) -> Iterator[Problem]
 
 
 def _same(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two stored tensors have the same numbers, read a part at a time."""
+    """Return True if two stored tensors have the same numbers, read a part at a time."""
     import torch
     from safetensors import safe_open
 

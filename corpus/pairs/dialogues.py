@@ -31,26 +31,26 @@ ROLES: Mapping[str, Role] = {
     "chatbot": "assistant",
     "model": "assistant",
 }
-"""What ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others call the three."""
+"""Names of the three roles in ShareGPT (`from`), OpenAI (`role`), OpenAssistant and others."""
 CALLS = ("function_call", "tool_call", "tool_calls")
 RESULTS = ("tool", "function", "observation", "tool_response", "ipython")
-"""What ShareGPT calls a message in which the assistant calls functions, and what it and OpenAI call their results."""
+"""ShareGPT's name of a message in which the assistant calls functions, and ShareGPT's and OpenAI's names of results."""
 
 CHAT_ROLES: Mapping[Role, str] = {"system": "system", "human": "user", "assistant": "assistant"}
-"""What chat templates of transformers call them."""
+"""Names of the roles in chat templates of transformers."""
 
 NOT_THE_SAME = "chosen and rejected are not two answers to the same dialogue"
 
 
 class Turn(NamedTuple):
-    """What one side said."""
+    """One message of a dialogue."""
 
     role: Role
     text: str
 
 
 class Exchange(NamedTuple):
-    """What the human asked last, the answer, and what was said before; the history begins with the human or the
+    """The human's last message, the answer, and the messages before; the history begins with the human or the
     system."""
 
     history: tuple[Turn, ...]
@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
 
     @property
     def first_turn(self) -> str:
-        """What the human said first."""
+        """The human's first message."""
         return next((one.text for one in self.history if one.role == "human"), self.prompt)
 
 
@@ -90,7 +90,7 @@ class ToolExchange(NamedTuple):
 
     @property
     def answer_text(self) -> str:
-        """The answer as a text: what it says, and its calls as JSON."""
+        """The answer as a text: its content, and its calls as JSON."""
         calls = (json.dumps(call["function"], ensure_ascii=False) for call in self.tool_calls)
         return "\n".join(filter(None, (self.response, *calls)))
 
@@ -103,7 +103,7 @@ class ToolExchange(NamedTuple):
 class DialoguePair(NamedTuple):
     """Two answers to one dialogue.
 
-    prompt: all before the answers. first_turn: what the human said first.
+    prompt: all before the answers. first_turn: the human's first message.
     """
 
     prompt: str
@@ -113,11 +113,11 @@ class DialoguePair(NamedTuple):
 
 
 def turn_of(message: Any) -> Turn:
-    """A message {"from", "value"} or {"role", "content"}; keys that are null are as keys that are not there, and the
-    content may be a list of parts.
+    """A message {"from", "value"} or {"role", "content"}; keys that are null count as missing, and the content may be a
+    list of parts.
 
-    Raises Unreadable for any other message, for a role nobody knows, and for calls of functions and their results,
-    which `tool_exchange_of` reads.
+    Raises Unreadable for any other message, for an unknown role, and for calls of functions and their results, which
+    `tool_exchange_of` reads.
     """
     role, content = _role_and_content(message)
     name = role.lower()
@@ -162,7 +162,7 @@ def _content_text(content: Any, role: str) -> str:
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[Any]:
-    """The calls of functions beside a message's content."""
+    """The calls of functions in a message, next to its content."""
     calls = message.get("tool_calls")
     calls = _json_of(calls, "tool_calls") if isinstance(calls, str) and calls else calls
     if isinstance(calls, list) and calls:
@@ -180,7 +180,7 @@ def turns_of(messages: Any) -> list[Turn]:
 
 def trimmed(turns: Sequence[Turn], ends_with_answer: bool = True) -> list[Turn]:
     """The turns without those of the assistant at the beginning and, if they are to end with an answer, those of the
-    human at the end; what the system says first stays."""
+    human at the end; the system's first message stays."""
     first = [one for one in turns[:1] if one.role == "system"]
     said = list(turns[len(first) :])
     while said and said[0].role == "assistant":
@@ -226,7 +226,7 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
 
 
 def has_tools(messages: Any) -> bool:
-    """Whether a list of messages has calls of functions or their results."""
+    """Return True if a list of messages has calls of functions or their results."""
     return isinstance(messages, Sequence) and any(
         isinstance(one, Mapping)
         and (str(_first_given(one, ("from", "role"))).lower() in (*CALLS, *RESULTS) or bool(_calls_of(one)))
@@ -235,7 +235,7 @@ def has_tools(messages: Any) -> bool:
 
 
 def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """The descriptions of functions beside a conversation: a list, or its JSON. Raises Unreadable for anything else."""
+    """The descriptions of functions of a conversation: a list, or its JSON. Raises Unreadable for anything else."""
     if isinstance(tools, str) and tools:
         tools = _json_of(tools, "tools")
     if not isinstance(tools or [], list) or not all(isinstance(one, Mapping) for one in tools or []):
@@ -252,7 +252,7 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
     """
     said: list[dict[str, Any]] = []
     for message in map(_tool_message, messages):
-        # ShareGPT has a message a call, and a text of its own before it.
+        # ShareGPT has one message per call, and a separate text before it.
         if said and said[-1]["role"] == "assistant" and message.get("tool_calls") and not message["content"]:
             said[-1] = {**said[-1], "tool_calls": [*said[-1].get("tool_calls", ()), *message["tool_calls"]]}
         else:
@@ -344,7 +344,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
-    """The text of a conversation that waits for an answer, and what the human said first.
+    """The text of a conversation that waits for an answer, and the human's first message.
 
     Raises Unreadable where it is empty, starts with the assistant, or does not end with the human.
     """

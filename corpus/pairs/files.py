@@ -1,4 +1,4 @@
-"""What instructions and preferences share: pair files read, and the lines that pairs are written as."""
+"""Common parts of instructions and preferences: reading pair files, and writing pairs as lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def turns_field(record: Record) -> str | None:
 
 
 def has_any(record: Record, names: Iterable[str]) -> bool:
-    """Whether a record has one of these fields, null or not."""
+    """Return True if a record has one of these fields, null or not."""
     return any(pick(record.value, name) is not MISSING for name in names)
 
 
@@ -87,10 +87,10 @@ def _cell(name: str, text: str) -> Any:
 class Pair(NamedTuple):
     """One line of train.jsonl or heldout.jsonl.
 
-    fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group lie on the same side.
-    verify: the rule that tells whether an answer is right; None where there is none, and the line then lacks the key.
-    reference: what the rule holds answers against, where that is not the response; the line then has it.
-    history: what was said before the prompt; the line has it as `history`, [{"role", "content"}] with the roles system,
+    fields: prompt and response, or prompt, chosen and rejected. group: pairs of one group are on the same side.
+    verify: the rule that checks answers; None where there is none, and the line then lacks the key.
+    reference: the text that the rule compares answers with, where that is not the response; the line then has it.
+    history: the messages before the prompt; the line has it as `history`, [{"role", "content"}] with the roles system,
         user and assistant, where there was anything.
     weight: how often the pair is to be seen, as `weight` in the line where it is not once.
     votes: for the chosen and for the rejected answer, margin: by how much the chosen one is better, ranking: the id of
@@ -126,7 +126,7 @@ class Pair(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that is said in the pair, in lines."""
+        """All messages of the pair, in lines."""
         if self.with_tools:
             said = [*self.with_tools.messages, *([self.other.answer] if self.other else [])]
             return "\n".join(str(message["content"]) for message in said if message["content"])

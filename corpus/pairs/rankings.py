@@ -39,7 +39,7 @@ def answers_field(record: Record, source: PreferenceOptions) -> str | None:
 
 
 def is_scored(value: Mapping[str, Any], field: str) -> bool:
-    """Whether the answers of a record say their rank or score, or lists beside them do."""
+    """Return True if the answers of a record have a rank or score, or the record has lists of them."""
     objects = [one for one in value[field] if isinstance(one, Mapping)]
     by_item = any(is_given(one, name) for one in objects for name in ("rank", *_SCORES))
     return by_item or any(isinstance(value.get(name), list) for name in ("ranks", "scores"))
@@ -75,7 +75,7 @@ def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that a float holds: JSON as Python writes it also has infinities and NaN."""
+    """Return True if a value is a number that a float holds: JSON as Python writes it also has infinities and NaN."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -112,7 +112,7 @@ def pairs_of_ranking(answers: Sequence[Ranked], prompt: str, group: str, file: s
 
 
 class Tally:
-    """What pairs come from, besides single judgements: rankings, ties, and several people."""
+    """Counts of the origins of pairs, besides single judgements: rankings, ties, and several people."""
 
     def __init__(self) -> None:
         self._rankings: set[str] = set()
@@ -167,7 +167,7 @@ def by_annotators(judged: Iterable[Judged]) -> Iterator[Pair | tuple[Record, str
             for side, share in zip(("chosen", "rejected"), shares, strict=True):
                 found[pair.fields[side]] = found.get(pair.fields[side], 0.0) + share
         best = max(found, key=found.__getitem__)
-        # Of those who prefer it, where there is any: what else they say of the pair is said of this order.
+        # From those who prefer it, where there are any: their other fields of the pair then fit this order.
         pair = min((one for one in said.values() if one.fields["chosen"] == best), key=_is_tie)
         yield pair._replace(votes=(found[best], len(said) - found[best]))
 

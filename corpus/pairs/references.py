@@ -1,4 +1,4 @@
-"""What the rules of `verify` hold answers against: the number, the JSON or the tests in a record's reference."""
+"""References of the rules of `verify`: the number, the JSON or the tests in a record's reference."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MARK = "####"
 
 
 def number_in(text: str) -> Decimal | None:
-    """The number that a text ends with: the first behind its last `####`, as GSM8K has it (Cobbe et al. 2021), else the
-    last of all; None where there is none. `1,234.50`, `-3`, `$5`, `.5` and `1e3` are read; a fraction `1/2` is two
-    numbers, a percentage the number before its sign."""
+    """Return the number that a text ends with: the first after its last `####`, as GSM8K has it (Cobbe et al. 2021),
+    else the last of all; None where there is none. `1,234.50`, `-3`, `$5`, `.5` and `1e3` are read; a fraction `1/2` is
+    two numbers, a percentage the number before its sign."""
     _, mark, behind = text.rpartition(_MARK)
     found = list(_NUMBER.finditer(behind))
     if not found:
@@ -32,7 +32,7 @@ def number_in(text: str) -> Decimal | None:
 
 
 def unusable_reference(rule: str, reference: str) -> str:
-    """Why a rule can tell nothing by this reference; "" where it can."""
+    """Return the reason why a rule cannot use this reference; "" where it can."""
     if not reference.strip():
         return "there is no text to hold answers against"
     if rule == "number" and number_in(reference) is None:

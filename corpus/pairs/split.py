@@ -29,7 +29,7 @@ BATCH = 500
 
 
 class PairsConfig(Protocol):
-    """What a stage that makes pairs says of them."""
+    """Settings of a stage that makes pairs."""
 
     @property
     def heldout_share(self) -> float: ...
@@ -190,7 +190,8 @@ class Spool:
         return counts
 
     def _sides(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which exact groups are held out, and which are not on the side of their near duplicates, (G,) each.
+        """Return masks (G,) of the exact groups that are held out, and of those not on the side of their near
+        duplicates.
 
         No group changes its side for another one: its documents and the other stages' pairs are on that side too. The
         side of near duplicates is that of the group with the least hash among them, which later ones seldom replace.
@@ -208,7 +209,8 @@ class Spool:
 
     @staticmethod
     def _crossing(sides: NDArray[np.bool_], hashes: NDArray[np.uint64], firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which groups (G,) are not on the side of that with the least hash among those of the same `firsts`."""
+        """Return a mask of the groups (G,) not on the side of the group with the least hash among those of the same
+        `firsts`."""
         order = np.lexsort((hashes, firsts))
         leads = np.ones(order.size, np.bool_)
         leads[1:] = firsts[order][1:] != firsts[order][:-1]
@@ -218,8 +220,8 @@ class Spool:
 
 
 def _mix(path: Path, counts: Sequence[int]) -> None:
-    """Puts the lines of so many of each source, one source after the other, so that every stretch has its share of
-    each; those of one source keep their order."""
+    """Mix the lines of the sources, which follow one another with these counts, so that every stretch has its share of
+    each source; those of one source keep their order."""
     places = [(place + 0.5) / count for count in counts for place in range(count)]
     with path.open(encoding="utf8") as file:
         lines = list(file)

@@ -15,7 +15,7 @@ from infra.errors import stage_error
 
 
 class Exchange(NamedTuple):
-    """What a template makes of a record. group: the same for records that ask the same, whatever their phrasing."""
+    """A template's result for a record. group: the same for records that ask the same, whatever their phrasing."""
 
     prompt: str
     answer: str
@@ -88,12 +88,12 @@ def _options(record: Record, template: InstructionTemplate) -> str:
 
 
 def _fields_asked(template: InstructionTemplate) -> list[str]:
-    """Fields of a record that stand in its prompt as they are."""
+    """Fields of a record that are in its prompt unchanged."""
     return [name for name in fields_of(template.prompt) if not (template.choices and name == OPTIONS)]
 
 
 def _found(record: Record, field: str) -> Any:
-    """The value behind a dotted field, whose last part may be a place in a list, from 0."""
+    """Return the value of a dotted field, whose last part may be a place in a list, from 0."""
     found = pick(record.value, field)
     if found is MISSING and "." in field:
         before, _, place = field.rpartition(".")
@@ -104,7 +104,7 @@ def _found(record: Record, field: str) -> Any:
 
 
 def _text(record: Record, field: str) -> str:
-    """A value as a template takes it: texts and numbers as they are, of a list of texts its lines."""
+    """Return a value as text for a template: texts and numbers unchanged, a list of texts as its lines."""
     found = _found(record, field)
     if found is MISSING:
         raise Unreadable(f"no field {field}")

@@ -233,7 +233,7 @@ class PairOptions(Config):
 
 
 OPTIONS = "options"
-"""What stands in a template for the words of all choices."""
+"""Placeholder of a template for the words of all choices."""
 
 
 def fields_of(template: str) -> list[str]:

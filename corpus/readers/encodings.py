@@ -50,7 +50,7 @@ def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> 
 
 
 def likely_encoding(stream: io.BufferedReader, encoding: str) -> str:
-    """What a file seems to be in, from its start, where that is to be found out and is not UTF-8; else ""."""
+    """Return the likely encoding of a file, from its start, where it is to be detected and is not UTF-8; else ""."""
     probe = stream.peek(DETECT_BYTES)[:DETECT_BYTES]
     if encoding != AUTO or encoding_mark(probe):
         return ""
@@ -63,8 +63,8 @@ def likely_encoding(stream: io.BufferedReader, encoding: str) -> str:
 
 
 def mend(text: str) -> tuple[str, bool]:
-    """The text without NULs, lone surrogates and mojibake (UTF-8 that somebody read as Windows-1252 or the like), and
-    whether there were any."""
+    """The text without NULs, lone surrogates and mojibake (UTF-8 decoded as Windows-1252 or the like), and whether
+    there were any."""
     if text.isascii():
         return (text.replace("\0", ""), True) if "\0" in text else (text, False)
     mended = whole_characters(text.replace("\0", ""))
@@ -122,7 +122,7 @@ def python_name(encoding: str) -> str:
 
 
 def web_name(encoding: str) -> str:
-    """The codec that browsers use for what a page declares; "" for one that nobody knows."""
+    """The codec that browsers use for what a page declares; "" for an unknown one."""
     try:
         name = codecs.lookup(encoding.strip("\"' ")).name
         "a".encode(name)

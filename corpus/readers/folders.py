@@ -82,7 +82,7 @@ def select(files: Iterable[tuple[T, str]], splits: Splits) -> FolderFiles[T]:
 
 
 def is_side_file(name: str) -> bool:
-    """Whether a path in a folder is hidden, or written by a program beside the data: `_SUCCESS`, `a.txt~`."""
+    """Return True if a path in a folder is hidden, or written by a program next to the data: `_SUCCESS`, `a.txt~`."""
     *folders, last = PurePosixPath(name).parts
     in_side_folder = any(part in SIDE_FOLDERS for part in folders)
     return is_hidden(name) or in_side_folder or any(fnmatchcase(last, side) for side in SIDE_FILES)
@@ -93,7 +93,7 @@ def _is_card(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a path in a folder is hidden, or in a hidden folder."""
+    """Return True if a path in a folder is hidden, or in a hidden folder."""
     return any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
@@ -124,5 +124,5 @@ def _is_exactly_a_split(name: str) -> bool:
 
 
 def is_record_file(name: str) -> bool:
-    """Whether a file's name ends as files of records do, compressed or not."""
+    """Return True if a file's name ends as files of records do, compressed or not."""
     return name.lower().endswith(tuple(suffix + packed for suffix in RECORD_SUFFIXES for packed in COMPRESSIONS))

@@ -1,4 +1,4 @@
-"""Hugging Face datasets on disk: saved ones, folders of data files, and what lies in the hub's cache."""
+"""Hugging Face datasets on disk: saved ones, folders of data files, and the contents of the hub's cache."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from infra.io.sources import files_below
 from infra.io.yaml import BadYaml, read_plain
 
 SPLITS, STATE = "dataset_dict.json", "state.json"
-"""What `save_to_disk` writes beside the splits of a dataset, and beside the files of a split."""
+"""Files that `save_to_disk` writes next to the splits of a dataset, and next to the files of a split."""
 NOT_DATA = {"dataset_info.json", SPLITS, STATE, "dataset_infos.json"}
 CARD = "README.md"
 CARDS = (CARD, ".huggingface.yaml")
-"""Where the `datasets` library looks for the files of a dataset's configurations."""
+"""Files in which the `datasets` library looks for the files of a dataset's configurations."""
 INDEX_BYTES = 50_000_000
 CORRECT = "correct the dataset card, or set split and subset for the files that it lists"
 
@@ -152,7 +152,8 @@ def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]
 
 
 def card_lists_files(folder: Path) -> bool:
-    """Whether the card of a dataset's folder lists the files of its splits. Raises StageError as `dataset_files`."""
+    """Return True if the card of a dataset's folder lists the files of its splits. Raises StageError as
+    `dataset_files`."""
     return bool(_listed(folder, None))
 
 

@@ -62,7 +62,8 @@ class FilePart:
 
 
 def format_of(source: TextOptions | PairOptions, place: Place) -> str:
-    """The format that the source says, or else the file's name; what has no known suffix is text."""
+    """Return the format that the source sets, or else that of the file's name; files without a known suffix are
+    text."""
     if source.format != "auto":
         return source.format
     named = named_format(place)
@@ -72,7 +73,8 @@ def format_of(source: TextOptions | PairOptions, place: Place) -> str:
 
 
 def named_format(place: Place) -> str:
-    """The format that a file's name says; what has no known suffix is text, and unread what no reader reads."""
+    """Return the format of a file's name; files without a known suffix are text, and unread those that no reader
+    reads."""
     return FORMATS.get(suffix_of(place), "text")
 
 

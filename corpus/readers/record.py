@@ -1,4 +1,4 @@
-"""What the readers give: records with the place where they stand, and the texts that are made of them."""
+"""Output of the readers: records with their places in the files, and the texts that are made of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Record:
     line: int
     value: Mapping[str, Any]
     is_repaired: bool = False
-    """Whether its encoding had to be guessed."""
+    """True if its encoding had to be guessed."""
 
     @property
     def place(self) -> str:
@@ -37,7 +37,7 @@ class Text:
     text: str
     metadata: Mapping[str, Any] | None = None
     is_repaired: bool = False
-    """Whether its encoding had to be mended."""
+    """True if its encoding had to be repaired."""
     part: int = 0
 
 
@@ -54,7 +54,8 @@ MISSING = object()
 
 
 def pick(value: Any, field: str) -> Any:
-    """The value behind a dotted field, `MISSING` where there is none. A key that has the dots in it goes before."""
+    """Return the value of a dotted field, `MISSING` where there is none. A key that contains the dots has
+    precedence."""
     if not isinstance(value, Mapping):
         return MISSING
     if field in value:
@@ -64,8 +65,8 @@ def pick(value: Any, field: str) -> Any:
 
 
 def is_given(value: Any, field: str) -> bool:
-    """Whether a dotted field is there and not null: files that join several schemas fill what a record lacks with
-    null."""
+    """Return True if a dotted field exists and is not null: files that join several schemas fill what a record lacks
+    with null."""
     return pick(value, field) not in (MISSING, None)
 
 
@@ -87,7 +88,7 @@ def _names(value: Mapping[str, Any]) -> list[str]:
 
 
 def field_fix(setting: str, wanted: str, names: Sequence[str], otherwise: str = "") -> str:
-    """What to do where the field `wanted` is missing: the setting with the field that is most like it.
+    """Return the fix for a missing field `wanted`: the setting with the field that is most like it.
 
     names: the fields that hold text. otherwise: the one to name where none is like it.
     """

@@ -25,7 +25,7 @@ _MARKS = (
 
 
 def encoding_mark(start: bytes) -> str:
-    """The encoding that a byte order mark says, "" without one."""
+    """Return the encoding of a byte order mark, "" without one."""
     return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "")
 
 
@@ -40,7 +40,7 @@ def wide_without_mark(start: bytes) -> str:
 
 
 def is_wide(encoding: str) -> bool:
-    """Whether a line end is more than one byte in this encoding, by whichever of its names."""
+    """Return True if a line end is more than one byte in this encoding, by whichever of its names."""
     try:
         return codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     except LookupError:  # none, or one that is to be found out

@@ -118,7 +118,7 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         except Unreadable as error:
             yield Rejected(str(item.file), item.line, str(error))
             return
-        # What a mail's parts and a page's entities stood for comes to light only here.
+        # Only here are a mail's parts and a page's entities decoded.
         text, was_mended_inside = mend(text)
         was_mended |= was_mended_inside
     if fault := fault or no_text(text):
@@ -129,7 +129,7 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
         return
     metadata = _metadata(item.metadata, source.metadata_fields) if source.metadata_fields else None
     repaired = item.is_repaired or was_mended
-    # A plain file is cut as it is read; a page or an e-mail only once its text is out of it.
+    # A plain file is cut during reading; a page or an e-mail only once its text is extracted.
     is_cut_already = item.metadata is None and source.content == "plain"
     if source.cut_characters is None or is_cut_already:
         yield Text(item.file, item.line, text, metadata, repaired)

@@ -40,7 +40,7 @@ UNREAD = {
 """Formats that are refused by name: what they are called, and what to do."""
 _BINARY = ("binary", "take them off the paths, or convert them to text")
 MAGIC = {b"%PDF-": ".pdf", b"{\\rtf": ".rtf", b"%!PS": ".ps", b"PK\x03\x04": ".zip", b"AT&TFORM": ".djvu"}
-"""What files of such formats open with, whatever they are called."""
+"""First bytes of files of such formats, whatever their names."""
 
 
 MAGIC_BYTES = 16

@@ -1,4 +1,4 @@
-"""Recognition of what files hold, from a sample of their records.
+"""Recognition of the contents of files, from a sample of their records.
 
 Public: `forms.groups_of`, `first_records` (a config's sources, tried before a run).
 """

@@ -1,4 +1,5 @@
-"""The first records of what a config says to read, so that a wrong field or an empty folder is told before a run."""
+"""The first records of each source in a config, read so that a wrong field or an empty folder is reported before a
+run."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ from infra.io.bounded import opened
 from infra.io.sources import SCHEME, Place, by_name, files_below, size_of
 
 LOOKED_AT = 20
-"""Records of a source. One that cannot be read is put aside later; where none of so many can, the key is wrong."""
+"""Records of a source that are checked. One that cannot be read is put aside later; if none of them can, the key is
+wrong."""
 SNIFFED = 1000
-"""Files of a source that are opened to see whether they are text."""
+"""Files of a source that are opened to detect if they are text."""
 
 
 def first_record_problems(config: IngestConfig | InstructionsConfig | PreferencesConfig) -> list[Problem]:
-    """What is wrong with the first file of each source: no files, a missing field, no record that can be read.
+    """Return the problems of the first file of each source: no files, a missing field, no record that can be read.
 
-    A file that is not there is left to whoever hashes it.
+    A missing file is left to the code that hashes it.
     """
     section = {IngestConfig: "ingest", InstructionsConfig: "instructions", PreferencesConfig: "preferences"}
     problems: list[Problem] = []

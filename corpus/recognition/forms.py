@@ -1,7 +1,7 @@
-"""Forms of data: what files from others hold, seen from a sample of their records, with the reason.
+"""Forms of data: the contents of given files, recognised from a sample of their records, with the reason.
 
-A form is tried by the very code that reads it later, so what is recognised here is what `instructions`, `preferences`
-and `ingest` make of the files.
+A form is tried by the very code that reads it later, so that the recognised form is the one in which `instructions`,
+`preferences` and `ingest` read the files.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _joined(found: Mapping[tuple[str, str], list[Place]]) -> dict[tuple[str, tup
 
 
 def _pattern(path: str, suffix: str, files: Sequence[Place]) -> str | list[str]:
-    """What names the files of a suffix below a path; each by itself where they have none or a glob names them."""
+    """Return the pattern that matches the files of a suffix below a path; each file by itself where they have no suffix
+    or a glob names them."""
     if suffix and Path(path).is_dir():
         return f"{path.rstrip('/')}/**/*{suffix}"
     return [str(one) for one in files if _suffix(one) == suffix]
@@ -219,7 +220,7 @@ def _unread_suffix(place: Place) -> str:
 
 
 def _is_dataset(folder: Path) -> bool:
-    """Whether a folder was made by `save_to_disk`, or fetched from the hub with data in it."""
+    """Return True if a folder was made by `save_to_disk`, or fetched from the hub with data in it."""
     if not folder.is_dir():
         return False
     if (folder / SPLITS).exists() or (folder / STATE).exists():
@@ -309,7 +310,7 @@ def _with_texts(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_keyed(value: Mapping[str, Any]) -> bool:
-    """Whether an object is a table by key: several records of the same fields."""
+    """Return True if an object is a table by key: several records of the same fields."""
     inner = list(value.values())
     same = {tuple(sorted(one)) for one in inner if isinstance(one, Mapping)}
     return len(inner) > 2 and all(isinstance(one, Mapping) for one in inner) and len(same) == 1
@@ -493,7 +494,7 @@ _NO_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 
 
 def is_prose(text: str) -> bool:
-    """Whether a text reads like prose or code: words with space between them, or a script without such space."""
+    """Return True if a text reads like prose or code: words with space between them, or a script without such space."""
     text = text[:20_000]
     if len(_NO_SPACES.findall(text)) > len(text) / 4:
         return True
@@ -504,8 +505,8 @@ def is_prose(text: str) -> bool:
 
 
 def _rivals(sample: Sequence[Record], name: str, pair: Reading) -> bool:
-    """Whether a text beside pairs is as likely what the files are for: it is longer than the pair and does not hold it,
-    as the `text` of Alpaca does, which is the pair once more."""
+    """Return True if a text next to pairs is as likely the purpose of the files: it is longer than the pair and does
+    not hold it, as the `text` of Alpaca does, which is the pair once more."""
     source = FileInstructions(paths=("x",), **dict(pair.keys))
     longer, once_more, counted = 0, 0, 0
     for record in sample:

@@ -36,7 +36,7 @@ class Format:
 
     @property
     def space(self) -> int:
-        """How many different texts have this format."""
+        """The number of different texts of this format."""
         found = 1
         for kind, length in self.gaps:
             found *= len(_ALPHABETS[kind]) ** length
@@ -92,14 +92,14 @@ def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> lis
     """Writes them as documents of the training side, one for each copy; returns their Parquet parts, none if there are
     no copies.
 
-    folder: is made anew.
+    folder: old parts in it are deleted.
     """
     for old in folder.glob("part-*.parquet"):
         old.unlink()
     with DocumentWriter(folder) as writer:
         for number, canary in enumerate(canaries):
             for copy in range(canary.copies):
-                # Each copy has an id of its own: no other document may stand there twice.
+                # Each copy has a different id: no other document may have the same one.
                 identity = hashlib.sha256(f"{canary.text}#{copy}".encode()).hexdigest()[:16]
                 group = next(
                     name for tried in range(10_000) if not is_heldout(name := f"{identity}:{tried}", heldout_share)

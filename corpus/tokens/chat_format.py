@@ -54,7 +54,7 @@ EARLIER_TEMPLATES = (
 
 
 FILES = ("chat_template.jinja", "tokenizer_config.json")
-"""Where a folder has its chat template."""
+"""Files of a folder that may hold its chat template."""
 
 
 def has_other_template(folder: Path) -> bool:
@@ -69,14 +69,14 @@ def has_other_template(folder: Path) -> bool:
 
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
-"""Variables of a template that are no values of its own."""
+"""Variables of a template that are not its own values."""
 
 
 def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], key: str) -> None:
     """Raise StageError `unknown_template_value` for values that a tokenizer's chat template would not read.
 
     Args:
-        tokenizer: with a chat template of its own, this project's, or none.
+        tokenizer: with its own chat template, this project's, or none.
         values: by the names of the template's variables.
         key: dotted key or option of the values, for the message.
     """

@@ -1,7 +1,7 @@
 """Texts cut into chunks (words with the space before them, mostly), with a table of the chunks seen so far.
 
-Compiled by numba. What the tokenizer has encoded once need only be looked up: `corpus/tokens/cuts.py` says where cuts
-leave ids as they are.
+Compiled by numba. Chunks that the tokenizer has encoded once are only looked up: `corpus/tokens/cuts.py` describes the
+cuts that do not change ids.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _kind(text: Bytes, at: int, kinds: Bytes) -> tuple[int, int]:
 
 @kernel
 def _chunk(text: Bytes, begin: int, end: int, kinds: Bytes, cuts: Cuts) -> tuple[int, np.uint64]:
-    """Where the chunk that begins at `begin` ends, and its hash (FNV-1a)."""
+    """Return the end of the chunk that begins at `begin`, and its hash (FNV-1a)."""
     hashed = np.uint64(0xCBF29CE484222325)
     at = begin
     kind, size = _kind(text, at, kinds)

@@ -1,4 +1,4 @@
-"""How well tokenizers compress the held-out text of each source."""
+"""Compression of the held-out text of each source by tokenizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 256
 
 @dataclass
 class Compression:
-    """What a tokenizer makes of some text. words: parts between white space, as fertility is usually measured."""
+    """Counts of a text and of its tokens. words: parts between white space, as fertility is usually measured."""
 
     documents: int = 0
     bytes: int = 0
@@ -49,7 +49,8 @@ class Compression:
 
 
 def heldout_sample(documents: Path, heldout_share: float) -> dict[str, list[str]]:
-    """The first held-out texts of each source, about 1 MB of each, so that memorised words flatter no tokenizer."""
+    """Return the first held-out texts of each source, about 1 MB of each, so that memorised words favour no
+    tokenizer."""
     texts: dict[str, list[str]] = {}
     taken: dict[str, int] = {}
     for document in read_documents(documents):

@@ -1,8 +1,8 @@
-"""Where a text may be cut into pieces that a tokenizer turns into the same ids one by one as together.
+"""Places at which a text may be cut into pieces without changing the ids that a tokenizer gives it.
 
 Most tokenizers split a text into pre-tokens first, by a regular expression that is matched from left to right, and a
-model turns each pre-token into ids without looking at the others. Where the expression begins a new pre-token whatever
-stands before and behind, a text may be cut. For the expressions of `corpus/tokens/cutting.py` that is
+model turns each pre-token into ids without looking at the others. A text may be cut where the expression begins a new
+pre-token regardless of the text before and after. For the expressions of `corpus/tokens/cutting.py` that is
 
 - before a space that follows no space: only at its beginning does a pre-token have a space beside other characters;
 - before a line break, a tab or an ASCII sign other than the apostrophe that follows a letter or a number: letters and

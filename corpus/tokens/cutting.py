@@ -1,4 +1,4 @@
-"""Which tokenizers may be given a text in pieces, and how it has to be cut for each."""
+"""Tokenizers that may be given a text in pieces, and the cuts for each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SPLIT_NOTHING = {"type": "Split", "pattern": {"String": " "}, "behavior": "Merg
 
 
 class Cutting(NamedTuple):
-    """How to cut for a tokenizer.
+    """The cuts for a tokenizer.
 
     added: words of its vocabulary that it looks for before anything else; a text that has one must stay whole.
-    space_in_front: it puts a space before whatever it is given: each text has to get one, each chunk none
+    space_in_front: it puts a space before any input: each text must get one, each chunk none
     (`without_space_in_front`).
     """
 
@@ -48,7 +48,7 @@ class Cutting(NamedTuple):
 
 
 def cutting_of(tokenizer: Tokenizer) -> Cutting | None:
-    """How to cut so that a tokenizer's ids stay as they are; None if it has to have whole texts."""
+    """Return cuts that leave a tokenizer's ids unchanged; None if it must have whole texts."""
     parts: Part = parse_own_json(tokenizer.to_str())
     normalizers = _parts(parts["normalizer"], "normalizers")
     splitters = _parts(parts["pre_tokenizer"], "pretokenizers")
@@ -94,7 +94,7 @@ def _splits_to_pretokens(normalizers: list[Part], splitters: list[Part]) -> bool
 
 
 def _splits(splitter: Part) -> bool:
-    """Whether a pre-tokeniser begins a pre-token at every cut."""
+    """Return True if a pre-tokeniser begins a pre-token at every cut."""
     match splitter["type"]:
         case "BertPreTokenizer":
             return True
@@ -107,19 +107,20 @@ def _splits(splitter: Part) -> bool:
 
 
 def _splits_like_gpt2(splitter: Part) -> bool:
-    """Whether a pre-tokeniser that splits at every cut does it as GPT-2's expression, or at more places (BERT's)."""
+    """Return True if a pre-tokeniser that splits at every cut does it as GPT-2's expression, or at more places
+    (BERT's)."""
     if splitter["type"] == "Split":
         return bool(splitter["pattern"].get("Regex") == EXPRESSIONS["gpt-2"])
     return _splits(splitter)
 
 
 def _splits_further(splitter: Part) -> bool:
-    """Whether a pre-tokeniser splits by single characters, or turns bytes into letters and no more."""
+    """Return True if a pre-tokeniser splits by single characters, or turns bytes into letters and no more."""
     return splitter["type"] == "Digits" or (splitter["type"] == "ByteLevel" and not splitter["add_prefix_space"])
 
 
 def _splits_to_words(normalizers: list[Part], splitters: list[Part]) -> bool:
-    """Whether words are split as SentencePiece's are: T5, XLM-R.
+    """Return True if words are split as SentencePiece's are: T5, XLM-R.
 
     Metaspace puts a space before what has none there: the first chunk of a text, and no other.
     """
@@ -131,7 +132,7 @@ def _splits_to_words(normalizers: list[Part], splitters: list[Part]) -> bool:
 
 
 def _merges_within_words(normalizers: list[Part], splitters: list[Part], model: Part) -> bool:
-    """Whether nothing is split, but no merge reaches over a space: Llama 2, Mistral, Gemma.
+    """Return True if nothing is split, but no merge reaches over a space: Llama 2, Mistral, Gemma.
 
     None does if no entry of the vocabulary has the sign of a space after another character.
     """

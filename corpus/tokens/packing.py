@@ -1,4 +1,4 @@
-"""The order of documents in the shards, where each shard begins and ends, and what it holds."""
+"""The order of documents in the shards, and the bounds and contents of each shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_order(index: Index) -> Index:
     """The documents in the order of a hash of their ids: one that no number of workers, no order of files and no size
     of partitions changes, and in which every stretch mixes all sources.
 
-    Copies of one document (a mixture that repeats a source) are numbered and lie apart.
+    Copies of one document (a mixture that repeats a source) are numbered and apart from each other.
     """
     index = index[np.lexsort((index["language"], index["source"], index["heldout"], index["id"]))]
     place = np.arange(len(index))
@@ -47,7 +47,7 @@ def by_source(index: Index) -> Index:
 
 @dataclass(frozen=True)
 class Form:
-    """What all shards of a run have in common.
+    """Properties that all shards of a run share.
 
     partitions: folder with the tokenised partitions, NNNNN/tokens.bin, of the type `dtype`.
     before_text: tokens that each document begins with before its text.
@@ -175,7 +175,7 @@ class Side:
 
 
 def _written(documents: Index, limit: int) -> NDArray[np.int64]:
-    """How many tokens of each document are among the first `limit`."""
+    """Return the number of tokens of each document among the first `limit`."""
     begins = np.cumsum(documents["tokens"], dtype=np.int64) - documents["tokens"]
     return np.clip(limit - begins, 0, documents["tokens"])
 

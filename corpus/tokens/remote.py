@@ -1,4 +1,4 @@
-"""Shards that stay on S3: an artifact with their index, their facts and where they lie, but without their tokens.
+"""Shards that stay on S3: an artifact with their index, their facts and their location, but without their tokens.
 
 python -m corpus.tokens.remote --config remote.yaml --out DIR
 """
@@ -34,8 +34,8 @@ class Checksum:
 
 
 def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json says where
-    the files lie, so that shards that are moved stay the same artifact.
+    """Writes meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json has the
+    location of the files, so that shards that are moved stay the same artifact.
 
     Raises StageError: what `infra.io.s3` raises; `no_shards` where one of these files is missing; `no_hashes` for an
     index without them; `missing_shards` for files that the index names and that are not there in their size.
@@ -99,8 +99,8 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
 
 
 def location_of(split: Path) -> str | None:
-    """Where the files of a split (train/ or validation/ of a shard artifact) lie if they are on S3; None for those
-    beside their index."""
+    """Return the location of a split's files (train/ or validation/ of a shard artifact) if they are on S3; None for
+    those next to their index."""
     try:
         place = read_own_json(split.parent / "aux" / _PLACE)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""Which sequences of the shards a model was trained on: written by pretraining, kept by every model made from its own.
+"""Record of the sequences of the shards that a model was trained on: written by pretraining, kept by every model made
+from its model.
 
-A pretraining may be shorter than the text, so that most of it is never seen; only what was seen can be memorised. The
-file names the shards by their text, so that nobody takes the numbers for those of other shards. A training that goes on
-from another names the shards of that one too.
+A pretraining may be shorter than the text, so that most of it is never seen; only text that was seen can be memorised.
+The file names the shards by their text, so that the numbers are not mistaken for those of other shards. A training that
+continues another names the shards of that one too.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _ENDS = 1 << 16
 
 @dataclass(frozen=True)
 class TrainedSequences:
-    """What a model was pretrained on.
+    """The sequences that a model was pretrained on.
 
     shards: `split_fingerprint` of the training split that was read last.
-    seen: for each of its sequences, in their order, whether the model was trained on it.
+    seen: for each of its sequences, in their order, True if the model was trained on it.
     others: the same of the training splits that were read before, by their fingerprints.
     """
 
@@ -39,7 +40,8 @@ class TrainedSequences:
     others: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def of(self, shards: str) -> NDArray[np.bool_] | None:
-        """Which sequences of the split with this fingerprint were trained on; None for one that was never read."""
+        """Return a mask of the sequences of the split with this fingerprint that were trained on; None for a split
+        never read."""
         return {**self.others, self.shards: self.seen}.get(shards)
 
     def after(self, before: TrainedSequences | None) -> TrainedSequences:
@@ -60,7 +62,8 @@ class TrainedSequences:
 
     @classmethod
     def read(cls, folder: Path) -> TrainedSequences | None:
-        """That of a model folder; None for a model that does not say. Raises StageError for a file that is damaged."""
+        """Read the record of a model folder; None for a model without one. Raises StageError for a file that is
+        damaged."""
         path = folder / FILE
         if not path.exists():
             return None

@@ -189,7 +189,7 @@ def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
 
 
 def _count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each pre-token occurs, its bytes as letters, and each byte once more: a byte that is nowhere gets no
+    """Count each pre-token, its bytes as letters, and each byte once more: a byte that occurs nowhere would get no
     piece. `regex` cuts first: it is four times as fast."""
     found: Counter[str] = Counter()
     for text in texts:

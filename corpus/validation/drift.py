@@ -1,4 +1,4 @@
-"""How data is distributed over lengths, languages and sources, and how far that is from another time."""
+"""Distribution of data over lengths, languages and sources, and its drift from that of an earlier time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOME, MUCH = 0.1, 0.25
 
 @dataclass(frozen=True)
 class Drift:
-    """How far one distribution moved.
+    """The drift of one distribution.
 
     psi: population stability index, the sum of (new - old) * ln(new / old) over classes: the symmetric Kullback-Leibler
         divergence (Jeffreys, 1946) in nats. By the usual rule (Siddiqi, 2006) under 0.1 is no change to speak of, over

@@ -100,7 +100,7 @@ long as there are few of them.</p>
 
 
 def grouped(found: str) -> str:
-    """What an expectation observed, a plain number with its thousands grouped: `11,691`, `0.953`."""
+    """Format an observed value of an expectation, a plain number with its thousands grouped: `11,691`, `0.953`."""
     if not re.fullmatch(r"-?\d+(\.\d+)?", found):
         return found
     whole, point, fraction = found.partition(".")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def kind_of(data: Path) -> DataKind:
-    """What an artifact holds, seen from its files. Raises StageError `unknown_data`."""
+    """Detect the kind of data in an artifact from its files. Raises StageError `unknown_data`."""
     if (data / "documents").is_dir():
         return "documents"
     if (data / "meta.json").is_file():

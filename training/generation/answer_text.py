@@ -1,4 +1,4 @@
-"""The text of an answer while its tokens come: characters that no later token changes, up to a stop string."""
+"""The text of an answer during generation: characters that no later token changes, up to a stop string."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 CLEANED = 8
-"""Characters at the end of a text that the tokens after it may still change where the tokenizer removes spaces
+"""Characters at the end of a text that later tokens may still change where the tokenizer removes spaces
 (`clean_up_tokenization_spaces`): " n't" becomes "n't", and " ' " becomes "'", which may leave a space for the next."""
 WINDOW, KEPT = 48, 16
-"""Tokens that are decoded at once, and how many of them stay when the window moves on: decoding an answer from its
-beginning for each token takes time that grows with the square of its length."""
+"""Tokens that are decoded at once, and the number of them that stay when the window moves on: decoding an answer from
+its beginning for each token takes time that grows with the square of its length."""
 MOST_UNFINISHED = 8
-"""Tokens that may belong to one unfinished character; more are bytes that are no text."""
+"""Maximum number of tokens of one unfinished character; more are bytes that are not text."""
 
 
 class AnswerText:
@@ -45,7 +45,7 @@ class AnswerText:
         self.is_stopped = False
 
     def add(self, token: int) -> str:
-        """The further text that is certain now, often one token's, sometimes none."""
+        """Return the further text that is final now, often one token's, sometimes none."""
         self._window.append(token)
         text = self._decoded()
         # A character may need more than one token: wait until it is whole.
@@ -64,7 +64,7 @@ class AnswerText:
         return certain
 
     def end(self) -> str:
-        """The rest of the text, once no further token comes."""
+        """Return the rest of the text, after the last token."""
         if self.is_stopped:
             return ""
         rest = self._before_stop(self._decoded()[self._final :])
@@ -82,14 +82,14 @@ class AnswerText:
         return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips_special))
 
     def _move(self, text: str) -> None:
-        """Let go of the oldest tokens, where that leaves what is not final yet as it is."""
+        """Drop the oldest tokens, where that does not change the text that is not final yet."""
         shorter = self._text_of(self._window[-KEPT:])
         if self._final >= CLEANED and shorter.endswith(text[self._final - CLEANED :]):
             self._final = len(shorter) - (len(text) - self._final)
             self._window = self._window[-KEPT:]
 
     def _before_stop(self, piece: str) -> str:
-        """What is certain to be before the first stop string."""
+        """Return the text that is certain to be before the first stop string."""
         pending = self._pending + piece
         found = [place for stop in self._stops if (place := pending.find(stop)) >= 0]
         if found:

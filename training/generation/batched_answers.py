@@ -1,12 +1,12 @@
-"""Continuous batching: answers of one model that are written together, token by token.
+"""Continuous batching: answers of one model that are generated together, token by token.
 
-An answer joins the batch before any token and leaves it with its last one, or when it is not wanted any more. Keys and
-values lie in slots (`evaluation/generation/decoding.py`), which grow with the longest answer; where memory does not
-hold all of them any more, the newest answers wait and are read again later, with what they have. What each answer is,
-follows from its request alone but for the rounding of logits.
+An answer joins the batch before any token and leaves it with its last one, or when it is cancelled. Keys and values are
+in slots (`evaluation/generation/decoding.py`), which grow with the longest answer. If memory no longer holds all of
+them, the newest answers wait and are read again later, with the tokens that they have. Each answer depends on its
+request alone, except for the rounding of logits.
 
-A model that slots do not bear, and a prompt that is longer than a sliding window, is written to alone, a token of each
-such answer after the other.
+Models that slots do not support, and prompts that are longer than a sliding window, are answered outside of the batch,
+one token of each such answer after the other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from training.model.models import limit_length
 from training.model.new_tokens import unused_ids
 
 AT_ONCE = 16
-"""Answers that are written together."""
+"""Answers that are generated together."""
 LEAST_WIDTH = 256
-"""Places of a slot at first."""
+"""Initial number of places of a slot."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class PlacedToken:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Further text of an answer, with the tokens that came with it; both may be empty. of_prompt: the tokens are those
-    of the prompt, without their places."""
+    """Further text of an answer, with the tokens that came with it; both may be empty. of_prompt: the tokens are the
+    prompt's, without their places."""
 
     text: str
     tokens: tuple[PlacedToken, ...] = ()
@@ -57,7 +57,7 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class Spoken:
-    """How an answer came to its end. ended: by itself or by a stop string, before the limit."""
+    """The end of an answer. ended: by itself or by a stop string, before the limit."""
 
     prompt_tokens: int
     tokens: int
@@ -85,9 +85,9 @@ class AnswerRequest:
 
 
 class Writing:
-    """An answer under way.
+    """An answer in progress.
 
-    pieces: what has come of it since they were last taken. spoken: how it ended, None before. error: why it did not.
+    pieces: new text since they were last taken. spoken: the end of the answer, None before. error: why it failed.
     """
 
     def __init__(self, request: AnswerRequest, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -102,7 +102,7 @@ class Writing:
         self._unplaced: list[PlacedToken] = []
 
     def report(self, tokens: Sequence[Token]) -> None:
-        """Take the tokens of the prompt."""
+        """Add the tokens of the prompt."""
         self.is_reported = True
         self.pieces.append(TextPiece("", tuple(PlacedToken(token, 0) for token in tokens), of_prompt=True))
 
@@ -132,7 +132,7 @@ class Writing:
         return len(self.ids) - len(self.request.ids)
 
     def _add_piece(self, text: str, *, is_last: bool = False) -> None:
-        """Text with the tokens that wait for it, all but those behind a stop string."""
+        """Add text with the tokens that wait for it, except those behind a stop string."""
         if not (text or is_last or self._text.is_stopped):
             return
         is_stopped, length = self._text.is_stopped, self._text.length
@@ -143,7 +143,7 @@ class Writing:
 
 
 class BatchedAnswers:
-    """The answers of one model that are under way. Used by one thread.
+    """The answers of one model that are in progress. Used by one thread.
 
     Args:
         model: In evaluation mode.
@@ -168,7 +168,7 @@ class BatchedAnswers:
 
     @torch.inference_mode()
     def remove(self, writing: Writing) -> None:
-        """Write an answer no further."""
+        """Stop an answer."""
         if writing in self._rows:
             self._leave(self._rows.index(writing))
         elif writing in self._waiting:
@@ -177,7 +177,7 @@ class BatchedAnswers:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read prompts that there is room for, and write a token of each answer under way; whole ones leave."""
+        """Read the prompts that fit, and generate a token of each answer in progress; complete answers leave."""
         if begun := self._admitted():
             first = len(self._rows)
             self._rows += begun
@@ -200,10 +200,10 @@ class BatchedAnswers:
                 writing.take(token)
         self._alone = [pair for pair in self._alone if not pair[0].is_over]
         if not self._rows and self._width > LEAST_WIDTH:
-            self._resize(LEAST_WIDTH)  # one long answer leaves no memory behind
+            self._resize(LEAST_WIDTH)  # one long answer keeps no memory allocated
 
     def _take(self, logits: Tensor, writings: Sequence[Writing]) -> None:
-        """Choose the next tokens of answers (N) from logits (N, V); those that are whole leave."""
+        """Choose the next tokens of answers (N) from logits (N, V); complete answers leave."""
         tokens = choose_tokens(logits.index_fill(1, self._unused, -torch.inf), [one.chooser for one in writings])
         for writing, token in zip(writings, tokens, strict=True):
             writing.take(token)
@@ -212,7 +212,7 @@ class BatchedAnswers:
                 self._leave(row)
 
     def _leave(self, row: int) -> None:
-        """Give an answer's slot back; the last one moves there, so that those under way are in the first slots."""
+        """Free an answer's slot; the last answer moves there, so that those in progress are in the first slots."""
         last = self._rows.pop()
         if row < len(self._rows):
             assert self._kept is not None
@@ -220,7 +220,7 @@ class BatchedAnswers:
             self._rows[row] = last
 
     def _admitted(self) -> list[Writing]:
-        """The answers that join the batch now, the longest first; those that are written alone begin too."""
+        """Return the answers that join the batch now, the longest first; also start those that are generated alone."""
         begun: list[Writing] = []
         longest = total = 0
         while self._waiting:
@@ -245,7 +245,7 @@ class BatchedAnswers:
         return sorted(begun, key=lambda writing: -len(writing.ids))
 
     def _make_room(self) -> None:
-        """Widen the slots for the tokens to come; answers that memory does not hold then wait, the newest first."""
+        """Widen the slots for the next tokens; if memory does not hold all answers then, the newest wait."""
         width = self._width_for(max(len(writing.ids) for writing in self._rows))
         if width <= self._width:
             return
@@ -257,7 +257,8 @@ class BatchedAnswers:
         self._resize(width)
 
     def _width_for(self, tokens: int) -> int:
-        """Places of slots that hold as many tokens, at least, and some more, so that they seldom grow."""
+        """Return the places of slots that hold at least this number of tokens, and some more, so that they seldom
+        grow."""
         width = LEAST_WIDTH
         while width < tokens:
             width *= 2
@@ -275,7 +276,7 @@ class BatchedAnswers:
 
 
 def _prompt_tokens(model: PreTrainedModel, request: AnswerRequest) -> list[Token]:
-    """The tokens of a prompt with their log-probabilities, all but the first, which nothing precedes."""
+    """Return the tokens of a prompt with their log-probabilities, except for the first, which nothing precedes."""
     ids, likeliest = request.ids, request.prompt_logprobs or 0
     logits = model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0, :-1]
     following = torch.tensor(ids[1:], device=model.device)
@@ -283,9 +284,9 @@ def _prompt_tokens(model: PreTrainedModel, request: AnswerRequest) -> list[Token
 
 
 def _tokens_alone(model: PreTrainedModel, writing: Writing, hardware: Hardware) -> Iterator[Token]:
-    """The tokens of one answer as they come; all at the end for a family that is not proven.
+    """Yield the tokens of one answer during generation; all at the end for a family that is not proven.
 
-    Raises StageError `not_supported` for options that such a family does not take.
+    Raises StageError `not_supported` for options that such a family does not support.
     """
     options = writing.request.options
     if model.config.model_type not in FAMILIES:

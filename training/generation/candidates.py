@@ -1,4 +1,4 @@
-"""Answers of models to prompts, two a prompt, written down for people to choose from."""
+"""Answers of models to prompts, two per prompt, written for people to choose from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from training.model.models import limit_length, load
 
 @dataclass(frozen=True)
 class Drawing:
-    """How answers are drawn. temperature: 0 takes the likeliest token, of which one model has no two answers."""
+    """Options of sampling. temperature: 0 takes the likeliest token, so that one model has no two answers."""
 
     temperature: float = 0.7
     max_new_tokens: int = 256
@@ -36,21 +36,23 @@ class Drawing:
 
 
 def prompts_in(path: Path) -> Sequence[str]:
-    """The prompts of a JSON lines file, each once, without those that go on a conversation; halves of surrogate pairs,
-    which JSON can escape and no tokenizer takes, are mended. Raises StageError for a file without any."""
+    """Return the prompts of a JSON lines file, each once, without those that continue a conversation; halves of
+    surrogate pairs, which JSON can escape and no tokenizer accepts, are repaired. Raises StageError for a file without
+    any."""
     rows = read_rows(path, ("prompt",), surrogates=True)
     return list(dict.fromkeys(whole_characters(row["prompt"]) for row in rows if not row.get("history")))
 
 
 def held_out_prompts(root: Path) -> Sequence[str]:
-    """Those of the newest instructions, which no model of the pipeline learnt from. Raises ConfigError for none."""
+    """Return the held-out prompts of the newest instructions, which no model of the pipeline learnt from. Raises
+    ConfigError for none."""
     return prompts_in(opened(Store(root, reading=True), "instructions", ["instructions"])[0] / "heldout.jsonl")
 
 
 def prompts_of_both_sides(root: Path) -> Sequence[str]:
-    """All of the newest instructions. What is judged of a prompt from files lies on the side of the split that the
-    prompt lies on: labels of held-out prompts alone would all be held out, and nothing would be learnt from them.
-    Raises ConfigError for none."""
+    """Return all prompts of the newest instructions. Labels from files belong to the same side of the split as their
+    prompt: labels of held-out prompts alone would all be held out, and nothing would be learnt from them. Raises
+    ConfigError for none."""
     folder = opened(Store(root, reading=True), "instructions", ["instructions"])[0]
     found = [prompt for side in ("train", "heldout") for prompt in prompts_in(folder / f"{side}.jsonl")]
     return list(dict.fromkeys(found))
@@ -59,9 +61,9 @@ def prompts_of_both_sides(root: Path) -> Sequence[str]:
 def write_export(
     models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, out: Path, run: Run, **noted: Any
 ) -> Export:
-    """Draws `answer_pairs` and writes them with the page and the tasks to judge them by, see `evaluation.people`.
+    """Draw `answer_pairs` and write them with the page and the tasks to judge them by, see `evaluation.people`.
 
-    noted: kept in the key beside how answers were drawn. Raises StageError `folder_in_use` before anything is drawn.
+    noted: kept in the key, with the options of sampling. Raises StageError `folder_in_use` before anything is drawn.
     """
     require_free(out)
     pairs, given_by = blind(answer_pairs(models, prompts, count, drawing, run), drawing.seed)
@@ -77,7 +79,7 @@ def write_export(
 
 
 def _known_of(folder: Path) -> dict[str, str]:
-    """Where a model is, and of an artifact what it is."""
+    """Return a model's path, and for an artifact its name and digest."""
     try:
         manifest = Manifest.read(folder)
     except FileNotFoundError:
@@ -88,10 +90,12 @@ def _known_of(folder: Path) -> dict[str, str]:
 def answer_pairs(
     models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, run: Run
 ) -> list[tuple[str, list[tuple[str, str]]]]:
-    """`count` prompts of those given, in an order that the seed decides, each with two (model, answer) that differ.
+    """Return `count` of the given prompts, in an order that the seed decides, each with two (model, answer) that
+    differ.
 
-    models: folders by name. Of one both answers are its own; of several every two meet equally often. There are fewer
-    than `count` where prompts are short or answers alike. Raises StageError `no_pairs` where no two answers differ.
+    models: folders by name. With one model both answers are its own; with several, each pair of models is compared
+    equally often. There are fewer than `count` where prompts are short or answers alike. Raises StageError `no_pairs`
+    where no two answers differ.
     """
     random = np.random.default_rng(drawing.seed)
     left = [prompts[number] for number in random.permutation(len(prompts))]

@@ -29,7 +29,7 @@ _BATCH = 64
 class Completions:
     """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`.
 
-    logprobs: of the new ids, as another program than this one's model told them; None where it sampled itself.
+    logprobs: of the new ids, as reported by a program other than this one's model; None where that model sampled.
     """
 
     prompts: list[list[int]]
@@ -67,7 +67,7 @@ class AnswerBatch:
 
 
 class Answering(Protocol):
-    """How answers are sampled, as a stage's config says it."""
+    """The options of sampling that a stage's config has."""
 
     @property
     def answer_max_tokens(self) -> int: ...
@@ -85,10 +85,10 @@ def generate(
     *,
     in_ranks: bool = False,
 ) -> Completions:
-    """One sampled answer to each prompt.
+    """Sample one answer to each prompt.
 
-    in_ranks: each rank samples its part of them, with a model that is whole on each, and all get all; every rank must
-    call. The answers are those of one process.
+    in_ranks: each rank samples its part of them, with a whole model on each, and all get all; every rank must call. The
+    answers are those of one process.
     """
     own = sample(
         model,
@@ -125,7 +125,7 @@ def kl_of(
 ) -> tuple[Tensor, Tensor]:
     """KL(model ‖ reference) summed over each answer's tokens (B,), from whole distributions, and the token counts.
 
-    temperature: that the answers were drawn at, and so of both distributions: the mean over answers is the KL
+    temperature: of the sampling of the answers, and so of both distributions: the mean over answers is the KL
     divergence of what is sampled.
     """
     batch = AnswerBatch.of(answers, chat.pad)

@@ -1,13 +1,13 @@
-"""Answers from a causal language model: batched, with a key-value cache, each drawn from a seed of its own.
+"""Answers from a causal language model: batched, with a key-value cache, each drawn from its own seed.
 
-An answer's draws follow from the seed and its prompt's number alone, so neither batches nor ranks show in it but by
-rounding. Prompts of a batch that are the same are read once; each answer then goes on from a copy of their keys and
-values. On a CPU `evaluation/generation/decoding.py` does it where the model bears that, in fp32 or by layers of its
-own: keys and values stay in place, and the next prompts take the slots of answers that have ended.
+An answer's draws depend on the seed and its prompt's number alone, so that neither batches nor ranks change it except
+by rounding. Equal prompts of a batch are read once; each answer then continues from a copy of their keys and values. On
+a CPU `evaluation/generation/decoding.py` does it where the model supports that, in fp32 or with its own layers: keys
+and values stay in place, and the next prompts take the slots of answers that have ended.
 
-Answers that have ended leave the batch, which the proven families (`training/config/families.py`) are known to bear.
-Any other answers by `evaluation/generation/continuations.py`, slower: some of them keep a recurrent state or count
-positions in their own way, and would give other answers here without an error.
+Answers that have ended leave the batch, which is known to work for the proven families (`training/config/families.py`).
+Other families answer through `evaluation/generation/continuations.py`, which is slower: some of them keep a recurrent
+state or count positions in their own way, and would give other answers here without an error.
 
 Shapes: B prompts, T tokens, V vocabulary.
 """
@@ -42,10 +42,10 @@ def sample(
     on_batch: Callable[[int], None] = lambda done: None,
     only: slice | None = None,
 ) -> list[list[int]]:
-    """The new ids of each prompt, with the stop id where there is one; temperature 0 takes the likeliest token.
+    """Return the new ids of each prompt, with the stop id where there is one; temperature 0 takes the likeliest token.
 
-    Prompts of like length are answered together. `on_batch` hears how many are done.
-    only: the prompts whose answers are wanted; they are those that all prompts together would have there.
+    Prompts of similar length are answered together. `on_batch` gets the number of prompts done.
+    only: the prompts to answer; their answers are the same as in a call without it.
     """
     wanted = range(len(prompts))[only or slice(None)]
     if model.config.model_type not in FAMILIES:
@@ -75,9 +75,9 @@ def sample(
 def _in_slots(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, hardware: Hardware
 ) -> bool:
-    """Whether `Decoder` answers these: on a CPU, in fp32 or where it has layers of its own.
+    """Return True if `Decoder` answers these: on a CPU, in fp32 or where it has its own layers.
 
-    Those compute in fp32 and are faster still than transformers' under bf16 autocast, which casts the weights anew for
+    Those compute in fp32 and are faster even than transformers' under bf16 autocast, which casts the weights again for
     each token.
     """
     if not prompts or hardware.device.type != "cpu":
@@ -101,7 +101,7 @@ def _by_slots(
     on_batch: Callable[[int], None],
     draws: Tensor | None,
 ) -> list[list[int]]:
-    """The new ids of each prompt. draws: of `draws_of` for these prompts."""
+    """Return the new ids of each prompt. draws: of `draws_of` for these prompts."""
     unused = torch.tensor(unused_ids(model), dtype=torch.long)
     steps = torch.zeros(len(prompts), dtype=torch.long)
 
@@ -135,7 +135,7 @@ def stream(
 ) -> Iterator[tuple[int, int]]:
     """Yield (row, token) step by step for a model of a proven family; rows that stopped leave the batch.
 
-    pick: the tokens (N,) of logits (N, V), given the rows (N,) that they belong to and the step.
+    pick: returns the tokens (N,) for logits (N, V), given the rows (N,) that they belong to and the step.
     """
     device = hardware.device
     width = max(map(len, prompts))
@@ -175,15 +175,15 @@ def stream(
 
 
 def draws_of(numbers: Sequence[int], steps: int, seed: int) -> Tensor:
-    """What decides the tokens of the prompts with these numbers (B, steps): uniform in [0, 1), each row from (seed,
-    number) alone."""
+    """Return the draws that decide the tokens of the prompts with these numbers (B, steps): uniform in [0, 1), each row
+    from (seed, number) alone."""
     rows = [np.random.default_rng([seed % 2**64, number]).random(steps) for number in numbers]
     return torch.from_numpy(np.stack(rows))
 
 
 def choose(logits: Tensor, temperature: float, draws: Tensor | None = None) -> Tensor:
-    """One token id for each row of logits (B, V): the likeliest, or the one within whose part of the distribution
-    function the row's draw (B,) falls. A temperature below COLDEST takes the likeliest too. Raises StageError
+    """Return one token id for each row of logits (B, V): the likeliest, or the one whose interval of the distribution
+    function contains the row's draw (B,). A temperature below COLDEST takes the likeliest too. Raises StageError
     `not_finite` for a draw from NaN."""
     if draws is None or temperature < COLDEST:
         return logits.argmax(-1)
@@ -195,6 +195,6 @@ def choose(logits: Tensor, temperature: float, draws: Tensor | None = None) -> T
             "expected finite logits of the model that answers, and they contain NaN",
             "look where its training diverged, and lower optimizer.learning_rate",
         )
-    # Never on the last sum itself, behind which no token is.
+    # Never exactly the last sum, after which there is no token.
     at = torch.minimum(draws * below[:, -1], torch.nextafter(below[:, -1], below.new_zeros(())))
     return torch.searchsorted(below, at[:, None], right=True)[:, 0]

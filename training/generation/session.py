@@ -1,4 +1,4 @@
-"""Answers of a model folder as they are written: prompts as token ids, tokens as text."""
+"""Answers of a model folder, streamed: prompts as token ids, tokens as text."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ def answer(
     seed: int = 17,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Generator[str, None, Spoken]:
-    """Yields the assistant's answer in pieces of text, one a token and some empty, until `<|end|>` or the limit;
-    returns how it ended.
+    """Yields the assistant's answer in pieces of text, one per token and some empty, until `<|end|>` or the limit;
+    returns the end of the answer.
 
     messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
     oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
-    positions. temperature: 0
-    takes the likeliest token. chat_template_kwargs: values of the model's chat template, such as enable_thinking.
-    Raises StageError for a folder that is no model of ours and for other roles.
+    positions. temperature: 0 takes the likeliest token. chat_template_kwargs: values of the model's chat template, such
+    as enable_thinking. Raises StageError for a folder that is no model of ours and for other roles.
     """
     model, tokenizer, _ = loaded(Path(model_dir))
     chat = _chat(tokenizer, _as_key(chat_template_kwargs))
@@ -68,7 +67,7 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], frozenset[int]]:
-    """The token ids that ask for the assistant's next message, of any length, and those that end it.
+    """Return the token ids that ask for the assistant's next message, of any length, and those that end it.
 
     Args:
         tokenizer: Of the model.
@@ -86,7 +85,8 @@ def chat_prompt(
 
 @lru_cache(maxsize=4 * KEPT)
 def _chat(tokenizer: PreTrainedTokenizerBase, values: str) -> Chat:
-    """Conversations for the tokenizer of a model's folder; what a template writes behind answers is found once.
+    """Conversations for the tokenizer of a model's folder; the text that a template writes after answers is determined
+    once.
 
     values: of the chat template, as JSON.
     """
@@ -98,7 +98,7 @@ def _as_key(values: Mapping[str, Any] | None) -> str:
 
 
 def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], frozenset[int]]:
-    """The token ids of a text that begins a document, of any length, and those that end what follows."""
+    """Return the token ids of a text that begins a document, of any length, and those that end its continuation."""
     end, start = tokenizer.eos_token_id, tokenizer.bos_token_id
     first = [one for one in (end if start is None else start,) if one is not None]
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
@@ -106,7 +106,7 @@ def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int
 
 
 def positions_of(model: PreTrainedModel) -> int:
-    """The most tokens of a prompt and its answer together."""
+    """Return the maximum number of tokens of a prompt and its answer together."""
     return limit_length(model, 1_000_000)
 
 
@@ -118,7 +118,8 @@ def _batch(model_dir: Path) -> BatchedAnswers:
 
 @lru_cache(maxsize=KEPT)
 def loaded(model_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Hardware]:
-    """The model of a folder, ready to write, its tokenizer, and where it is. Raises StageError where there is none."""
+    """Return the model of a folder, ready to generate, its tokenizer, and its hardware. Raises StageError where there
+    is none."""
     if not (model_dir / "config.json").is_file():
         raise stage_error("no_model", str(model_dir), "expected a Hugging Face model folder with config.json")
     hardware = prepare(LaunchConfig())

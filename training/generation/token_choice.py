@@ -1,7 +1,7 @@
 """The next token of each answer of a batch, by the options of that answer alone.
 
-An answer's draws follow from its seed and its number under that seed, so the other answers of a batch do not show in
-it but by rounding of its logits.
+An answer's draws follow from its seed and its number under that seed, so the other answers of a batch affect it only by
+rounding of its logits.
 
 Shapes: N answers, V vocabulary.
 """
@@ -22,7 +22,7 @@ from training.generation.sampling import choose
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How an answer is written.
+    """Options of the sampling of an answer.
 
     Args:
         max_new_tokens: The answer's most tokens.
@@ -32,10 +32,10 @@ class SamplingOptions:
         seed: Of the draws.
         number: Number of the answer under this seed, for several answers to one prompt.
         presence_penalty: Subtracted from the logit of each token that the answer already has.
-        frequency_penalty: The same, as often as the answer has the token.
+        frequency_penalty: The same, times the number of times that the answer has the token.
         logit_bias: Added to the logits of these tokens.
-        logprobs: Number of the likeliest tokens whose log-probabilities are reported beside that of the token itself;
-            None reports none.
+        logprobs: Number of the likeliest tokens whose log-probabilities are reported in addition to that of the token
+            itself; None reports none.
     """
 
     max_new_tokens: int
@@ -56,8 +56,8 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Token:
-    """A token of an answer. logprob: under the model, before temperature and penalties, None where not asked for.
-    likeliest: the most likely tokens in its place with theirs, as ids."""
+    """A token of an answer. logprob: under the model, before temperature and penalties, None where not requested.
+    likeliest: the most likely tokens at its position with their log-probabilities, as ids."""
 
     id: int
     logprob: float | None = None
@@ -74,7 +74,7 @@ class TokenChooser:
         self._counts: Counter[int] = Counter()
 
     def draw(self) -> float:
-        """A number in [0, 1): the next of the answer's draws."""
+        """Return the next of the answer's draws, in [0, 1)."""
         return float(self._random.random())
 
     def add(self, token: int) -> None:
@@ -127,7 +127,8 @@ def choose_tokens(logits: Tensor, choosers: Sequence[TokenChooser]) -> list[Toke
 
 
 def logprobs_of(logits: Tensor, chosen: Tensor, counts: Sequence[int]) -> list[Token]:
-    """Tokens chosen (N,) with their log-probabilities, and with those of the `counts` likeliest, from logits (N, V)."""
+    """Return the chosen tokens (N,) with their log-probabilities, and with those of the `counts` likeliest, from logits
+    (N, V)."""
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
     likeliest = logprobs.topk(max(counts), dim=-1) if max(counts) else None

@@ -1,7 +1,7 @@
 """Answers of a policy by vLLM: a server that rank 0 runs, which gets the policy's weights before each round.
 
-What is learnt from are the token ids alone: log-probabilities are computed anew by the model that learns. Those that
-vLLM tells of its own tokens are held against them, so that a server that computes another model is found out.
+Only the token ids are used for learning: the model that learns computes their log-probabilities itself. The
+log-probabilities that vLLM reports are compared with those, so that a server that computes another model is detected.
 
 Shapes: B answers.
 """
@@ -37,13 +37,13 @@ from training.model.new_tokens import unused_ids
 T = TypeVar("T")
 LOG = "vllm.log"
 NEVER = -100.0
-"""What vLLM adds at least to the logit of a token that is not to be written."""
+"""Minimum value that vLLM adds to the logit of a token that must not be generated."""
 _READ_AT_ONCE = 8192
 """Tokens of prompts in one pass on a CPU."""
 _MOST_APART = {torch.float32: 0.01}
 _MOST_APART_ROUNDED = 0.1
-"""Nats a token, in the mean, by which two computations of one model may differ: in fp32 some 1e-6 were seen, under bf16
-0.02, as far as ours are from those in fp32."""
+"""Mean nats per token by which two computations of one model may differ: in fp32 about 1e-6 were seen, under bf16 0.02,
+the distance of ours from those in fp32."""
 
 
 class VllmSampler:
@@ -98,7 +98,7 @@ class VllmSampler:
         _on_first(start)
 
     def update(self, step: int) -> None:
-        """Gives it the policy's weights as they are now; how long that took is told as of this step."""
+        """Send it the policy's current weights; the time that took is recorded at this step."""
 
         def reload() -> None:
             began = time.monotonic()
@@ -110,7 +110,7 @@ class VllmSampler:
         _on_first(reload)
 
     def sample(self, prompts: Sequence[list[int]], seed: int) -> Completions:
-        """An answer to each prompt, with the log-probabilities that vLLM tells of it."""
+        """Return an answer to each prompt, with the log-probabilities that vLLM reports."""
         stops, config = sorted(self._chat.stops), self._config
         # `ignore_eos`: of the model's own; what ends an answer is in stop_token_ids, and stays a part of it.
         shared = {
@@ -140,7 +140,7 @@ class VllmSampler:
         return Completions(list(prompts), ids, ended, [told for _, told in found])
 
     def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:
-        """Tells how far vLLM's log-probabilities are from ours (B, T) of the same tokens, `mask (B, T)`, in the mean.
+        """Record the mean difference of vLLM's log-probabilities from ours (B, T) of the same tokens, `mask (B, T)`.
         Raises StageError `vllm_differs` where that is more than rounding."""
         apart = float(differences(answers, logprobs, mask).mean())
         self._run.metric("rlhf/vllm_logprobs_apart", apart, step)
@@ -155,7 +155,7 @@ class VllmSampler:
             )
 
     def close(self) -> None:
-        """Ends the server and removes its weights; on other ranks nothing happens."""
+        """End the server and remove its weights; does nothing on other ranks."""
         if self._server is not None:
             self._server.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -173,8 +173,8 @@ class VllmSampler:
         half.replace(self._folder / "model.safetensors")
 
     def _write_config(self, source: Path) -> None:
-        """vLLM would load an output layer that shares the input's memory once and leave the copy that its kernels use
-        as it was: so the two are written as two."""
+        """Write the config with untied embeddings. vLLM would load an output layer that shares the input's memory once
+        and leave the copy that its kernels use unchanged: so the two are written as two."""
         config = copy.deepcopy(self._policy.config)
         config.tie_word_embeddings = False
         config.architectures = [type(self._policy).__name__]
@@ -182,7 +182,7 @@ class VllmSampler:
         copy_beside(source, self._folder)
 
     def _cache_bytes(self, longest: int) -> int:
-        """Keys and values of so many answers at once as vLLM computes."""
+        """Return the bytes of keys and values of the number of answers that vLLM computes at once."""
         config = self._policy.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -190,18 +190,18 @@ class VllmSampler:
 
 
 def differences(answers: Completions, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """How far vLLM's log-probabilities of all tokens (N,) are from these (B, T), `mask (B, T)`."""
+    """Return the differences of vLLM's log-probabilities of all tokens (N,) from these (B, T), `mask (B, T)`."""
     assert answers.logprobs is not None
     return (logprobs[mask.bool()] - torch.tensor([*chain(*answers.logprobs)])).abs()
 
 
 def seed_of(seed: int, number: int) -> int:
-    """What vLLM draws the tokens of the answer with this number by."""
+    """Return the seed from which vLLM draws the tokens of the answer with this number."""
     return int(np.random.default_rng([seed % 2**64, number]).integers(2**63 - 1))
 
 
 def _on_first(work: Callable[[], T]) -> T:
-    """What `work` gives on rank 0, on every rank; what it raises there is raised on every rank."""
+    """Return the result of `work` on rank 0 to every rank; an error of it is raised on every rank."""
     outcome: T | StemmaError | None = None
     if ranks.is_first():
         try:

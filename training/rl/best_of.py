@@ -1,5 +1,5 @@
-"""Best of n: of n answers of the model that a training began from, the one that scores best. What every training is
-held against, since it needs none.
+"""Best of n: the highest-scoring of n answers of the model that training began from. Every training is compared with
+it, since it needs no training.
 
 Shapes: P prompts, N answers to each.
 """
@@ -16,13 +16,13 @@ from evaluation.statistics.clustered import clustered_mean
 
 
 def counts(most: int) -> list[int]:
-    """1, 2, 4, … and `most` itself."""
+    """Return 1, 2, 4, … and `most` itself."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 
 def kl_of_best(n: int) -> float:
-    """log n − (n − 1)/n nats: the KL divergence of the best of n from one (Stiennon et al. 2020, appendix G); an upper
-    bound where answers repeat (Beirami et al. 2024)."""
+    """Return log n − (n − 1)/n nats: the KL divergence of the best of n from one (Stiennon et al. 2020, appendix G); an
+    upper bound where answers repeat (Beirami et al. 2024)."""
     return math.log(n) - (n - 1) / n
 
 
@@ -33,8 +33,8 @@ def chances(drawn: int, n: int) -> NDArray[np.float64]:
 
 
 def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """The expected score (P,) of the best of n by `by`, from all draws of n among N answers: no more chance in it than
-    need be. scores, by (P, N): where equal in `by`, the mean of their scores counts."""
+    """Return the expected score (P,) of the best of n by `by`, over all draws of n among N answers, so that sampling
+    adds no avoidable noise. scores, by (P, N): where answers are equal in `by`, the mean of their scores counts."""
     order = np.argsort(by, axis=1, kind="stable")
     ranked = np.take_along_axis(scores, order, 1)
     ordered = np.take_along_axis(by, order, 1)
@@ -50,10 +50,10 @@ def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDA
 def best_of_figures(
     by: NDArray[np.float64], scores: Mapping[str, NDArray[np.float64]], most: int, clusters: NDArray[np.int64]
 ) -> dict[str, float]:
-    """best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
+    """Return best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
 
-    by: what chooses (P, N). scores: by name, each (P, N). clusters (P,): the number of the conversation of
-    each prompt.
+    by: values that choose the answer (P, N). scores: by name, each (P, N). clusters (P,): the number of the
+    conversation of each prompt.
     """
     figures: dict[str, float] = {}
     for n in counts(most):

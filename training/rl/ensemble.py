@@ -1,8 +1,8 @@
 """Several reward models as one reward: their mean, or less where they disagree.
 
-A policy that is pushed against one reward model finds its errors. Models of other seeds err elsewhere, so that what all
-of them like is more likely to be good (Coste et al. 2023, "Reward Model Ensembles Help Mitigate Overoptimization").
-
+A policy trained against one reward model finds that model's errors. Models trained with other seeds make other errors,
+so that an answer which all of them score high is more likely to be good (Coste et al. 2023, "Reward Model Ensembles
+Help Mitigate Overoptimization").
 Shapes: B answers, M reward models.
 """
 
@@ -24,7 +24,7 @@ from training.train_modules.scorer import Scorer
 
 
 def member_names(inputs: Mapping[str, Path]) -> list[str]:
-    """The inputs that are reward models of the policy, `reward_model` first.
+    """Return the inputs that are reward models of the policy, `reward_model` first.
 
     Raises StageError where there are others without it.
     """
@@ -42,10 +42,10 @@ def member_names(inputs: Mapping[str, Path]) -> list[str]:
 
 
 class Ensemble:
-    """One or several reward models, and how their scores become one."""
+    """One or several reward models, and the rule that combines their scores."""
 
     def __init__(self, members: Mapping[str, Scorer], config: RlhfConfig) -> None:
-        """Raises StageError where `reward_weights` names a model that is not there, or two are the same."""
+        """Raises StageError where `reward_weights` names a missing model, or two models are the same."""
         self.members = dict(members)
         self._config = config
         for name in config.reward_weights:
@@ -74,7 +74,7 @@ class Ensemble:
 
     @property
     def first(self) -> Scorer:
-        """The model that a value function begins from."""
+        """The model that a value function is initialised from."""
         return next(iter(self.members.values()))
 
     def raw(self, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
@@ -83,7 +83,8 @@ class Ensemble:
         return found[0] if len(found) == 1 else torch.stack(found, 1)
 
     def combined(self, scores: Tensor) -> Tensor:
-        """Scores (B, M), brought to one scale, as one reward (B,); those of one model (B,) as they are."""
+        """Combine scores (B, M), brought to one scale, into one reward (B,); return those of one model (B,)
+        unchanged."""
         if scores.dim() == 1:
             return scores
         mean = scores @ self._weights.to(scores)
@@ -98,11 +99,11 @@ class Ensemble:
         return mean
 
     def apart(self, scores: Tensor) -> float:
-        """How far the models lie apart: the mean standard deviation of an answer's scores (B, M)."""
+        """Return the disagreement of the models: the mean standard deviation of an answer's scores (B, M)."""
         return float(scores.std(1, correction=0).mean())
 
 
 def same_weights(one: Scorer, other: Scorer) -> bool:
-    """Whether two reward models are one."""
+    """Return True if two reward models have the same weights."""
     ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

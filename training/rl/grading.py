@@ -1,6 +1,8 @@
-"""Processes that grade answers side by side: reward functions and unit tests, an answer at a time, each in its time.
+"""Processes that grade answers in parallel: reward functions and unit tests, one answer at a time, each with a time
+limit.
 
-python -m training.rl.grading    serves whoever started it: a line of JSON for each answer, and one back
+python -m training.rl.grading    serves the process that started it: reads a line of JSON for each answer, writes one
+                                 back
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from training.sandbox.unit_tests import TIMEOUT_S, passes
 
 UNIT_TESTS = "unit tests"
 IMPORT_S = 120.0
-"""What importing a function's module may take, which is not counted to any answer."""
+"""Seconds that the import of a function's module may take; they are not counted to any answer."""
 GRACE_S = 30.0
-"""What a process has beyond the time limit of unit tests, which it keeps by itself."""
+"""Seconds added to the time limit of unit tests, which the process enforces itself."""
 _PDEATHSIG = 1
 
 
 class Graders:
-    """What grades answers: this process, or `processes` others, which start at the first answer and end with `close`,
+    """Grader of answers: this process, or `processes` others, which start at the first answer and end with `close`,
     with this process, or when one of them takes longer than `timeout_s` seconds for an answer.
 
-    A reward does not depend on how many they are, since every answer is graded by itself in those processes; functions
-    are called here with all answers at once. Unit tests run in a sandbox (`launch.sandbox`) either way; functions are
-    the user's and run with the user's rights.
+    The reward does not depend on the number of processes, since those processes grade each answer separately; without
+    them, functions are called in this process with all answers at once. Unit tests run in a sandbox (`launch.sandbox`)
+    either way; functions are the user's and run with the user's rights.
     """
 
     def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: Wanted = "auto") -> None:
@@ -53,8 +55,8 @@ class Graders:
         self._functions: dict[str, RewardFunction] = {}
 
     def functions(self, path: str, answered: Sequence[Answered]) -> list[float]:
-        """What the function gives each answer, nan where it abstains. Raises StageError as `call` does, and in other
-        processes where it ends its process or takes too long."""
+        """Return the function's reward of each answer, nan where it abstains. Raises StageError as `call` does, and in
+        other processes where it ends its process or takes too long."""
         if self._count:
             return self._shared_out(path, answered)
         if path not in self._functions:
@@ -62,8 +64,8 @@ class Graders:
         return call(path, self._functions[path], answered)
 
     def tests(self, answers: Sequence[str], references: Sequence[str]) -> list[float]:
-        """1 for each answer that passes the tests in its reference, else 0. Raises StageError where there is no
-        sandbox to run it in."""
+        """Return 1 for each answer that passes the tests in its reference, else 0. Raises StageError where no sandbox
+        is available."""
         asked = [Answered("", answer, reference) for answer, reference in zip(answers, references, strict=True)]
         if self._count:
             return self._shared_out(UNIT_TESTS, asked)
@@ -75,13 +77,13 @@ class Graders:
         return find(self._wanted)
 
     def close(self) -> None:
-        """Ends the processes, and what they started that is still in their groups."""
+        """End the processes and all that they started in their process groups."""
         for one in self._graders:
             one.end()
         self._graders = []
 
     def _shared_out(self, path: str, asked: Sequence[Answered]) -> list[float]:
-        """Each answer goes to the process that is free first."""
+        """Give each answer to the process that is free first."""
         found = [math.nan] * len(asked)
         waiting = deque(range(len(asked)))
         try:
@@ -144,8 +146,8 @@ class Graders:
 
 @dataclass(eq=False)
 class _Grader:
-    """A process that grades. answer: the place of the one that it is at, None while it is free; allowed_s, deadline
-    (monotonic seconds): for this answer; is_gone: it has closed its pipe, and will answer no more."""
+    """A process that grades. answer: the index of the answer in progress, None while it is free; allowed_s, deadline
+    (monotonic seconds): for this answer; is_gone: it has closed its pipe and sends no more answers."""
 
     answer: int | None = None
     allowed_s: float = math.inf
@@ -180,7 +182,7 @@ class _Grader:
             self.is_gone = True
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """Whole messages that have come."""
+        """Complete messages received so far."""
         data = os.read(self.output, 1 << 16)
         self.is_gone |= not data
         *lines, self._heard = (self._heard + data).split(b"\n")
@@ -190,7 +192,7 @@ class _Grader:
         self.allowed_s, self.deadline = seconds, time.monotonic() + seconds
 
     def end(self) -> None:
-        """Ends it and what it started, however far it is."""
+        """Kill it and the processes that it started, even during an answer."""
         signal_group(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._parent_pipe)
@@ -201,8 +203,8 @@ class _Grader:
 
 
 def _serve() -> None:
-    """Grades what comes until whoever started this closes the pipe."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # beside the thread, which a function may hold up
+    """Grade incoming answers until the parent process closes the pipe."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # besides the thread, which a function may block
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")

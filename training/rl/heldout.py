@@ -1,6 +1,6 @@
-"""What the SFT model and the policy made of it answer to held-out prompts, and how good that is: the figures of RLHF.
+"""Evaluation of RLHF on held-out prompts: answers of the SFT model and of the policy trained from it, and their scores.
 
-Shapes: P prompts, A answers, of which `rlhf.heldout_answers` to each prompt follow one another.
+Shapes: P prompts, A answers; the `rlhf.heldout_answers` answers to each prompt are consecutive.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from training.rl.rewards import Prompt, Rewards
 from training.validation.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 
 _Scores = dict[str, NDArray[np.float64]]
-"""Of each side, `sft` and `rlhf`, (A,)."""
+"""Scores (A,) of each side, `sft` and `rlhf`."""
 
 
 class Heldout:
-    """Held-out prompts, and all that judges answers to them. Every rank calls what is here, and gets the same."""
+    """Held-out prompts and everything that judges answers to them. Every rank must call the methods, and gets the same
+    result."""
 
     def __init__(
         self, prompts: Sequence[Prompt], rewards: Rewards, chat: Chat, config: RlhfConfig, hardware: Hardware
@@ -48,7 +49,8 @@ class Heldout:
     def figures(
         self, sft: PreTrainedModel, policy: PreTrainedModel, samples: Path
     ) -> tuple[dict[str, float], list[str]]:
-        """The figures that `training.rlhf.rlhf` names, and what is to be said of them. Answers go to `samples`."""
+        """Return the figures that `training.rlhf.rlhf` names, and log lines about them. Answers are written to
+        `samples`."""
         config, chat, hardware = self._config, self._chat, self._hardware
         answers = {name: self._sampled(one, self._each, config.seed) for name, one in (("sft", sft), ("rlhf", policy))}
         scores, apart = self._scores(answers) if self._rewards.ensemble else ({}, {})
@@ -84,7 +86,7 @@ class Heldout:
         return self._rewards.right([self._chat.decode(ids) for ids in answers.ids], prompts)
 
     def _means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean (P,) over the answers to a prompt."""
+        """Return the mean (P,) over the answers to each prompt."""
         return means(values, self._config.heldout_answers)
 
     def _gains(self, by: str, scores: _Scores, longer: NDArray[np.float64], of: NDArray[np.bool_]) -> dict[str, float]:
@@ -95,8 +97,8 @@ class Heldout:
         )
 
     def _scores(self, answers: Mapping[str, Completions]) -> tuple[_Scores, dict[str, float]]:
-        """The reward of each side's answers: the raw score of one model, of several what they come to together; and how
-        far several lie apart."""
+        """Return the reward of each side's answers, the raw score of one model or the combined score of several; and,
+        of several models, their disagreement."""
         ensemble, scale = self._rewards.ensemble, self._rewards.scale
         raw = {name: ensemble.raw(side, self._chat, self._hardware) for name, side in answers.items()}
         if len(ensemble) == 1:
@@ -109,8 +111,8 @@ class Heldout:
         return combined, {name: ensemble.apart(one) for name, one in each.items()}
 
     def _by_functions(self, answers: Mapping[str, Completions]) -> _Scores:
-        """The weighted sum of what the config's functions give, without those that abstain; nothing where it names
-        none."""
+        """Return the weighted sum of the rewards of the config's functions, without those that abstain; empty where it
+        names none."""
         weights = self._config.reward_functions
         found: _Scores = {}
         for name, side in answers.items() if weights else ():
@@ -121,8 +123,9 @@ class Heldout:
         return found
 
     def _best_of(self, sft: PreTrainedModel) -> dict[str, float]:
-        """What the best of several answers of the SFT model scores: chosen by the reward, told by it (reward) and by
-        the judge; and where a rule tells, how often one of them is right (verified)."""
+        """Return the scores of the best of several answers of the SFT model, chosen by the reward: by the reward itself
+        (reward) and by the judge; and where a rule judges, the share of prompts with a right answer among them
+        (verified)."""
         many, seed = self._config.best_of, self._config.seed
         prompts = [one for one in self._prompts for _ in range(many)]
         answers = self._sampled(sft, prompts, seed + 1)
@@ -140,7 +143,7 @@ class Heldout:
         return figures
 
     def _verified(self, right: _Scores) -> dict[str, float]:
-        """How many answers are right of the prompts that a rule judges; nothing where there are none.
+        """Return the share of right answers to the prompts that a rule judges; nothing where there are none.
 
         right: 1 for each right answer (A,).
         """
@@ -157,8 +160,8 @@ class Heldout:
     def _write(
         self, path: Path, answers: Mapping[str, Completions], scores: _Scores, judged: _Scores, right: _Scores
     ) -> None:
-        """A line a prompt, with the first of its answers: answers and rewards by side, and under `judge` the judge's
-        scores where there is one."""
+        """Write one line per prompt, with the first of its answers: answers and rewards by side, and under `judge` the
+        judge's scores where there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf8") as file:
             for number, one in zip(range(0, len(self._each), self._config.heldout_answers), self._prompts, strict=True):
@@ -179,7 +182,7 @@ class Heldout:
 
 
 def _said(figures: Mapping[str, float]) -> list[str]:
-    """The figures in a few words each."""
+    """Summarise the figures in a few words each."""
 
     def bounds(name: str) -> str:
         if f"{name}_low" not in figures:

@@ -13,7 +13,7 @@ from infra.run import Run
 from training.core.train_state import EndOfTraining
 
 FALSE_STOPS = 0.05
-"""Maximum probability, over all rounds, that a training is stopped whose judge's true score never falls."""
+"""Maximum probability, over all rounds, of stopping a training whose judge's true score never falls."""
 _ROUNDS_APART = 8
 """Minimum distance in rounds of stretches whose differences measure the noise: neighbouring rounds are correlated."""
 _DIFFERENCES_PER_DEGREE = 35 / 18
@@ -65,13 +65,13 @@ class DivergenceWatch:
 
 
 def fall_from_best(seen: list[Round] | NDArray[np.float64], rounds: int) -> tuple[int, Round, Round] | None:
-    """(last round of the judge's best stretch, the means of that stretch, the means of the newest) where the newest is
-    below it beyond chance and has more reward; None where not, and where no stretch ends with the last round.
+    """Return (last round of the judge's best stretch, the means of that stretch, the means of the newest) where the
+    newest is below it beyond chance and has more reward; None otherwise, and where no stretch ends with the last round.
 
     A sequential test: the k-th look has FALSE_STOPS / (k (k - 1)) of the error, which adds up to FALSE_STOPS over any
-    number of looks. That a look takes the best of k - 1 earlier stretches is not corrected for: the best is the same
-    for many looks, so that late looks use little of their share. In simulated runs of 500 rounds, with windows of 5 and
-    20, noise of up to twice the reported error and correlations of up to 0.6, the rate stays below FALSE_STOPS
+    number of looks. There is no correction for taking the best of k - 1 earlier stretches: the best is the same for
+    many looks, so that late looks use little of their share. In simulated runs of 500 rounds, with windows of 5 and 20,
+    noise of up to twice the reported error and correlations of up to 0.6, the rate stays below FALSE_STOPS
     (benchmarks/bench_divergence.py).
 
     seen: (rounds, 3), as of Round.
@@ -85,8 +85,8 @@ def fall_from_best(seen: list[Round] | NDArray[np.float64], rounds: int) -> tupl
     means = stretches.mean(1)
     judge = means[:, 1]
 
-    # Second differences have no part of a steady rise or fall, whose slope is not noise. The answers' own spread is the
-    # least that a mean can vary; rounds vary by more, since the policy moves and prompts are drawn.
+    # Second differences cancel a steady rise or fall, whose slope is not noise. The answers' own spread is a lower
+    # bound on the variation of a mean; rounds vary by more, since the policy moves and prompts are drawn.
     differences = judge[: -2 * apart] - 2 * judge[apart:-apart] + judge[2 * apart :]
     observed = np.mean(differences**2) / 6
     reported = np.mean(stretches[:, :, 2] ** 2) / rounds

@@ -1,4 +1,5 @@
-"""What RLHF trains: a policy and its value function; where weights are sharded, with a copy that samples answers."""
+"""The networks that RLHF trains: a policy and its value function; where weights are sharded, with a copy that samples
+answers."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from training.train_modules.scorer import Scorer
 
 
 class PolicyAndValue(Trainable):
-    """A policy and, where the algorithm has one, a value function of its own, begun from the reward model (InstructGPT,
-    section 3.5).
+    """A policy and, where the algorithm has one, its own value function, initialised from the reward model
+    (InstructGPT, section 3.5).
 
     A batch is a minibatch of `training.rl.rollouts.Rollouts`.
     """
@@ -52,8 +53,8 @@ class PolicyAndValue(Trainable):
         self._text_coef = text_coef
 
     def train(self, mode: bool = True) -> PolicyAndValue:
-        """Stays in evaluation mode: dropout would make the ratio to the sampling policy a matter of luck
-        ("N implementation details of RLHF", section 2.5)."""
+        """Stay in evaluation mode: dropout would make the ratio to the sampling policy random ("N implementation
+        details of RLHF", section 2.5)."""
         return super().train(False)
 
     def last_stack(self) -> nn.Module:
@@ -61,17 +62,18 @@ class PolicyAndValue(Trainable):
         return last_stack(self.policy)
 
     def networks(self) -> dict[str, nn.Module]:
-        """The two, which share no weights."""
+        """Return the policy and the value function, which share no weights."""
         return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
 
     def values(self, ids: Tensor, places: Tensor, mask: Tensor) -> Tensor:
-        """Expected normalised reward (B, T) at the places (B, T) of ids; where `mask (B, T)` is 0 anything."""
+        """Return the expected normalised reward (B, T) at the places (B, T) of ids; arbitrary where `mask (B, T)` is
+        0."""
         assert self.value is not None
         return self.scale.of_first(self.value.at(ids, places, answered(places, mask)))
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature; and
-        the loss of the text beside them (`training.train_modules.mixed_text`)."""
+        """Return log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature;
+        and the loss of the pretraining text (`training.train_modules.mixed_text`)."""
         ids, places, mask = batch["ids"], batch["places"], batch["mask"]
         logprobs = answer_logprobs(self.policy, ids, places, batch["tokens"], mask, self._hardware, self._temperature)
         values = self.values(ids, places, mask) if self.value is not None else None
@@ -88,10 +90,10 @@ class PolicyAndValue(Trainable):
 
 
 def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
-    """The networks that sample and look at answers, and what brings them to what was learnt.
+    """Return the networks that sample and evaluate answers, and a function that updates them to the trained weights.
 
-    These are the model's own, but where weights are sharded a whole copy on each rank: ranks sample answers of their
-    own, each of another number of steps, and sharded layers would have to be gathered for all of them in step.
+    These are the model's own. Where weights are sharded they are a whole copy on each rank: ranks sample different
+    answers of different lengths, and sharded layers would have to be gathered for all of them in step.
     """
     if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
         return model, lambda: None

@@ -1,4 +1,4 @@
-"""Functions that reward answers, by their import path: found, called, and held to give a number for each answer."""
+"""Functions that reward answers, given by import path: import, call, and a check that each answer gets a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.errors import stage_error
 from training.config.functions import FIX
 
 RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Iterable[float | None]]
-"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward of each answer, None where
+"""(prompts, answers, responses of the instructions file, "" where there is none) → a reward for each answer, None where
 the function abstains."""
 
 KEY = "rlhf.reward_functions"
@@ -20,7 +20,7 @@ LONGEST_SHOWN = 80
 
 
 class Answered(NamedTuple):
-    """An answer with its prompt and the response beside that in the instructions."""
+    """An answer with its prompt and the prompt's response in the instructions."""
 
     prompt: str
     answer: str
@@ -28,7 +28,7 @@ class Answered(NamedTuple):
 
 
 def reward_function(path: str) -> RewardFunction:
-    """The function behind `package.module:name`. Raises StageError where there is none."""
+    """Import the function `package.module:name`. Raises StageError where there is none."""
     module, _, name = path.partition(":")
     where = f"{KEY}.{path}"
     try:
@@ -45,8 +45,8 @@ def reward_function(path: str) -> RewardFunction:
 
 
 def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> list[float]:
-    """Its rewards, nan where it abstains with None. Raises StageError where it raises or exits, returns anything but a
-    reward for each answer, or gives one that is no finite number, with the answer."""
+    """Return the function's rewards, nan where it abstains with None. Raises StageError where it raises or exits,
+    returns anything but a reward for each answer, or gives a reward that is not a finite number, with that answer."""
     where = f"{KEY}.{path}"
     prompts, answers, responses = map(list, zip(*answered, strict=True)) if answered else ([], [], [])
     try:
@@ -73,7 +73,7 @@ def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> l
 
 
 def _each(returned: object) -> list[object] | None:
-    """The items of what a function returned: of a list, array, tensor, generator or the like; None for anything else.
+    """Return the items of a function's result: a list, array, tensor, generator or the like; None for anything else.
     Raises what a generator raises."""
     if inspect.iscoroutine(returned):
         returned.close()  # it will never be awaited
@@ -88,7 +88,7 @@ def _each(returned: object) -> list[object] | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number of Python, numpy or torch as a float, None for anything else."""
+    """Convert a finite number of Python, numpy or torch to a float; return None for anything else."""
     # Neither library is imported here: a function may need none, and each process that grades would wait for them.
     if hasattr(value, "item") and math.prod(getattr(value, "shape", (0,))) == 1:
         value = value.item()

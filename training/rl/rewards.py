@@ -1,4 +1,4 @@
-"""What sampled answers are worth: a reward model's score, what a rule says, and functions that the config names.
+"""Rewards of sampled answers: a reward model's score, a rule's verdict, and functions that the config names.
 
 Shapes: B answers.
 """
@@ -26,8 +26,7 @@ from training.train_modules.scorer import Scorer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its ids, the response beside it, the rule that tells a right answer, if any, and what was said
-    before it, as messages."""
+    """A prompt with its ids, its response, the rule that judges its answers, if any, and the messages before it."""
 
     text: str
     ids: list[int]
@@ -37,8 +36,8 @@ class Prompt:
 
 
 class RewardScale(nn.Module):
-    """Mean and spread of the SFT model's scores on training prompts, of each reward model, and the KL coefficient, kept
-    in checkpoints."""
+    """Mean and spread of the scores that each reward model gives the SFT model on training prompts, and the KL
+    coefficient; saved in checkpoints."""
 
     mean: Tensor
     spread: Tensor
@@ -54,24 +53,24 @@ class RewardScale(nn.Module):
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def learn(self, scores: Tensor) -> None:
-        """scores: (B,) of one model, (B, M) of several."""
+        """Set mean and spread. scores: (B,) of one model, (B, M) of several."""
         self.mean.copy_(scores.mean(0))
         self.spread.copy_(scores.std(0).clamp(min=1e-6))
         self.known.fill_(True)
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Scores (B,) or (B, M), normalised."""
+        """Normalise scores (B,) or (B, M)."""
         return (scores - self.mean) / self.spread
 
     def of_first(self, scores: Tensor) -> Tensor:
-        """Scores of any shape of the first model, normalised."""
+        """Normalise scores of any shape of the first model."""
         return (scores - self.mean.flatten()[0]) / self.spread.flatten()[0]
 
 
 @dataclass(frozen=True)
 class Rewarded:
-    """scores (B,): what the algorithm learns from. metrics: mean rewards, for the curves. judge_error: the standard
-    error of the judge's mean; 0 without one."""
+    """scores (B,): rewards that the algorithm learns from. metrics: mean rewards, for the curves. judge_error: the
+    standard error of the judge's mean; 0 without one."""
 
     scores: Tensor
     metrics: Mapping[str, float]
@@ -79,12 +78,11 @@ class Rewarded:
 
 
 class Rewards:
-    """The reward of answers: a rule's word where there is a rule, else the reward model's score, and on both what the
-    config's functions add; less a penalty for an answer without an end, or a fixed reward in its
-    place.
+    """The reward of answers: a rule's verdict where there is a rule, else the reward model's score; to both the
+    config's functions are added. An answer without an end gets a penalty, or a fixed reward instead.
 
-    ensemble: the reward models; empty where rules and functions are all there is. judge: scores the answers beside it,
-    and nothing is learnt from what it says. graders: call the functions and run unit tests.
+    ensemble: the reward models; empty where there are only rules and functions. judge: also scores the answers, and
+    nothing is learnt from its scores. graders: call the functions and run unit tests.
     """
 
     def __init__(
@@ -105,11 +103,11 @@ class Rewards:
         self._hardware = hardware
         self._graders = graders or Graders()
         for path in () if config.reward_processes else config.reward_functions:
-            reward_function(path)  # a missing one is to be told before anything is sampled
+            reward_function(path)  # raises for a missing function before anything is sampled
 
     def of(self, answers: Completions, prompts: Sequence[Prompt]) -> Rewarded:
-        """prompts: the prompt of each answer. Every rank calls it, with all answers. Raises StageError as
-        `training.rl.grading.Graders.functions` does."""
+        """Return the rewards of answers. prompts: the prompt of each answer. Every rank must call, with all answers.
+        Raises StageError as `training.rl.grading.Graders.functions` does."""
         config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = self.right(texts, prompts).float()
@@ -148,8 +146,8 @@ class Rewards:
         return Rewarded(scores, metrics, error)
 
     def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """What each function gives the answers (B,), before its weight, nan where it abstains. Each rank asks for its
-        part, and every rank must call."""
+        """Return each function's rewards of the answers (B,), before its weight, nan where it abstains. Each rank asks
+        for its part, and every rank must call."""
         mine = ranks.own_part(len(texts))
         answered = [
             Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)
@@ -160,8 +158,8 @@ class Rewards:
         }
 
     def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
-        """1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule can tell. In
-        double precision; each rank looks at its part, and every rank must call."""
+        """Return 1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule
+        judges. In double precision; each rank checks its part, and every rank must call."""
         mine = ranks.own_part(len(texts))
         rules = [one.rule for one in prompts[mine]]
         return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))

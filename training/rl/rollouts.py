@@ -1,9 +1,8 @@
-"""Rounds of sampled answers with everything that an algorithm learns from, as a data set.
+"""Rounds of sampled answers, with everything that an algorithm learns from, as a data set.
 
-Each rank samples and scores its part of a round. Then every rank has the whole round, so that advantages and the KL
-coefficient are those of one process, and learns from its part of each minibatch.
-
-Shapes: B answers, K of them learnt from, P prompt tokens and T answer tokens after padding.
+Each rank samples and scores its part of a round. Then every rank gets the whole round, so that advantages and the KL
+coefficient equal those of one process, and learns from its part of each minibatch.
+Shapes: B answers, K of them used for learning, P prompt tokens and T answer tokens after padding.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ _BATCH = 64
 _FILE = "round.safetensors"
 
 Beside = Callable[[Mapping[str, Tensor], int, int], dict[str, Tensor]]
-"""(a whole minibatch, its round, its number there) → columns that are learnt from beside it."""
+"""(a whole minibatch, its round, its number in the round) → further columns to learn from."""
 
 
 class RoundTimes(Callback):
-    """How fast answers are generated, and what part of the rounds' time that takes.
+    """Generation speed, and the share of the rounds' time that generation takes.
 
-    A round lasts from its prompts to the end of its last batch. One that an earlier process began is not counted.
+    A round lasts from its prompts to the end of its last batch. A round that an earlier process began is not counted.
     """
 
     def __init__(self, run: Run, batches: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """batches: of a round."""
+        """batches: per round."""
         self._run = run
         self._batches = batches
         self._clock = clock
@@ -62,11 +61,11 @@ class RoundTimes(Callback):
         self._whole_s = self._whole_generating_s = self._whole_tokens = 0.0
 
     def begin(self) -> None:
-        """A round begins."""
+        """Start the clock of a round."""
         self._began = self._clock()
 
     def generate(self, answer: Callable[[], Completions], step: int) -> Completions:
-        """What `answer` gives, timed, over all ranks; the speed is told as of this step."""
+        """Return the result of `answer`, timed over all ranks; the speed is recorded at this step."""
         began = self._clock()
         answers = answer()
         self._generating_s = max(self._clock() - began, 1e-9)
@@ -84,7 +83,7 @@ class RoundTimes(Callback):
         self._run.metric("rlhf/generating_share", self._generating_s / took, state.clock.batch)
 
     def figures(self) -> dict[str, float]:
-        """Over all whole rounds of this process; nothing without any."""
+        """Return figures over all complete rounds of this process; nothing without any."""
         if not self._whole_s:
             return {}
         return {
@@ -94,11 +93,11 @@ class RoundTimes(Callback):
 
 
 class Rollouts(IterableDataset[dict[str, Tensor]]):
-    """An epoch is one round: answers sampled from the policy as it is now, then this rank's part of their minibatches.
+    """An epoch is one round: answers sampled from the current policy, then this rank's part of their minibatches.
 
-    Round r draws prompts and tokens from (seed, r) alone. What was sampled goes into the checkpoints of its round,
-    since the policy that sampled it is gone by then: a run continues within a round as if never stopped, on any number
-    of ranks.
+    Round r draws prompts and tokens from (seed, r) alone. The sampled answers are saved in the checkpoints of their
+    round, since the policy that sampled them no longer exists on resuming: a run continues within a round as if never
+    stopped, on any number of ranks.
     """
 
     def __init__(
@@ -121,8 +120,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     ) -> None:
         """policy: whole on this rank. values: of the value function; None where the algorithm has none.
 
-        refresh: brings policy and value function to what was learnt, before a round; every rank calls it.
-        vllm: what samples the answers in our own sampler's place.
+        refresh: updates policy and value function to the trained weights, before a round; every rank calls it.
+        vllm: samples the answers instead of our own sampler.
         """
         self._vllm = vllm
         self._refresh = refresh
@@ -158,7 +157,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if self._rows is None:
             self._rows = self._sampled(prompts, seed)
         elif len(self._rows["ids"]) != config.learnt_answers:
-            parts = []  # a training that this one goes on from had rounds of another size, and this was its last
+            parts = []  # the training that this one continues had rounds of another size, and this was its last round
         first, self._read = self._read // config.minibatch_answers, 0
         for number, part in list(enumerate(parts))[first:]:
             whole = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
@@ -168,37 +167,37 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._rows = None
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Where training is: the round, and answers of it that all ranks have learnt from, again for each epoch; and
-        what the watch saw of earlier rounds."""
+        """Return the state of training: the round, the number of its answers that all ranks have learnt from, counted
+        again in each epoch; and the watch's record of earlier rounds."""
         watched = {"watched": [list(one) for one in self._watch.seen]} if self._watch.is_on else {}
         return {"round": self._round, "read": num_samples, **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of checkpoints of earlier versions too, which were of a round's start."""
+        """Load the state, also from checkpoints of earlier versions, which were taken at a round's start."""
         self._round, self._read, self._rows = state["round"], state.get("read", 0), None
         self._watch.seen = [Round(*one) for one in state.get("watched", ())]
 
     def write(self, folder: Path) -> list[Path]:
-        """Leaves the round that is learnt from in a checkpoint's folder."""
+        """Write the current round to a checkpoint's folder."""
         if self._rows is None:
             return []
         save_file({name: value.contiguous() for name, value in self._rows.items()}, folder / _FILE)
         return [folder / _FILE]
 
     def read(self, folder: Path) -> None:
-        """Takes the round of a checkpoint again."""
+        """Read the round from a checkpoint."""
         if self._read:
             self._rows = load_file(folder / _FILE)
 
     def _sampled(self, prompts: Sequence[Prompt], seed: int) -> dict[str, Tensor]:
-        """A round's answers with everything that is learnt from."""
+        """Sample a round's answers and compute everything that is learnt from."""
         self.times.begin()
         self._refresh()
         ids, step = [one.ids for one in prompts], self._round * self._batches
         if self._vllm is not None:
             self._vllm.update(step)
         answers = self.times.generate(lambda: self._answers(ids, seed), step)
-        # A run that was told to stop meanwhile stops after the first batch: its checkpoint holds these answers.
+        # A run that receives a stop request meanwhile stops after the first batch: its checkpoint holds these answers.
         return self._experience(answers, prompts, self._round)
 
     def _answers(self, prompts: Sequence[list[int]], seed: int) -> Completions:
@@ -207,7 +206,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         return generate(self._policy, prompts, self._chat, self._config, self._hardware, seed, in_ranks=True)
 
     def _experience(self, answers: Completions, prompts: Sequence[Prompt], round_number: int) -> dict[str, Tensor]:
-        """Everything the loss needs of the answers that are learnt from, by name, each (K, …) on the CPU."""
+        """Return all that the loss needs of the answers used for learning, by name, each (K, …) on the CPU."""
         config, batch = self._config, AnswerBatch.of(answers, self._chat.pad)
         rewarded = self._rewards.of(answers, prompts)
         told = rewarded.metrics
@@ -247,7 +246,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         return {name: value[kept] for name, value in columns.items()}
 
     def _look(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Log-probabilities under policy and reference, the policy's entropies, and values if any, each (B, T)."""
+        """Return log-probabilities under policy and reference, the policy's entropies, and values if any, each (B,
+        T)."""
         pieces: list[tuple[Tensor, ...]] = []
         mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
         with measuring(self._policy), measuring(self._reference):
@@ -270,14 +270,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
 
 def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:
-    """The answers of each minibatch of one pass over a round, by number."""
+    """Return the indices of the answers of each minibatch of one pass over a round."""
     together, learnt = config.answers_per_prompt if config.whole_groups else 1, config.learnt_answers
     dealt = random.permutation(learnt // together)[:, None] * together + np.arange(together)
     return np.split(dealt.flatten(), learnt // config.minibatch_answers)
 
 
 def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A minibatch without the columns that are padding in all of its rows."""
+    """Drop the columns of a minibatch that are padding in all of its rows."""
     answer = int(rows["mask"].sum(1).max())
     whole = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
     shorter = {name: value[:, : whole if name == "ids" else answer] for name, value in rows.items()}

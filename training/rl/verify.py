@@ -1,4 +1,4 @@
-"""Answers that a rule can check: which prompts have one, and whether an answer is right."""
+"""Answers that a rule can check: the rules of prompts, and the check of an answer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _FIX = "leave verify out, or name the rule and what it holds answers against"
 
 
 class Rule(NamedTuple):
-    """What tells whether an answer to a prompt is right.
+    """A rule that decides if an answer to a prompt is right.
 
     name: `exact` (it equals the response, but for white space around it), `number` (it ends with the response's number,
     see `corpus.pairs.references.number_in`), `json` (it is JSON, with all keys of the response where that is an
-    object), `words:4-6` (it has so many words), `format:REGEX` (the whole of it matches, but for white space around
-    it) or `tests` (it is code that passes the assertions in the response, see `training.sandbox.unit_tests`).
-    response: that of the pairs file, or the reference beside it.
+    object), `words:4-6` (it has 4 to 6 words), `format:REGEX` (the whole of it matches, but for white space around it)
+    or `tests` (it is code that passes the assertions in the response, see `training.sandbox.unit_tests`).
+    response: of the pairs file; the reference in its place where there is one.
     """
 
     name: str
     response: str
 
     def allows(self, answer: str) -> bool:
-        """Whether the answer is right by any rule but `tests`, for which `right_answers` runs it."""
+        """Return True if the answer is right by any rule but `tests`, for which `right_answers` runs it."""
         kind, _, setting = self.name.partition(":")
         match kind:
             case "exact":
@@ -63,9 +63,10 @@ def _is_json_like(answer: str, reference: str) -> bool:
 
 
 def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:
-    """The rule of each prompt of a pairs file; None where none can tell.
+    """Return the rule of each prompt of a pairs file; None where it has none.
 
-    where: the file, for messages. Raises StageError `unknown_rule` for a rule that is none, or one without a response.
+    where: the file, for messages. Raises StageError `unknown_rule` for an unknown rule, or one without a usable
+    response.
     """
     found: list[Rule | None] = []
     for number, row in enumerate(rows, 1):
@@ -81,9 +82,9 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
 
 
 def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
-    """1 for each answer that is right and 0 for one that is wrong; nan where no rule can tell.
+    """Return 1 for each answer that is right and 0 for one that is wrong; nan where no rule judges.
 
-    graders: run what has unit tests. Raises StageError where these have no sandbox.
+    graders: run the answers with unit tests. Raises StageError where these have no sandbox.
     """
     asked = list(zip(answers, rules, strict=True))
     tested = [(at, answer, rule) for at, (answer, rule) in enumerate(asked) if rule is not None and rule.name == TESTS]
@@ -97,6 +98,6 @@ def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders:
 
 
 def announce_sandbox(rules: Iterable[Rule | None], graders: Graders, run: Run) -> None:
-    """Logs the sandbox that unit tests run in, where any rule is one. Raises StageError where there is none."""
+    """Log the sandbox of unit tests, where any rule is `tests`. Raises StageError where there is none."""
     if any(rule is not None and rule.name == TESTS for rule in rules):
         run.event("sandbox", described(graders.sandbox), sandbox=graders.sandbox)

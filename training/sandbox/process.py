@@ -2,9 +2,9 @@
 
     python -I -S -B sandbox_process.py KIND PROGRAM
 
-`training.sandbox.runner` starts this file by its path and says what KIND is. On stdin is a question (marshalled); the
-file PROGRAM defines `main(question, answer)`, where `answer` is the descriptor of a pipe, and runs in the confined
-process. Only the standard library is imported, and of it only what takes a few milliseconds.
+`training.sandbox.runner` starts this file by its path and defines KIND. stdin holds a question (marshalled); the file
+PROGRAM defines `main(question, answer)`, where `answer` is the descriptor of a pipe, and runs in the confined process.
+Only the standard library is imported, and of it only what takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import sys
 from typing import Any, NoReturn
 
 WATCH_MS = 20
-"""How often the memory and the files of all processes together are looked at."""
+"""Milliseconds between two checks of the memory and the files of all processes together."""
 _SIGKILL = 9
 _UID = 0x7000_0000
-"""The first of the user numbers that code has where root started it: the users of no machine reach as far."""
+"""The first of the user ids that code gets where root started it: above the ids in use on any machine."""
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _CLONE_NEW = _NEWNS | 0x2000000 | _NEWUTS | _NEWIPC | _NEWUSER | _NEWPID | _NEWNET
@@ -45,7 +45,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    # Code of the same user could else write into this process. Its own process may be looked at again.
+    # Otherwise code of the same user could write into this process. Its own process can be inspected again.
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     child = os.fork()
     if child == 0:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _enter(question: dict[str, Any]) -> None:
-    """Returns in the first process of namespaces with a root of its own; this one ends with it."""
+    """Returns in the first process of namespaces with their own root; this one ends with it."""
     uid, gid = os.geteuid(), os.getegid()
     spaces = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     # Root needs no namespace of users, and gives the code another user instead.
@@ -97,7 +97,7 @@ def _enter(question: dict[str, Any]) -> None:
     for path, size in question["folders"]:
         os.mkdir(path)
         _mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV, f"size={size},{limits}")
-    # Behind the folders: an environment may be in one of them.
+    # After the folders: an environment may be in one of them.
     for path in question["readable"]:
         _bind(f"/old{path}", path)
         _read_only(path)
@@ -122,7 +122,7 @@ def _bind(source: str, target: str) -> None:
 
 
 def _read_only(path: str) -> None:
-    """All that is mounted at and below the path: mount_setattr, which has this number on all processors."""
+    """Make all mounts at and below the path read-only: mount_setattr, which has this number on all processors."""
     attributes = (ctypes.c_uint64 * 4)(_RDONLY | _NOSUID | _NODEV, 0, 0, 0)
     code = _libc.syscall(ctypes.c_long(442), -100, path.encode(), 0x8000, ctypes.byref(attributes), ctypes.c_size_t(32))
     _check(code, f"mount_setattr {path}")
@@ -144,7 +144,7 @@ def _give_up(why: str) -> NoReturn:
 
 
 def _confine(question: dict[str, Any], in_sandbox: bool) -> None:
-    """Takes from this process what code of strangers must not have."""
+    """Remove the privileges and resources that foreign code must not have from this process."""
     limits = [
         (resource.RLIMIT_AS, question["memory"]),
         (resource.RLIMIT_FSIZE, question["file_bytes"]),
@@ -156,7 +156,7 @@ def _confine(question: dict[str, Any], in_sandbox: bool) -> None:
         for capability in range(64):
             _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
         if os.geteuid() == 0:
-            # Limits of processes do not hold for root, so this is a user that nothing belongs to.
+            # Limits of processes do not apply to root, so this becomes a user that owns nothing.
             number = _UID + question["user"]
             try:
                 os.setgroups([])
@@ -179,7 +179,7 @@ class _Filter(ctypes.Structure):
 
 
 def _forbid_calls(calls: dict[str, Any]) -> None:
-    """Calls of the system that no answer needs and that reach further than this sandbox: seccomp-bpf.
+    """Refuse system calls that no answer needs and that affect more than this sandbox: seccomp-bpf.
 
     calls: of this processor: its `architecture`, the numbers that are `refused`, and those of `clone`, `clone3` and
     `socket`, which are refused in part.
@@ -219,8 +219,8 @@ def _forbid_calls(calls: dict[str, Any]) -> None:
 
 
 def _watch(child: int, question: dict[str, Any]) -> None:
-    """Returns when the child ended, or when all processes together have taken too much; what is left ends with this
-    process, the first of its namespace or, with bubblewrap, that for which the first waits."""
+    """Returns when the child ended, or when all processes together exceed a limit; the remaining ones end with this
+    process, which is the first of its namespace or, with bubblewrap, the one for which the first waits."""
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)
     while not ended.poll(WATCH_MS):
@@ -235,7 +235,8 @@ def _watch(child: int, question: dict[str, Any]) -> None:
 
 
 def _memory(most: int) -> int:
-    """Bytes that the processes of this namespace take; what they share counts once where it would be too much."""
+    """Return the bytes that the processes of this namespace use; shared memory counts once if the sum is above the
+    limit."""
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     found = sum(
         _of(f"/proc/{name}/statm", lambda text: int(text.split()[1]) * resource.getpagesize()) for name in numbers

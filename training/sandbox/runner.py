@@ -1,8 +1,8 @@
 """Sandboxes for Python code that models write: bubblewrap, or namespaces of Linux that this project enters itself.
 
-Each program gets a sandbox of its own. In it there are no other processes, no network, no files but Python's, its
-packages' and the system's libraries (to read), and two empty folders of a bounded size that end with it. All that it
-starts ends with it. `training.sandbox.process` runs inside and sets the limits.
+Each program gets its own sandbox. In it there are no other processes, no network, no files but Python's, its packages'
+and the system's libraries (to read), and two empty folders of a bounded size that are removed with it. All processes
+that it starts end with it. `training.sandbox.process` runs inside and sets the limits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
 
 
 class SandboxOutcome(NamedTuple):
-    """What a program wrote into its pipe, at most 4 KiB of it, and what its sandbox complained of. ended: by itself, in
+    """The output of a program through its pipe, at most 4 KiB, and its sandbox's error message. ended: by itself, in
     time."""
 
     written: bytes
@@ -83,8 +83,8 @@ class SandboxOutcome(NamedTuple):
 
 
 def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> SandboxOutcome:
-    """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All that it started has
-    ended too, but for `none`, where what left its group of processes goes on.
+    """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
+    started have ended too, except for `none`, where those that left its process group continue.
 
     question: values that `marshal` can write.
     """
@@ -131,7 +131,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         try:
             ended = _wait(process.pid, timeout_s)
         finally:
-            # What it started too, and before its folder is removed.
+            # Also the processes that it started, and before its folder is removed.
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         complaint.seek(0)
@@ -140,8 +140,8 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
 
 
 def find(wanted: Wanted) -> Kind:
-    """The sandbox that `launch.sandbox` names, with auto the first of bubblewrap and namespaces that holds what it
-    promises on this machine: each is tried. Raises StageError `no_sandbox` where none does."""
+    """Return the sandbox that `launch.sandbox` names; with auto, the first of bubblewrap and namespaces that passes its
+    trial on this machine. Raises StageError `no_sandbox` where none does."""
     if wanted == "none":
         return "none"
     kinds: tuple[Kind, ...] = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
@@ -171,7 +171,7 @@ def described(kind: Kind) -> str:
 
 @functools.cache
 def weakness(kind: Kind) -> str:
-    """What a sandbox of this kind lacks here; empty where it holds."""
+    """Return what a sandbox of this kind lacks on this machine; empty where it works."""
     if _calls() is None:
         return f"there is no list of system calls for {platform.machine()}"
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
@@ -186,7 +186,7 @@ def weakness(kind: Kind) -> str:
 
 
 def _wait(pid: int, timeout_s: float) -> bool:
-    """Whether the process ends in time; subprocess would look 20 times a second."""
+    """Return True if the process ends in time; subprocess would poll 20 times a second."""
     descriptor = os.pidfd_open(pid)
     try:
         waiting = select.poll()
@@ -197,7 +197,7 @@ def _wait(pid: int, timeout_s: float) -> bool:
 
 
 def _written(pipe: int) -> bytes:
-    """What is in the pipe, once no process holds its other end; without one that does, the end comes at once."""
+    """Return the content of the pipe, once no process holds its other end; at once if none does."""
     found, deadline = b"", time.monotonic() + _END_S
     os.set_blocking(pipe, False)
     waiting = select.poll()
@@ -211,7 +211,7 @@ def _written(pipe: int) -> bytes:
 
 
 def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str]]) -> list[str]:
-    """The program that makes the sandbox, where it is another's."""
+    """Return the command that makes the sandbox, where another program makes it."""
     if kind != "bubblewrap":
         return []
     command = [
@@ -228,7 +228,7 @@ def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str
         command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for path in _FOLDERS:
         command += ["--perms", "1777", "--size", str(FILE_BYTES), "--tmpfs", path]
-    # Behind the folders: an environment may be in one of them.
+    # After the folders: an environment may be in one of them.
     for path in readable:
         for above in [*Path(path).parents][-2::-1]:  # bubblewrap lets no other user into those that it makes
             command += ["--perms", "0755", "--dir", str(above)]
@@ -239,13 +239,13 @@ def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str
 
 
 def _python() -> str:
-    """The interpreter itself: that of a virtual environment would look for the environment's settings."""
+    """Return the interpreter itself: that of a virtual environment would look for the environment's settings."""
     return os.path.realpath(sys.executable)
 
 
 @functools.cache
 def _view(program: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """What can be read in a sandbox: paths, and links with their targets."""
+    """Return the paths that are readable in a sandbox, and links with their targets."""
     python = Path(_python())
     libraries = Path(os.__file__).parent
     wanted = [python, libraries, *libraries.parent.glob("libpython*"), _INSIDE, program, *map(Path, _packages())]

@@ -1,4 +1,4 @@
-"""Trial of a sandbox from inside: tries what code of strangers must not do (see `training.sandbox.runner.find`).
+"""Trial of a sandbox from inside: tries what foreign code must not do (see `training.sandbox.runner.find`).
 
 It runs as an answer's code does, and nothing of this project is imported here.
 """
@@ -15,7 +15,7 @@ _NEWUSER = 0x10000000
 
 
 def main(question: dict[str, Any], answer: int) -> None:
-    """Writes `held` into `answer`, or what the sandbox let through."""
+    """Writes `held` into `answer`, or what the sandbox failed to prevent."""
     os.write(answer, (_weakness(question) or "held").encode())
 
 

@@ -1,4 +1,4 @@
-"""Models behind OpenAI's protocol, with a page to talk to two of them side by side.
+"""Models behind OpenAI's protocol, with a page to chat with two of them side by side.
 
 `app` is the ASGI app, which `stemma serve` runs.
 """

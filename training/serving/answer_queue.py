@@ -1,8 +1,9 @@
-"""Answers of a server's models: a thread writes them, the event loop reads them, and more than a bound are refused.
+"""Answers of a server's models: a thread generates them, the event loop reads them, and those above a limit are
+refused.
 
-The thread goes from model to model, a step of each batch (`training/generation/batched_answers.py`) at a time, and is
-none of the web server's, so that light requests are answered at once. An answer whose client has left, or whose server
-ends, stops before its next token.
+The thread goes from model to model, one step of each batch (`training/generation/batched_answers.py`) at a time. It is
+separate from the web server's threads, so that light requests are answered at once. An answer whose client has left, or
+whose server ends, stops before its next token.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from training.generation.session import loaded
 
 WAITING = 64
 LAST_TOKEN_S = 2.0
-"""Time that the thread has for the tokens that it computes when the process ends."""
+"""Seconds that the thread has to finish its current tokens when the process ends."""
 INTERRUPTED = 130
 
 
 class Unavailable(Exception):
-    """Raised where an answer is not begun, or does not come to its end. code: for the response."""
+    """Raised where an answer cannot begin, or does not finish. code: for the response."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -40,7 +41,7 @@ class AnswerQueue:
     """Used in one event loop.
 
     Args:
-        at_once: Answers of a model that are written together.
+        at_once: Answers of a model that are generated together.
         waiting: Further answers that wait for their turn.
     """
 
@@ -57,7 +58,7 @@ class AnswerQueue:
         atexit.register(self._end_process)
 
     def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> Answers:
-        """Have the answers to one request written. Raises Unavailable where too many are under way."""
+        """Start the answers to one request. Raises Unavailable where too many are in progress."""
         self._check()
         answers = Answers(model_dir, requests, self)
         self._unfinished.update(answers.all)
@@ -71,7 +72,7 @@ class AnswerQueue:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Keep a place for a request while it is read. Raises Unavailable where there is none."""
+        """Reserve a place for a request while it is read. Raises Unavailable where there is none."""
         self._check()
         self._kept_places += 1
         try:
@@ -87,7 +88,7 @@ class AnswerQueue:
             raise Unavailable(f"{count} answers are being written or wait: try again later", "overloaded")
 
     def end(self) -> None:
-        """Begin no more answers, and end those that are under way."""
+        """Refuse new answers, and end those in progress."""
         for answer in list(self._unfinished):
             answer.stop(_ending())
         with self._changed:
@@ -95,7 +96,7 @@ class AnswerQueue:
             self._changed.notify()
 
     def forget(self, answer: Answer) -> None:
-        """Take an answer out that has been written or is not wanted any more."""
+        """Remove an answer that is complete or cancelled."""
         if answer in self._unfinished:
             self._unfinished.remove(answer)
             with self._changed:
@@ -103,7 +104,7 @@ class AnswerQueue:
                 self._changed.notify()
 
     def _write(self) -> None:
-        """The thread: a step of each model's batch after the other, for as long as there are answers to write."""
+        """Body of the thread: one step of each model's batch after the other, until the queue ends."""
         batches: dict[Path, _Batch] = {}
         while True:
             with self._changed:
@@ -123,7 +124,7 @@ class AnswerQueue:
                 batches.clear()
 
     def _advance(self, batches: dict[Path, _Batch], begun: Sequence[Answer], stopped: Sequence[Answer]) -> None:
-        """Take in and let go of answers, and write a token of each."""
+        """Add and remove answers, and generate a token of each."""
         for answer in begun:
             if answer.model_dir not in batches:
                 batches[answer.model_dir] = _Batch(answer.model_dir, self._at_once)
@@ -136,9 +137,10 @@ class AnswerQueue:
                 batch.step()
 
     def _end_process(self) -> None:
-        """End the process although the thread still computes: torch aborts where Python ends beneath it.
+        """End the process although the thread still computes: torch aborts if Python ends while it computes.
 
-        Answers end before their next tokens. That takes long after a long prompt, and where a model writes all at once.
+        Answers end before their next tokens. That takes long after a long prompt, and where a model generates the whole
+        answer at once.
         """
         with self._changed:
             self._is_ending = True
@@ -157,7 +159,7 @@ class AnswerQueue:
 
 
 class _Batch:
-    """The answers of one model that the thread writes. writings: those under way."""
+    """The answers of one model that the thread generates. writings: those in progress."""
 
     def __init__(self, model_dir: Path, at_once: int) -> None:
         model, self._tokenizer, hardware = loaded(model_dir)
@@ -173,7 +175,7 @@ class _Batch:
             self._answers.remove(writing)
 
     def step(self) -> None:
-        """Write a token of each answer, and hand over what is certain of their texts."""
+        """Generate a token of each answer, and hand over the final part of their texts."""
         try:
             self._answers.step()
         except BaseException as error:
@@ -194,7 +196,7 @@ class _Batch:
 
 
 class Answers:
-    """The answers to one request, read in the event loop. spoken: how those ended that have, by their numbers."""
+    """The answers to one request, read in the event loop. spoken: the end of each finished answer, by number."""
 
     def __init__(self, model_dir: Path, requests: Sequence[AnswerRequest], queue: AnswerQueue) -> None:
         self.arrived: asyncio.Queue[tuple[int, TextPiece | Spoken] | BaseException] = asyncio.Queue()
@@ -202,8 +204,7 @@ class Answers:
         self.spoken: dict[int, Spoken] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[int, TextPiece | Spoken]]:
-        """Yield the pieces of each answer by its number, and how it ended. Raises Unavailable, or what a model
-        raised."""
+        """Yield the pieces of each answer by its number, and its end. Raises Unavailable, or the model's error."""
         while len(self.spoken) < len(self.all):
             found = await self.arrived.get()
             if isinstance(found, BaseException):
@@ -230,7 +231,7 @@ class Answer:
         self._loop = asyncio.get_running_loop()
 
     def stop(self, reason: BaseException | None = None) -> None:
-        """End it before its next token. reason: raised by `pieces`, which otherwise nothing reads any more."""
+        """End it before its next token. reason: raised by `pieces`, which is otherwise no longer read."""
         if reason is not None:
             self._arrived.put_nowait(reason)
         self._queue.forget(self)

@@ -1,5 +1,5 @@
 """The ASGI app: GET /v1/models, POST /v1/chat/completions and /v1/completions as in OpenAI's API reference, whole or
-streamed; GET / is the page. Requests past its queue get 503.
+streamed; GET / is the page. Requests that exceed its queue get 503.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def app(
     """The ASGI app.
 
     Args:
-        models: Folder of each name, the first being the one that a request without a name means.
-        callers: Whose requests are taken.
-        credentials: Asked for as user and password, or the password as an API key.
-        answers: Where answers wait for their turn; its `end` ends them all.
-        keys: Further names and API keys, which are asked for in the same ways.
-        rate_limit: Of the requests for answers of each name, or of each address where no key is asked for.
+        models: Folder of each name, the first is the default for requests without a name.
+        callers: The clients whose requests are accepted.
+        credentials: Required as user and password, or the password as an API key.
+        answers: The queue of answers; its `end` ends them all.
+        keys: Further names and API keys, which are accepted in the same ways.
+        rate_limit: Of the requests for answers of each name, or of each address where no key is required.
     """
     for folder in models.values():
-        loaded(folder)  # what is wrong with a model is said now
+        loaded(folder)  # raises now if a model cannot be loaded
     server = _Server(models, answers or AnswerQueue())
     routes = [
         Route("/", server.chat_page),
@@ -86,7 +86,7 @@ def app(
 
 
 class _Server:
-    """The endpoints. All are coroutines: the threads that Starlette gives to plain functions are few."""
+    """The endpoints. All are coroutines: Starlette has few threads for plain functions."""
 
     def __init__(self, models: Mapping[str, Path], queue: AnswerQueue) -> None:
         self._models, self._queue = models, queue
@@ -133,7 +133,7 @@ class _Server:
             asked = read(kind, await request.body())
             name = served_name(asked.model, self._models)
             with self._queue.place():
-                # In a thread: to encode a long prompt takes a while.
+                # In a thread, since encoding a long prompt takes time.
                 prompts = await asyncio.to_thread(self._prompts, asked, name)
             choices = _Choices(
                 asked, prompts, positions_of(loaded(self._models[name])[0]), name, shape, self._texts[name]
@@ -297,7 +297,7 @@ class _Choices:
             yield piece.text
 
     def _echo(self, number: int) -> str:
-        """The text of a choice's prompt, where the request wants it before the answer."""
+        """Return the text of a choice's prompt, if the request wants it before the answer."""
         if not self._asked.echoes:
             return ""
         prompt = self._prompts[number // self._asked.n]
@@ -377,7 +377,7 @@ class _Guarded:
         client: str | None = (scope.get("client") or ("",))[0]
         if self._accepted:
             given = dict(scope["headers"]).get(b"authorization", b"")
-            # All are compared, so that the time says nothing of how many were.
+            # All are compared, so that the time does not depend on the number of matches.
             matching = [user for user, value in self._accepted if hmac.compare_digest(given, value.encode())]
             if not matching:
                 asking = {"WWW-Authenticate": 'Basic realm="stemma"'}

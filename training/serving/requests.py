@@ -1,7 +1,7 @@
-"""Requests of OpenAI's protocol: which keys are known, with their bounds and defaults, as in its API reference.
+"""Requests of OpenAI's protocol: the supported keys, with their bounds and defaults, as in its API reference.
 
 A key that this server does not know, or whose value it cannot act on, is refused: ignoring it would change the answer
-without a word. A key that is null is one that is left out.
+silently. A key that is null counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LOGPROBS = 20
 
 
 class Refused(Exception):
-    """A request that is not answered. status: of HTTP; param: the key that it is about."""
+    """A request that is not answered. status: of HTTP; param: the key at fault."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What an answer follows.
+    """The prompt of an answer.
 
     Args:
         ids: Token ids.
@@ -172,7 +172,7 @@ class _Message(_Keys):
     name: str | None = None
     tool_calls: list[_ToolCall] = []
     tool_call_id: str | None = None
-    # What a client sends back of an answer.
+    # Keys of an answer that a client sends back.
     refusal: None = None
     annotations: Annotated[list[JsonValue], Field(max_length=0)] = []
     audio: None = None
@@ -217,7 +217,7 @@ class ChatRequest(GenerationRequest):
     tools: list[_Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"
     chat_template_kwargs: dict[str, JsonValue] = {}
-    # Known keys of which one value, or any, leaves the answer as it is.
+    # Known keys of which one value, or any, does not change the answer.
     response_format: _ResponseFormat = _ResponseFormat()
     audio: None = None
     prediction: None = None
@@ -264,7 +264,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
-    # Known keys of which one value leaves the answer as it is.
+    # Known keys of which one value does not change the answer.
     best_of: int | None = None
     suffix: Literal[""] = ""
 
@@ -304,7 +304,7 @@ Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
 def read(kind: type[Kind], body: bytes) -> Kind:
-    """A request of this kind. Raises Refused, naming the key."""
+    """Parse a request of this kind. Raises Refused, naming the key."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -321,7 +321,7 @@ def read(kind: type[Kind], body: bytes) -> Kind:
 
 
 def served_name(name: str | None, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """The name of the model that a request means, the first where it names none. Raises Refused."""
+    """Return the name of the model of a request, the first where it names none. Raises Refused."""
     if name is None:
         return next(iter(names))
     if name not in names:

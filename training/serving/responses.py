@@ -35,7 +35,7 @@ class TokenTexts:
 
 
 def as_call(call: ToolCall) -> dict[str, Any]:
-    """A call in a message. Its id has the nine letters and digits that Mistral's chat templates expect."""
+    """Return a call for a message. Its id has the nine letters and digits that Mistral's chat templates expect."""
     name = "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
     return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
@@ -50,7 +50,7 @@ class Shape(Protocol):
     def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]: ...
 
     def first(self) -> dict[str, Any] | None:
-        """What a stream's first chunk holds, before any text; None where there is no such chunk."""
+        """Return the content of a stream's first chunk, before any text; None where there is no such chunk."""
 
     def part(self, text: str) -> dict[str, Any]: ...
 

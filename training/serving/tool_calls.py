@@ -1,9 +1,8 @@
-"""Calls of functions that a model writes, read from its answer while it comes.
+"""Calls of functions in a model's answer, read during generation.
 
-Three ways of writing them are known: `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen, SmolLM3); after
-`[TOOL_CALLS]` a JSON list or `name{arguments}` (Mistral); and an answer that is nothing but
-`{"name", "parameters"}`, after `<|python_tag|>` or without it (Llama 3). Text that is no call of a function which the
-request describes stays text.
+Three formats are supported: `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen, SmolLM3); after
+`[TOOL_CALLS]` a JSON list or `name{arguments}` (Mistral); and an answer that consists only of `{"name", "parameters"}`,
+after `<|python_tag|>` or without it (Llama 3). Text that is not a call of one of the request's functions stays text.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class CallReader:
         self._is_first = True
 
     def add(self, text: str) -> Iterator[str | ToolCall]:
-        """Yield what is certain with further text of the answer."""
+        """Yield the texts and calls that are final after further text of the answer."""
         self._pending += text
         while (part := self._next()) is not None:
             yield part
@@ -64,7 +63,7 @@ class CallReader:
             yield rest
 
     def _next(self) -> str | ToolCall | None:
-        """The next certain text or call; None where more has to come."""
+        """Return the next final text or call; None where more text is needed."""
         pending = self._pending
         begun = pending.lstrip()
         if self._is_first and (not begun or begun[0] == "{" or _may_begin(begun, PYTHON)):
@@ -72,7 +71,7 @@ class CallReader:
         self._is_first = False
         place = min((at for mark in (OPEN, LIST) if (at := pending.find(mark)) >= 0), default=-1)
         if place < 0:
-            # White space, and what may become a mark, waits for what follows.
+            # White space and possible beginnings of a mark wait for the text after them.
             marks = (at for at in range(len(pending)) if any(_may_begin(pending[at:], mark) for mark in (OPEN, LIST)))
             return self._cut(len(pending[: next(marks, len(pending))].rstrip()))
         if before := pending[:place].rstrip():
@@ -90,7 +89,7 @@ class CallReader:
         return certain or None
 
     def _calls(self, text: str) -> list[ToolCall]:
-        """The calls that a text is nothing but; none where one of them is of no function of the request."""
+        """Return the calls that a text consists of; none where one of them is not of a function of the request."""
         given = text.strip()
         if given.startswith(OPEN):
             calls = self._objects(given.removeprefix(OPEN).removesuffix(CLOSE))
@@ -103,7 +102,8 @@ class CallReader:
         return calls or []
 
     def _objects(self, text: str) -> list[ToolCall] | None:
-        """Calls as JSON objects, one behind the other or separated by semicolons; None where something else is."""
+        """Return calls as JSON objects, one after the other or separated by semicolons; None where there is anything
+        else."""
         calls: list[ToolCall] = []
         rest = text.strip()
         while rest:
@@ -142,7 +142,7 @@ class CallReader:
 
 
 def _value_and_rest(text: str) -> tuple[Any, str]:
-    """The JSON object or list that a text begins with, None where it does not, and the text behind it."""
+    """Return the JSON object or list at the beginning of a text, None where there is none, and the text after it."""
     depth, in_string, escaped = 0, False, False
     for place, letter in enumerate(text):
         if in_string:
@@ -164,5 +164,5 @@ def _value_and_rest(text: str) -> tuple[Any, str]:
 
 
 def _may_begin(text: str, mark: str) -> bool:
-    """Whether a text begins with a mark, or is a beginning of it."""
+    """Return True if a text begins with a mark, or is a beginning of it."""
     return text.startswith(mark) or mark.startswith(text)

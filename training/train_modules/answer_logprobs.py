@@ -75,15 +75,15 @@ def answer_logits(
 
 
 def answered(places: Tensor, mask: Tensor) -> Tensor:
-    """Tokens (B,) of prompt and answer without the answer's last one, which predicts nothing."""
+    """Return the number of tokens (B,) of prompt and answer without the answer's last one, which predicts nothing."""
     return places[:, 0] + mask.sum(1).long()
 
 
 def _predicting(
     model: PreTrainedModel, ids: Tensor, places: Tensor, mask: Tensor, hardware: Hardware
 ) -> tuple[Tensor, Tensor | None]:
-    """What predicts answers' tokens: hidden states (N, D) and the output layer's weight (V, D), or logits (N, V) and
-    None where that layer is more than a matrix."""
+    """Return the states that predict answers' tokens: hidden states (N, D) and the output layer's weight (V, D), or
+    logits (N, V) and None where that layer is more than a matrix."""
     real, lengths = mask.bool(), answered(places, mask)
     if not plain_head(model):
         return hidden_states(model, ids, lengths, places, hardware, logits=True)[real], None
@@ -116,8 +116,8 @@ def _padded(values: Tensor, real: Tensor) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Where all fits one chunk its probabilities are kept for the backward pass, else each chunk's are computed again
-    there."""
+    """Token log-probabilities. If all tokens fit one chunk its probabilities are kept for the backward pass; otherwise
+    each chunk's are recomputed there."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float) -> Tensor:

@@ -20,6 +20,7 @@ def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, target: float, answers: int, horizon: float = 10_000) -> float:
-    """The next coefficient of the penalty after a round with mean `kl` an answer (Ziegler et al. 2019, section 2.2)."""
+    """Return the coefficient of the penalty after a round with mean `kl` per answer (Ziegler et al. 2019, section
+    2.2)."""
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * answers / horizon)

@@ -1,4 +1,4 @@
-"""A language model in training: what it sees of packed documents, computed in bf16, and its loss.
+"""A language model in training: its attention within packed documents, its computation in bf16, and its loss.
 
 Shapes: B sequences, T tokens, D width, V vocabulary.
 """
@@ -44,24 +44,26 @@ class LanguageModel(Trainable):
     """A language model whose loss is the mean over labelled tokens.
 
     A batch has `input_ids (B, T)` and `labels (B, T)`, where labels[b, t] is the token that follows position t, or
-    -100. Padding lies on the right, where a causal model needs no mask. Packed batches also have `documents (B, T)` and
+    -100. Padding is on the right, where a causal model needs no mask. Packed batches also have `documents (B, T)` and
     `position_ids (B, T)` (training/model/documents.py), and attention stays within documents. Other objectives
-    (training/objectives) have labels of their own, `seen_by_all (B, T)` where a token is seen from before it, and
-    `decoder_input_ids (B, S)` for a decoder, which then bears the labels, with `decoder_documents (B, S)`.
+    (training/objectives) have their own labels, `seen_by_all (B, T)` where a token is seen from before it, and
+    `decoder_input_ids (B, S)` for a decoder, which then has the labels, with `decoder_documents (B, S)`.
     """
 
     chance_loss = 0.0
-    """Guessing says nothing of when a language model falls apart; see training.guard.judge."""
+    """The loss of guessing does not show when a language model diverges; see training.guard.judge."""
 
     tensor_ranks = 1
     """Ranks that share each layer; see training/distributed/tensor_parallel.py."""
 
     sequences: SharedSequences | None = None
-    """Where ranks share sequences, this rank's part of them: `forward` takes a whole batch and gives what is of this
-    rank's tokens. The mean of the ranks' `loss` is the batch's; `losses` and `example_losses` are of all tokens."""
+    """This rank's part of the sequences, if ranks share them: `forward` takes a whole batch and returns the outputs of
+    this rank's tokens. The mean of the ranks' `loss` is the batch's; `losses` and `example_losses` are of all tokens.
+    """
 
     token_ranks: TokenRanks | None = None
-    """Where ranks share sequences or layers of a mixture of experts: the balancing loss is of the tokens of all."""
+    """Set if ranks share sequences or layers of a mixture of experts: the balancing loss is then of the tokens of
+    all."""
 
     label_smoothing = 0.0
     """Share of each label's probability that is spread over the vocabulary, in `loss` alone."""
@@ -99,8 +101,8 @@ class LanguageModel(Trainable):
         return None if self._plain_head else last_stack(self.model)
 
     def forward(self, batch: Batch) -> Outputs:
-        """Hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix; of a
-        mixture of experts with the balancing loss of its routers."""
+        """Return hidden states (B, T, D), or logits (B, T, V) where the family's output layer is more than a matrix;
+        for a mixture of experts also the balancing loss of its routers."""
         if self.pipeline is not None:
             raise RuntimeError("expected a whole model: one in a pipeline computes by Pipeline.train and measure")
         if self.router:
@@ -112,11 +114,11 @@ class LanguageModel(Trainable):
         return Routed(states, *self._balancing(found[1], batch["counted"])) if self.router else states
 
     def through(self, layers: PreTrainedModel, batch: Batch, before: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What some of the layers of a model make of a batch: hidden states (B, T, D). Of a mixture of experts also
-        what its routers have added up so far (1, 1 + L·k, E), and once all layers are through, with a dimension for the
-        microbatch, the figures of `Routed`.
+        """Run a batch through some of the layers of a model: return hidden states (B, T, D). For a mixture of experts
+        also return the sums that its routers have added up so far (1, 1 + L·k, E), and after the last layer, with a
+        dimension for the microbatch, the figures of `Routed`.
 
-        before: what those before them gave, empty before the first.
+        before: outputs of the layers before those, empty before the first.
         """
         if self.router:
             batch = {**batch, "counted": _counted(batch["labels"])}
@@ -140,15 +142,15 @@ class LanguageModel(Trainable):
         return states, balancing[None], chosen[None]
 
     def beside_states(self) -> Beside:
-        """What `through` gives beside hidden states."""
+        """Describe the outputs of `through` besides hidden states."""
         if not self.router:
             return Beside()
         layers, experts, k = self.expert_layers, self.experts_of_a_layer, self.model.config.num_experts_per_tok
         return Beside(((1, 1 + layers * k, experts),), ((1,), (1, layers, experts)), Routed)
 
     def _attention(self, batch: Batch) -> dict[str, Any]:
-        """What keeps attention within documents and windows, in the form that the model's attention takes; made outside
-        of what is compiled, and once for all layers."""
+        """Return the model inputs that keep attention within documents and windows, in the form that the model's
+        attention takes; made outside of the compiled code, and once for all layers."""
         implementation = self.model.config._attn_implementation
         if self._both is not None:
             return {}
@@ -202,7 +204,7 @@ class LanguageModel(Trainable):
         return None if self.sequences is None else self.sequences.places(tokens.shape[1], tokens.device)
 
     def _inputs(self, batch: Batch) -> dict[str, Any]:
-        """What a model of transformers is given."""
+        """Return the inputs for a model of transformers."""
         inputs = {name: batch[name] for name in _MODEL_INPUTS if name in batch}
         if not self._encoder:
             inputs["use_cache"] = False
@@ -231,12 +233,13 @@ class LanguageModel(Trainable):
         return (outputs, self._sums(found.router_logits, batch["counted"])) if self.router else (outputs,)
 
     def _sums(self, router_logits: Sequence[Tensor], counted: Tensor) -> Tensor:
-        """counted: of the tokens (B, T) that the ranks which share layers have, this one among them."""
+        """counted: of the tokens (B, T) of the ranks that share layers, including this one."""
         own = counted if self.token_ranks is None else self.token_ranks.own(counted)
         return router_sums(router_logits, self.model.config.num_experts_per_tok, own.flatten())
 
     def _in_place(self, router_logits: Sequence[Tensor], counted: Tensor, held: Sequence[bool]) -> Tensor:
-        """The sums of all layers (1 + L·k, E), of which some routers alone are here. held: whether each of L is."""
+        """The sums of all layers (1 + L·k, E), of which this rank has only some routers. held: True for each of L that
+        it has."""
         k = self.model.config.num_experts_per_tok
         rows = torch.zeros(len(held), k, self.experts_of_a_layer, device=counted.device)
         if not any(held):
@@ -246,8 +249,8 @@ class LanguageModel(Trainable):
         return torch.cat([sums[:1], rows.flatten(0, 1)])
 
     def _balancing(self, sums: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """The balancing loss of all routers over the tokens of a microbatch that count, and how many of them each
-        expert saw. counted: of whole sequences."""
+        """Return the balancing loss of all routers over the tokens of a microbatch that count, and how many of these
+        tokens each expert saw. counted: of whole sequences."""
         if self.token_ranks is not None:
             sums = self.token_ranks.sum(sums)
         return balancing_loss(sums, self.model.config.num_experts_per_tok, counted.sum().clamp(min=1))
@@ -311,7 +314,7 @@ class LanguageModel(Trainable):
     @torch.no_grad()
     def example_losses(self, outputs: Outputs | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Each sequence's summed cross-entropy (B,) and labelled tokens (B,), from what `forward` gave; in a pipeline
-        from what its last rank has and the others have not."""
+        from the outputs, which only its last rank has."""
         labels = batch["labels"]
         own = None if outputs is None else self._token_losses(outputs, self._own(labels)).sum(1)
         found = own if self.pipeline is None else self.pipeline.from_last(own, labels[:, 0])
@@ -319,7 +322,7 @@ class LanguageModel(Trainable):
         return found if self.sequences is None else self.sequences.sum(found), (labels != IGNORE).sum(1)
 
     def _own(self, labels: Tensor) -> Tensor:
-        """Those of the tokens that this rank computes."""
+        """Select the labels of the tokens that this rank computes."""
         return labels if self.sequences is None else self.sequences.part(labels)
 
     def _token_losses(self, outputs: Outputs, labels: Tensor) -> Tensor:
@@ -332,12 +335,12 @@ class LanguageModel(Trainable):
 
 
 def _routes(layer: nn.Module) -> bool:
-    """Whether a layer of a mixture of experts has some: a family may have dense ones between."""
+    """Return True if a layer of a mixture of experts has experts: a family may also have dense layers."""
     return any(name.endswith("experts") for name, _ in layer.named_modules())
 
 
 def _counted(labels: Tensor) -> Tensor:
-    """1 for each token (B, T) that is no padding, which lies on the right: those up to the one after the last label; 0
-    for others."""
+    """Return 1 for each token (B, T) that is not padding, which is on the right: those up to the one after the last
+    label; 0 for others."""
     labelled = (labels != IGNORE).flip(1).cummax(1).values.flip(1)
     return torch.cat([labelled[:, :1], labelled[:, :-1]], 1).long()

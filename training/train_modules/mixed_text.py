@@ -1,4 +1,4 @@
-"""Pretraining text among the examples of a fine-tuning: what is still read is not forgotten."""
+"""Pretraining text among the examples of a fine-tuning, to prevent forgetting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.train_modules.language_model import LanguageModel
 
 TEXT_BY_MODEL = "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from"
 _LEAST = 2
-"""Tokens of a document that can be an example: one that is read, one that follows."""
+"""Minimum number of tokens of a document that can be an example: one that is read, one that follows."""
 
 
 class Text(Conversation):
@@ -32,7 +32,8 @@ class Text(Conversation):
 
 
 def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation]:
-    """The examples of a batch, text cut to the longest conversation: else all would be padded to its length."""
+    """Return the examples of a batch with text cut to the longest conversation: otherwise all would be padded to its
+    length."""
     longest = max((len(one.ids) for one in examples if not isinstance(one, Text)), default=None)
     return [
         Text(one.prompt, one.response[: longest and longest - 1]) if isinstance(one, Text) else one for one in examples
@@ -40,12 +41,12 @@ def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation
 
 
 class TextBeside:
-    """Texts for the minibatches of a policy's learning, as many as a minibatch has answers, in columns of their own.
+    """Texts for the minibatches of a policy's learning, as many as a minibatch has answers, in separate columns.
 
-    text_ids and text_labels (B, T) are as wide as the minibatch's `ids`, `text_unit` (B,) is what makes a part's summed
-    loss its share of the mean over all text tokens; see `loss_of_text`. Which texts those are follows from seed, round
-    and the minibatch's number.
-    weight: what the parts of a minibatch are weighed by.
+    text_ids and text_labels (B, T) are as wide as the minibatch's `ids`, `text_unit` (B,) is the factor that turns a
+    part's summed loss into its share of the mean over all text tokens; see `loss_of_text`. Which texts those are
+    follows from seed, round and the minibatch's number.
+    weight: returns the weight of a part of a minibatch.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TextBeside:
 
 
 def loss_of_text(model: LanguageModel, batch: Mapping[str, Tensor], weight: int) -> Tensor:
-    """The mean loss over the text tokens of a minibatch, as far as this part of it goes. weight: of the part."""
+    """Return this part's share of the mean loss over the text tokens of a minibatch. weight: of the part."""
     text = {"input_ids": batch["text_ids"], "labels": batch["text_labels"]}
     labelled = (text["labels"] != IGNORE).sum()
     return model.loss(model(text), text) * labelled * batch["text_unit"][0] / weight
@@ -92,12 +93,12 @@ def text_examples(
     key: str = "",
     tokenizer: Any = None,
 ) -> list[Text]:
-    """Beginnings of `count` documents of the training split, each of at most `longest` tokens: the loss is on every
-    token but the first, as in pretraining. Every rank must call, and gets the same.
+    """Return beginnings of `count` documents of the training split, each of at most `longest` tokens: the loss is on
+    every token but the first, as in pretraining. Every rank must call, and gets the same.
 
-    Which documents those are follows from `seed`; one comes twice only where there are too few. sources: of the shards,
-    whose documents alone are taken; (): all. key: where the config names them. tokenizer: of the model, which has to be
-    that of the shards, where it is given. Raises StageError: `unknown_source`; `other_tokenizer`; `no_documents` where
+    Which documents those are follows from `seed`; a document repeats only where there are too few. sources: the sources
+    of the shards whose documents are used; (): all. key: of the sources in the config. tokenizer: of the model; if
+    given, it must be that of the shards. Raises StageError: `unknown_source`; `other_tokenizer`; `no_documents` where
     none is long enough.
     """
     meta = read_meta(shards)

@@ -82,7 +82,7 @@ def policy_loss(
 
 
 def outside(ratio: Tensor, low: float, high: float) -> Tensor:
-    """1 where a ratio lies outside of the clip, else 0."""
+    """Return 1 where a ratio is outside of the clip, else 0."""
     return ((ratio < low) | (ratio > high)).float()
 
 

@@ -18,10 +18,10 @@ def dpo(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
 
 
 def ipo(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
-    """(chosen − rejected − 1/(2β))² (Azar et al. 2023, equation 17, whose τ is β): the difference is drawn to a value,
-    where DPO would have it grow for ever.
+    """(chosen − rejected − 1/(2β))² (Azar et al. 2023, equation 17, whose τ is β): the difference has a target value,
+    while DPO would have it grow without limit.
 
-    chosen, rejected: log π/π_ref a token, their mean over the answer. By sums, long answers would have the larger loss;
+    chosen, rejected: log π/π_ref per token, averaged over the answer. By sums, long answers would have the larger loss;
     the paper's own figures are of means (trl's DPOTrainer says so after asking the authors).
     """
     return (chosen - rejected - 1 / (2 * beta)) ** 2
@@ -30,10 +30,10 @@ def ipo(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
 def kto(
     chosen: Tensor, rejected: Tensor, kl: Tensor, beta: float, desirable_weight: float, undesirable_weight: float
 ) -> Tensor:
-    """How far each answer is from being valued, wanted or not, for itself (Ethayarajh et al. 2024, equation 7); the
-    mean of a pair's two.
+    """Loss of KTO: 1 minus the value of each answer, desirable or undesirable, judged by itself (Ethayarajh et al.
+    2024, equation 7); the mean of a pair's two.
 
-    kl: what both are held against, an estimate of the policy's KL divergence, without a gradient; see `kto_kl`.
+    kl: the reference point of both, an estimate of the policy's KL divergence, without a gradient; see `kto_kl`.
     """
     wanted = desirable_weight * (1 - torch.sigmoid(beta * (chosen - kl)))
     unwanted = undesirable_weight * (1 - torch.sigmoid(beta * (kl - rejected)))
@@ -41,8 +41,8 @@ def kto(
 
 
 def kto_kl(mismatched: Tensor) -> Tensor:
-    """The KL divergence by which KTO judges, at least 0: the mean log π/π_ref of answers to other prompts than their
-    own (Ethayarajh et al. 2024, section 4.1)."""
+    """The KL divergence that is KTO's reference point, at least 0: the mean log π/π_ref of answers to other prompts
+    than their own (Ethayarajh et al. 2024, section 4.1)."""
     return mismatched.mean().clamp(min=0)
 
 
@@ -50,7 +50,7 @@ def orpo(chosen: Tensor, rejected: Tensor, weight: float) -> Tensor:
     """−chosen − λ log σ(log odds(chosen) − log odds(rejected)) (Hong et al. 2024, equations 6 and 7): instruction
     tuning on the chosen answer, and a penalty on the odds of the rejected one. No reference model.
 
-    chosen, rejected: log π a token, their mean over the answer. weight: λ.
+    chosen, rejected: log π per token, averaged over the answer. weight: λ.
     """
     return -chosen - weight * logsigmoid(log_odds(chosen) - log_odds(rejected))
 

@@ -1,4 +1,4 @@
-"""A language model that learns from preference pairs: its batches, its loss, and what KTO holds them against.
+"""A language model that learns from preference pairs: its batches, its loss, and KTO's reference point.
 
 Shapes: B pairs, T tokens.
 """
@@ -52,8 +52,8 @@ class Logprobs(NamedTuple):
 class PreferenceTuned(Trainable):
     """A language model with one of the losses of `training.train_modules.preference_losses`.
 
-    A batch has `input_ids` and `labels (B, 2, T)` (chosen, rejected), `reference (B, 2)`, what the model that training
-    began from gives the answers, and `kl (B,)`, which `Mismatched` fills in for KTO.
+    A batch has `input_ids` and `labels (B, 2, T)` (chosen, rejected), `reference (B, 2)`, the answers'
+    log-probabilities under the model that training began from, and `kl (B,)`, which `Mismatched` fills in for KTO.
     """
 
     def __init__(self, language: LanguageModel, config: PreferenceTuningConfig) -> None:
@@ -62,15 +62,15 @@ class PreferenceTuned(Trainable):
         self._config = config
         start = {"dpo": math.log(2), "ipo": 1 / (2 * config.beta) ** 2, "kto": 0.5, "orpo": 0.0}
         self.chance_loss = start[config.loss]
-        """That of the model which training began from; of ORPO nobody knows it."""
+        """Loss of the model that training began from; unknown for ORPO."""
 
     def train(self, mode: bool = True) -> PreferenceTuned:
-        """Stays in evaluation mode: with dropout the ratio to the reference model would be a matter of luck (so in
-        trl's DPOTrainer too)."""
+        """Stay in evaluation mode: with dropout the ratio to the reference model would be random (as in trl's
+        DPOTrainer)."""
         return super().train(False)
 
     def learnt_from(self, batch: Batch) -> Batch:
-        """A batch without the mismatched answers, which `Mismatched` looks at before any gradient."""
+        """Return a batch without the mismatched answers, which `Mismatched` evaluates before any gradient."""
         return {name: value if name == "kl" else value[:, :2] for name, value in batch.items()}
 
     def last_stack(self) -> nn.Module | None:
@@ -116,8 +116,8 @@ class PreferenceTuned(Trainable):
 
 
 class Mismatched(Callback):
-    """Finds what KTO holds a batch's answers against, over the whole batch and all ranks, so that neither microbatches
-    nor ranks show in the loss; the mismatched answers then leave the batch."""
+    """Computes KTO's reference point for a batch's answers, over the whole batch and all ranks, so that the loss
+    depends neither on microbatches nor on ranks; the mismatched answers are then removed from the batch."""
 
     def __init__(self, model: PreferenceTuned) -> None:
         self._model = model
@@ -141,7 +141,8 @@ class Mismatched(Callback):
 
 
 def preference_batch(examples: Sequence[Example], reference: NDArray[float64], chat: Chat) -> dict[str, Tensor]:
-    """A batch for `PreferenceTuned`; for KTO each tensor has the two mismatched answers behind the two of the pair.
+    """Return a batch for `PreferenceTuned`; for KTO each tensor has the two mismatched answers after the two of the
+    pair.
 
     reference (pairs, 2 or 4): log-probabilities under the reference model, by the pairs' numbers.
     """

@@ -40,8 +40,8 @@ class Scorer(nn.Module):
         self._hardware = hardware
 
     def at(self, ids: Tensor, places: Tensor, lengths: Tensor) -> Tensor:
-        """Scores (B, P) read at `places (B, P)` of ids (B, T) padded on the right; lengths: tokens (B,) of each that
-        matter, and at later places anything is read."""
+        """Return scores (B, P) read at `places (B, P)` of ids (B, T) padded on the right; lengths: tokens (B,) of each
+        that matter; at later places the scores are arbitrary."""
         hidden = hidden_states(self.model, ids, lengths, places, self._hardware)
         # The score itself stays in fp32: differences of rewards are small.
         return linear(hidden.float(), self.model.get_parameter("score.weight"))[..., 0]
@@ -59,7 +59,7 @@ class RewardModel(Trainable):
     """
 
     chance_loss = math.log(2)
-    """That of guessing."""
+    """Loss of guessing."""
 
     def __init__(self, scorer: Scorer, margin_coef: float = 0.0) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class RewardModel(Trainable):
 
 def preference_losses(margins: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
     """−p log σ(d − m) − (1 − p) log σ(−d − m) of pairs whose scores differ by d = `margins`: p is the share of votes
-    for the better answer, one half in a tie, and m by how much it is `wanted` to lie ahead (Touvron et al. 2023,
-    "Llama 2", equation 2)."""
+    for the better answer, one half in a tie, and m the margin `wanted` in its favour (Touvron et al. 2023, "Llama 2",
+    equation 2)."""
     return -share * logsigmoid(margins - wanted) - (1 - share) * logsigmoid(-margins - wanted)
 
 
@@ -112,7 +112,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
 
 
 def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Scorer:
-    """A reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
+    """Load a reward model's folder, or a causal model's with a fresh output layer from N(0, 1/(D + 1)) drawn by `seed`
     ("N implementation details of RLHF", section 2.2). Raises StageError `bad_model` for a family without a linear score
     layer."""
     model = load_pretrained_model(
@@ -138,10 +138,11 @@ def load_scorer(folder: Path, hardware: Hardware, seed: int | None = None) -> Sc
 def load_other_scorer(
     name: str, folder: Path, model: PreTrainedModel, chat: Chat, hardware: Hardware, tokens: int
 ) -> Scorer:
-    """The reward model that is the input `name`, to score prompts with answers of `model`, at most `tokens` together;
+    """Load the reward model of the input `name`, to score prompts with answers of `model`, at most `tokens` together;
     the model's tokenizer is that of `chat`.
 
-    Raises StageError `other_vocabulary` where its token ids mean other text, `too_few_positions` where it reads less.
+    Raises StageError `other_vocabulary` where its token ids mean other text, `too_few_positions` where it reads fewer
+    tokens.
     """
     scorer = load_scorer(folder, hardware)
     if (positions := limit_length(scorer.model, tokens)) < tokens:

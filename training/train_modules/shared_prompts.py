@@ -1,8 +1,10 @@
-"""Sequences that begin alike, computed with their beginning once: answers to one prompt, a chosen and a rejected one.
+"""Sequences with a common beginning, computed with that beginning once: answers to one prompt, or a chosen and a
+rejected one.
 
-A group of such sequences is laid out as a tree: what all share, then what each goes on with, at the positions that it
-has in its own sequence. Attention goes to what a sequence itself holds, so that outputs and gradients are those of the
-sequences apart, up to rounding (Wang & Hegde 2024, "Accelerating Direct Preference Optimization with Prefix Sharing").
+A group of such sequences is laid out as a tree: the shared tokens, then the rest of each sequence, at the positions
+that it has in its own sequence. Tokens attend to their own sequence alone, so that outputs and gradients are those of
+the separate sequences, up to rounding (Wang & Hegde 2024, "Accelerating Direct Preference Optimization with Prefix
+Sharing").
 
 Shapes: B sequences, T tokens after padding; R rows of W tokens that hold them all.
 """
@@ -23,14 +25,15 @@ from training.model.documents import additive
 from training.model.models import decoder
 
 _WORTH = 0.9
-"""Of the time of the sequences apart, padding included: with more than this left, masks cost what sharing saves."""
+"""Share of the separate sequences' time, padding included: if more than this is left, masks cost what sharing saves."""
 _FAR = 1200
-"""In rows of so many tokens attention takes as long as all else: measured on a CPU, fp32, at a width of 256."""
+"""Tokens per row at which attention takes as long as all else: measured on a CPU, fp32, at a width of 256."""
 _GROUP_WIDTHS = (1.0, 1.5, 2.0, 3.0, float("inf"))
-"""Most tokens of a group that are tried, in those of the longest sequence. Where each prompt has one answer, all begin
-alike for a few tokens; in one group they would save those and pay for attention over rows that are far too long."""
+"""Maximum group sizes that are tried, in multiples of the longest sequence's tokens. Where each prompt has one answer,
+all begin alike for a few tokens; one group would save those tokens and pay for attention over rows that are far too
+long."""
 _SHARED = 0
-"""The branch of what a whole group shares; its sequences have branches of their own from 1 on."""
+"""The branch of the tokens that a whole group shares; its sequences are branches 1 and up."""
 _PADDING = -1
 
 
@@ -49,9 +52,9 @@ class Shared:
     places: Tensor
 
     def visible(self, window: int | None = None) -> Tensor:
-        """Which tokens may see which: (R, 1, W, W), true for itself and the earlier ones of its sequence.
+        """Return the attention mask (R, 1, W, W), True from a token to itself and to the earlier ones of its sequence.
 
-        window: how many tokens each sees at most on its left, itself among them.
+        window: maximum number of tokens that each attends to on its left, including itself.
         """
         width = self.ids.shape[1]
         keys, queries = self.branches[:, None, :], self.branches[:, :, None]
@@ -64,8 +67,8 @@ class Shared:
 
 
 def share(ids: Tensor, lengths: Tensor) -> Shared | None:
-    """Sequences ids (B, T) of `lengths (B,)` tokens, padded on the right, with their shared beginnings once; None where
-    that saves too little."""
+    """Lay out sequences ids (B, T) of `lengths (B,)` tokens, padded on the right, with their shared beginnings once;
+    return None where that saves too little."""
     sizes = lengths.tolist()
     sequences = [row[:size] for row, size in zip(ids.tolist(), sizes, strict=True)]
     layouts = [_layout(sequences, int(min(most * max(sizes), sum(sizes)))) for most in _GROUP_WIDTHS]
@@ -95,11 +98,11 @@ def share(ids: Tensor, lengths: Tensor) -> Shared | None:
 def hidden_states(
     model: PreTrainedModel, ids: Tensor, lengths: Tensor, places: Tensor, hardware: Hardware, *, logits: bool = False
 ) -> Tensor:
-    """The last hidden states (B, P, D) at `places (B, P)` of sequences ids (B, T), with shared beginnings computed once
-    where `launch.share_prompts`, the model and what it saves allow.
+    """Return the last hidden states (B, P, D) at `places (B, P)` of sequences ids (B, T), with shared beginnings
+    computed once where `launch.share_prompts`, the model and what it saves allow.
 
-    lengths: tokens (B,) of each sequence that matter; at later places anything may come out.
-    logits: whether the model's own logits (B, P, V) are wanted in place of hidden states.
+    lengths: tokens (B,) of each sequence that matter; at later places the result is arbitrary.
+    logits: return the model's own logits (B, P, V) instead of hidden states.
     """
     network, wanted = (model, "logits") if logits else (decoder(model), "last_hidden_state")
     mask = _mask_of(model, hardware)
@@ -130,28 +133,28 @@ def _mask_of(model: PreTrainedModel, hardware: Hardware) -> str | None:
 
 
 _Group = tuple[int, list[int]]
-"""With how many tokens its members begin alike, and which sequences they are."""
+"""Number of tokens in the shared beginning, and indices of the member sequences."""
 
 
 def _layout(sequences: list[list[int]], most: int) -> tuple[list[_Group], list[list[int]], int]:
-    """Groups of at most `most` tokens, which of them lie in each row, and the tokens of a row."""
+    """Return groups of at most `most` tokens, the groups of each row, and the tokens of a row."""
     groups = _grouped(sequences, most)
     costs = [_cost(begun, [len(sequences[one]) for one in members]) for begun, members in groups]
     return groups, _rows(costs, max(costs)), max(costs)
 
 
 def _time(rows: int, width: int) -> float:
-    """About how long rows take, in tokens without attention."""
+    """Estimate the time of rows, in tokens without attention."""
     return rows * width * (1 + width / _FAR)
 
 
 def _grouped(sequences: list[list[int]], most: int) -> list[_Group]:
-    """Sequences in groups that begin alike, so that the tokens of all are fewest among groups of at most `most` tokens
-    that are next to each other in the order of their tokens."""
+    """Group sequences by common beginnings, to minimise the total tokens among groups of at most `most` tokens whose
+    members are adjacent in the order of their tokens."""
     order = sorted(range(len(sequences)), key=lambda one: (sequences[one], one))
     alike = [_alike(sequences[one], sequences[other]) for one, other in pairwise(order)]
     ends = [0, *accumulate(len(sequences[one]) for one in order)]
-    # What is saved up to each place at best, where the last group of it begins, and what that shares.
+    # The most that is saved up to each place, where its last group begins, and the tokens which that group shares.
     saved, begins, shares = [0], [0], [0]
     for end in range(1, len(order) + 1):
         begun = len(sequences[order[end - 1]])
@@ -173,7 +176,7 @@ def _grouped(sequences: list[list[int]], most: int) -> list[_Group]:
 
 
 def _alike(one: list[int], other: list[int]) -> int:
-    """With how many tokens two sequences begin alike."""
+    """Return the number of tokens in the common beginning of two sequences."""
     for place, (ours, theirs) in enumerate(zip(one, other, strict=False)):
         if ours != theirs:
             return place
@@ -186,7 +189,8 @@ def _cost(begun: int, sizes: list[int]) -> int:
 
 
 def _rows(costs: list[int], width: int) -> list[list[int]]:
-    """Groups by number in rows of at most `width` tokens: the longest first, each where it first fits."""
+    """Assign groups by number to rows of at most `width` tokens: the longest first, each to the first row that has
+    room."""
     rows: list[list[int]] = []
     room: list[int] = []
     for number in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):

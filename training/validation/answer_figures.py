@@ -1,6 +1,6 @@
-"""What held-out answers of two models come to: the model that a training began from, and the one that it made.
+"""Figures of held-out answers of two models: the model that a training began from, and the trained one.
 
-Shapes: P prompts, A answers, of which as many to each prompt follow one another.
+Shapes: P prompts, A answers; the answers to each prompt, equally many, are consecutive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def score_figures(
     of: NDArray[np.bool_],
     clusters: NDArray[np.int64],
 ) -> dict[str, float]:
-    """What the reward model or the judge (`by`) says of the prompts `of`; nothing where these are fewer than two.
+    """Return figures of the reward model's or the judge's scores (`by`) on the prompts `of`; nothing where these are
+    fewer than two.
 
     scores: by model, the one before and the one after, the mean of its answers (P,). lengthening (P,): tokens by which
     the later one's are longer. clusters (P,): the number of the conversation of each prompt.
@@ -61,15 +62,15 @@ def means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
 
 
 def share(hits: NDArray[np.float64], each: int, clusters: NDArray[np.int64]) -> Interval:
-    """The share of all answers (A,), of which the `each` to a prompt may be alike, as may be those of prompts in one
-    cluster (P,)."""
+    """Return the share over all answers (A,). The `each` answers to a prompt may be correlated, as may those of prompts
+    in one cluster (P,)."""
     if each > 1 and len(np.unique(clusters)) == len(clusters):
         return share_of_clusters(hits.reshape(-1, each).sum(1), each)
     return clustered_share(hits, np.repeat(clusters, each))
 
 
 def answer_figures(answers: Mapping[str, Completions], each: int, clusters: NDArray[np.int64]) -> dict[str, float]:
-    """answer_tokens_… and ends_share_… (the share that ended by themselves, with its interval) of each model."""
+    """Return answer_tokens_… and ends_share_… (the share that ended by themselves, with its interval) of each model."""
     figures: dict[str, float] = {}
     for name, side in answers.items():
         figures[f"answer_tokens_{name}"] = sum(map(len, side.ids)) / len(side.ids)

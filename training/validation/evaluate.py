@@ -25,8 +25,8 @@ _BATCH = 16
 def token_losses(
     model: LanguageModel, sequences: Packed, objective: Objective, run: Run | None = None
 ) -> NDArray[np.float64]:
-    """Cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; by the causal objective at each
-    position that of the token that follows it, 0 at the last.
+    """Return the cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; for the causal objective
+    each position has that of the next token, the last one 0.
 
     objective: that of the training.
     """
@@ -50,7 +50,7 @@ def labels_of(sequences: Packed, objective: Objective) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Side:
-    """What meta.json knows of the validation side of one source.
+    """Validation side of one source, from meta.json.
 
     id: its number in the shards' column `sources`.
     """
@@ -61,7 +61,7 @@ class Side:
 
 
 def sides(meta: Mapping[str, Any]) -> list[Side]:
-    """The sources with validation text; empty for shards that know none."""
+    """Return the sources with validation text; empty for shards that record none."""
     found = []
     for name, source in meta.get("sources", {}).items():
         held = source["validation"]
@@ -76,7 +76,8 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
 
 def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Sequence[Side]) -> dict[str, float]:
-    """Mean loss in nats a token of each source that has tokens in `sequences`, from their `token_losses`."""
+    """Return the mean loss in nats per token of each source that has tokens in `sequences`, from their
+    `token_losses`."""
     predicted = sequences.token_sources()[:, 1:].ravel()
     sums = np.bincount(predicted, losses[:, :-1].ravel())
     counts = np.bincount(predicted)
@@ -86,11 +87,11 @@ def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Se
 
 
 class Validation(Callback):
-    """Measures loss and bits per byte on a fixed sample of the validation text every so many batches and after the last
-    one, by source too. The figures of the manifest are of more text, and so bear other names.
+    """Measures loss and bits per byte on a fixed sample of the validation text every `every` batches and after the last
+    one, in total and by source. The figures of the manifest cover more text, and so have other names.
 
     last: batches of the whole training.
-    bytes_per_token: of the whole validation side; 0 for objectives whose loss is no code length of the text.
+    bytes_per_token: of the whole validation side; 0 for objectives whose loss is not a code length of the text.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Validation(Callback):
 
 
 class Watch(Callback):
-    """Tells what `measure` finds on held-out examples every so many batches, and after the last one.
+    """Records the metrics that `measure` returns on held-out examples every `every` batches, and after the last one.
 
     last: batches of the whole training.
     """

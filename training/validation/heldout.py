@@ -1,8 +1,8 @@
 """The held-out loss of a finished training and its baselines: of a bounded part of the text, shared by the ranks, as a
 stream.
 
-Each rank scores its part of every step; what is kept is one sum a sequence, so that memory grows neither with the
-held-out text nor with the training's.
+Each rank scores its part of every step and keeps one sum per sequence, so that memory grows neither with the held-out
+text nor with the training's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Baselines(Protocol):
     """Models of counts, by name."""
 
     def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
-        """The summed cross-entropy in nats of the labels of sequences, by each of them."""
+        """Return the summed cross-entropy in nats of the labels of sequences, for each baseline."""
 
 
 class NextTokenBaselines:
     """Unigram and bigram of the sequences themselves.
 
-    read: gives the text that is counted, anew at each call.
-    pairs: of neighbouring tokens in it.
+    read: returns the text to count, from its beginning at each call.
+    pairs: number of pairs of neighbouring tokens in it.
     """
 
     def __init__(self, read: Callable[[], Iterable[Packed]], vocab_size: int, pairs: int) -> None:
@@ -58,7 +58,7 @@ class NextTokenBaselines:
 
 
 class LabelBaselines:
-    """The unigram of the labels, for objectives that ask for something else than the next token."""
+    """The unigram of the labels, for objectives that predict something else than the next token."""
 
     def __init__(self, batches: Iterable[Packed], vocab_size: int, objective: Objective) -> None:
         labels = (objective.batch(packed)["labels"].numpy() for packed in batches)
@@ -71,7 +71,7 @@ class LabelBaselines:
 def count_baselines(
     shards: PackedShards, numbers: Sequence[int] | NDArray[np.int64], vocab_size: int, objective: Objective
 ) -> Baselines:
-    """Counts these sequences of the training split."""
+    """Count these sequences of the training split."""
 
     def read() -> Iterable[Packed]:
         return packed_batches(shards, numbers, _COUNTED_AT_ONCE)
@@ -83,11 +83,11 @@ def count_baselines(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What was found on held-out sequences, the same on every rank.
+    """Results on held-out sequences, the same on every rank.
 
-    losses: summed nats of each sequence (N,), in their order; labels: of how many tokens (N,).
-    by_source: mean nats a token of each source that has any.
-    baselines: mean nats a token of each baseline.
+    losses: summed nats of each sequence (N,), in their order; labels: its number of labelled tokens (N,).
+    by_source: mean nats per token of each source that has any.
+    baselines: mean nats per token of each baseline.
     """
 
     losses: NDArray[np.float64]
@@ -105,7 +105,7 @@ def measure(
     run: Run,
     sources: Sequence[Side] = (),
 ) -> HeldOut:
-    """Scores the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
+    """Score the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
 
     sources: of the shards, for the loss of each of them.
     """
@@ -121,8 +121,9 @@ def measure(
         for begin in range(0, len(numbers), step):
             end = min(begin + step, len(numbers))
             mine = np.arange(begin, end)[ranks.data_rank() :: world]
-            # Ranks that share a model compute together, as many sequences each: a pipeline's microbatches, and with
-            # them what experts exchange, are by their number. What is computed beside one's own is left out.
+            # Ranks that share a model compute together, an equal number of sequences each: a pipeline's microbatches,
+            # and with them the experts' exchange, depend on their number. Sequences added to a rank's own are left out
+            # of the result.
             beside = -(-(end - begin) // world) - len(mine)
             asked = np.append(numbers[mine], numbers[:1].repeat(beside))
             [packed] = packed_batches(shards, asked, size, with_sources=bool(sources))
@@ -152,7 +153,7 @@ def _together(
     others: Mapping[str, float],
     sources: Sequence[Side],
 ) -> HeldOut:
-    """The parts of all ranks as one, in the order of the sequences."""
+    """Join the parts of all ranks, in the order of the sequences."""
     own = np.concatenate(places) if places else np.zeros(0, np.int64), np.hstack(rows) if rows else np.zeros((2, 0))
     # Ranks that share layers or sequences have the same part.
     parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.group_size()]

@@ -1,4 +1,4 @@
-"""What a model can do so far: benchmarks and sampled text on the way, without a trace in the training."""
+"""Evaluation during training: benchmarks and sampled text, without an effect on the training."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _TEMPERATURE = 0.8
 
 
 class InLoopEvaluator(Callback):
-    """Tells figures as `benchmarks/<task>/<metric>`, and appends samples to training_samples.jsonl in the work folder.
+    """Records figures as `benchmarks/<task>/<metric>`, and appends samples to training_samples.jsonl in the work
+    folder.
 
-    Each look draws the same random numbers, so that what differs between two of them is the model.
+    Each evaluation draws the same random numbers, so that two of them differ by the model alone.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class InLoopEvaluator(Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the samples are written, and on the disk."""
+        """Return the size of the samples file, after syncing it to disk."""
         path = self._run.work_dir / SAMPLES
         if not path.exists():
             return {"samples_bytes": 0}
@@ -116,7 +117,7 @@ class InLoopEvaluator(Callback):
             return {"samples_bytes": os.fstat(file.fileno()).st_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Drops the samples that will be drawn again."""
+        """Drop the samples that will be drawn again."""
         path = self._run.work_dir / SAMPLES
         if path.exists() and path.stat().st_size > state.get("samples_bytes", math.inf):
             os.truncate(path, state["samples_bytes"])
@@ -124,10 +125,10 @@ class InLoopEvaluator(Callback):
 
 @contextmanager
 def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedModel | None]:
-    """The model as a single process can ask it; every rank must call. Of several, rank 0 has it, and the others wait
-    with None.
+    """Yield the model in a form that a single process can run; every rank must call. With several ranks, rank 0 has it,
+    and the others wait with None.
 
-    shared: no rank can ask its model without the others; rank 0 gets a copy with all weights on its device.
+    shared: no rank can run its model without the others; rank 0 gets a copy with all weights on its device.
     """
     whole = whole_weights(network) if shared and ranks.world_size() > 1 else None
     try:
@@ -151,8 +152,8 @@ def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedM
 
 
 class InLoopAnswers(Callback):
-    """Writes what `answers` finds after some of the batches to training_samples.jsonl in the work folder: a line each,
-    with its batch. A training that goes back writes a batch again; `kept_answers` takes the later lines."""
+    """Appends the result of `answers` after some of the batches to training_samples.jsonl in the work folder: one line
+    each, with its batch. A training that goes back writes a batch again; `kept_answers` takes the later lines."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class InLoopAnswers(Callback):
 
     def batch_end(self, state: TrainState) -> None:
         batch = state.clock.batch
-        # A model in several ranks' hands cannot answer from one of them.
+        # A model that several ranks share cannot answer from one of them.
         if batch not in self._at or ranks.world_size() > 1:
             return
         with measuring(self._network), answering(self._network):
@@ -178,7 +179,7 @@ class InLoopAnswers(Callback):
 
 
 def kept_answers(work_dir: Path) -> list[dict[str, Any]]:
-    """The lines of InLoopAnswers, by batch, of each batch and prompt the last."""
+    """Return the lines of InLoopAnswers, by batch: the last line of each batch and prompt."""
     path = work_dir / SAMPLES
     if not path.exists():
         return []
@@ -188,7 +189,7 @@ def kept_answers(work_dir: Path) -> list[dict[str, Any]]:
 
 
 def keep_samples(work_dir: Path, out_dir: Path) -> None:
-    """Copies the samples of a training to aux/, where the report finds them."""
+    """Copy the samples of a training to aux/, where the report finds them."""
     if ranks.is_first() and (work_dir / SAMPLES).exists():
         (out_dir / "aux").mkdir(exist_ok=True)
         shutil.copyfile(work_dir / SAMPLES, out_dir / "aux" / SAMPLES)

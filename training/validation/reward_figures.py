@@ -1,4 +1,4 @@
-"""What held-out pairs say of a reward model beyond how many it orders rightly: length, and how sure it may be."""
+"""Further figures of a reward model on held-out pairs, besides its accuracy: effect of length, and calibration."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from training.core import ranks
 def length_figures(
     margins: NDArray[np.float64], longer: NDArray[np.float64], prompts: NDArray[np.int64]
 ) -> dict[str, float]:
-    """How much of it is length.
+    """Return figures of the effect of length on the scores.
 
     margins (N,): better less worse score. longer (N,): tokens by which the better answer is longer. prompts (N,): the
     number of the prompt of each pair, by which intervals are clustered.
 
-    chosen_longer is the share of pairs, of those that differ in length, whose better answer is the longer: what who
-    always says "the longer one" gets right. heldout_accuracy_chosen_longer and _chosen_shorter are the model's own on
-    either side: far apart, it goes by length. margin_equal_length is what is left of the margin between answers of one
-    length, by least squares, and reward_per_token what one more token is worth there. All but the last with intervals.
+    chosen_longer is the share of pairs, among those that differ in length, whose better answer is the longer: the
+    accuracy of always choosing the longer one. heldout_accuracy_chosen_longer and _chosen_shorter are the model's own
+    on either side: if they differ much, it judges by length. margin_equal_length is the margin that remains between
+    answers of one length, by least squares, and reward_per_token the reward of one more token there. All but the last
+    with intervals.
     """
     figures: dict[str, float] = {}
     if (differ := longer != 0).any():
@@ -40,11 +41,12 @@ def length_figures(
 
 
 def calibration_figures(margins: NDArray[np.float64], path: Path, prompts: NDArray[np.int64]) -> dict[str, float]:
-    """Whether it is right as often as it says, σ(|margin|), which is Bradley and Terry's probability.
+    """Return figures of the model's calibration: how its accuracy compares with its confidence σ(|margin|), the
+    probability of Bradley and Terry.
 
     calibration_error (expected, over bins of equal counts: Guo et al. 2017), mean_confidence, and brier, the mean of (1
-    − σ(margin))² with its interval, clustered by `prompts` (N,): 0.25 for guessing. The bins go to `path`. Nothing for
-    fewer than two pairs.
+    − σ(margin))² with its interval, clustered by `prompts` (N,): 0.25 for guessing. The bins are written to `path`.
+    Nothing for fewer than two pairs.
     """
     if len(margins) < 2:
         return {}

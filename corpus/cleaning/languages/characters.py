@@ -79,7 +79,7 @@ def members(characters: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def spaces() -> NDArray[np.bool_]:
-    """What str.isspace holds for."""
+    """Return a mask of the characters for which str.isspace is true."""
     mask = np.zeros(CODE_POINTS, bool)
     mask[[found.start() for found in re.finditer(r"\s", _every_character())]] = True
     return mask

@@ -72,7 +72,7 @@ class Prose:
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether at least a third of the letters of a text are of scripts that put no space between words."""
+    """Return True if at least a third of the letters of a text are of scripts that put no space between words."""
     if text.isascii():
         return False
     unspaced = len(_UNSPACED.findall(text))
@@ -85,7 +85,8 @@ def letters_in(text: str) -> int:
 
 
 def has_sentences(text: str) -> bool:
-    """Whether runs of characters of scripts without spaces are as short as between marks and spaces of sentences."""
+    """Return True if runs of characters of scripts without spaces are as short as between marks and spaces of
+    sentences."""
     runs = _RUN.findall(text)
     return not runs or sum(map(len, runs)) / len(runs) <= MAX_SENTENCE_CHARACTERS
 
@@ -113,7 +114,7 @@ def measure(text: str, language: str = "") -> Prose | None:
     letters = sum(any(map(str.isalpha, word)) for word in words) / len(words)
     most = max(found.values(), default=0)
     if most < MIN_STOP_WORD_SHARE * len(some):
-        # The words of Korean or Tamil take so many endings that a list has few of them, but their scripts show them.
+        # The words of Korean or Tamil take too many endings for a list, but their scripts show them.
         script = _script_of(text)
         if script in _SHARED_SCRIPTS:
             return None

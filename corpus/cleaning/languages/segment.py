@@ -37,7 +37,7 @@ class SegmentedText:
 
 
 def code_points(texts: Sequence[str]) -> tuple[Array, Array]:
-    """All texts' code points behind each other (P,), uint32, and where each begins (D + 1,)."""
+    """Return all texts' code points one after the other (P,), uint32, and where each begins (D + 1,)."""
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=starts[1:])
     # In a bytearray the array can be written to, as others are: numba compiles once for both.
@@ -61,7 +61,7 @@ def hashes_of(strings: Sequence[str]) -> Array:
 class Segmenter:
     """Splits documents into words and remembers the words of each chunk it met, up to a million.
 
-    What it remembers changes its speed, never its result.
+    The memory changes its speed, never its result.
     """
 
     def __init__(self, stop_words: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class Segmenter:
         lengths = np.concatenate([simple, np.array([n for words in split for n in words], np.int32)])
         ends = np.cumsum(counts)
         first = ends - counts
-        # Words of one chunk lie behind each other in the text.
+        # Words of one chunk follow one another in the text.
         running = np.cumsum(lengths) - lengths
         starts = running + np.repeat(starts_of - (running[first] if lengths.size else first), counts)
         hashes, bits = kernels.describe(points, starts, lengths, self._classes, *self._stop_words)

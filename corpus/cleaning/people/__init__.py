@@ -1,1 +1,1 @@
-"""What concerns people in a text: personal data, toxicity, words of gender and their counterparts."""
+"""Processing of text about people: personal data, toxicity, words of gender and their counterparts."""

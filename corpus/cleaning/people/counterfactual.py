@@ -98,7 +98,7 @@ def pairs(groups: tuple[str, ...]) -> dict[str, str]:
 def counterfactual(text: str, groups: tuple[str, ...]) -> str:
     """The text with every term of these groups (gender, religion, ethnicity, names) turned into its counterpart.
 
-    Equal to the text if it has none. What is between words stays as it is.
+    Equal to the text if it has none. Text between words is unchanged.
     """
     swaps = pairs(groups)
     return replace_words(text, lambda lower, place: _swap(lower, place, swaps, "gender" in groups))
@@ -107,7 +107,7 @@ def counterfactual(text: str, groups: tuple[str, ...]) -> str:
 def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
     """The text with some words replaced, each in the case that it had, and the articles before them made to fit.
 
-    replacement: of the lower-case words and the place of one of them gives what stands there instead, or None.
+    replacement: of the lower-case words and the place of one of them, returns the new word at that place, or None.
     """
     words = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
     lower = [word.lower() for word, _, _ in words]
@@ -158,7 +158,7 @@ def _swap(lower: list[str], place: int, swaps: dict[str, str], gender: bool) -> 
 
 
 def _is_object(lower: list[str], place: int) -> bool:
-    """Whether "her" is an object and nobody's: nothing behind it can be possessed."""
+    """Return True if "her" is an object and not a possessive: nothing after it can be possessed."""
     if place + 1 == len(lower):
         return True
     after = lower[place + 1]
@@ -173,12 +173,12 @@ def _is_object(lower: list[str], place: int) -> bool:
 
 
 def _is_adverb_of_adjective(lower: list[str], place: int) -> bool:
-    """Whether an adverb belongs to an adjective or participle behind it: "her newly painted house"."""
+    """Return True if an adverb belongs to an adjective or participle after it: "her newly painted house"."""
     return place < len(lower) and lower[place].endswith(("ed", "en", "ing", "ful", "ive", "ous", "al", "ic"))
 
 
 def _stands_alone(lower: list[str], place: int) -> bool:
-    """Whether "his" possesses nothing behind it: "that book is his", "a friend of his"."""
+    """Return True if "his" possesses nothing after it: "that book is his", "a friend of his"."""
     if place + 1 == len(lower) or lower[place + 1] in _ENDS:
         return True
     if place > 1 and lower[place - 1] == "of" and lower[place + 1] in _BEHIND_OF_HIS:
@@ -187,7 +187,7 @@ def _stands_alone(lower: list[str], place: int) -> bool:
 
 
 def _sounds_open(word: str) -> bool:
-    """Whether "an" stands before it."""
+    """Return True if the article before the word is "an"."""
     word = word.lower()
     if word.startswith(_SILENT_H):
         return True

@@ -44,7 +44,7 @@ class Neutral:
 
 
 def neutral(text: str, words: dict[str, str]) -> str:
-    """The text with each of these words, its possessive included, replaced by what stands for it."""
+    """Return the text with each of these words, its possessive included, replaced by its neutral word."""
 
     def replacement(lower: list[str], place: int) -> str | None:
         word, ending = lower[place], ""

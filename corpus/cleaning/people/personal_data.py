@@ -67,7 +67,7 @@ def find_secrets(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_random(value: str) -> bool:
-    """Whether a value looks drawn and not written: letters and digits mixed, at least 3 bits a character."""
+    """Return True if a value looks random and not written: letters and digits mixed, at least 3 bits per character."""
     if not re.search("[0-9]", value) or not re.search("[A-Za-z]", value) or _PATH_OR_NAME.search(value):
         return False
     counts = Counter(value).values()
@@ -115,7 +115,7 @@ class Found(NamedTuple):
 
 
 def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[str, ...] = ("US",)) -> list[Found]:
-    """What of these kinds a text holds, in its order, none overlapping another."""
+    """Return the personal data of these kinds in a text, in its order, none overlapping another."""
     finders = {
         "secret": lambda: find_secrets(text),
         "email": lambda: _emails(text),
@@ -189,9 +189,10 @@ _SENTENCE_CHARACTERS = 160
 
 
 def _is_numbering(text: str, start: int, end: int) -> bool:
-    """Whether four numbers are a version, the number of a section or an object identifier, by what is around them.
+    """Return True if four numbers are a version, the number of a section or an object identifier, judged by the text
+    around them.
 
-    What is directly before decides, then the nearest word in the sentence that speaks of either; without any of these
+    The text directly before decides, then the nearest word in the sentence that indicates either; without any of these
     it is an address.
     """
     before = text[max(0, start - _SENTENCE_CHARACTERS) : start]
@@ -210,7 +211,7 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
     if direct and direct["word"]:
         word = direct["word"]
         if word.lower() in _ADDRESSED:
-            # "upgrade from 1.2.3.4" is told by the rest of its sentence.
+            # "upgrade from 1.2.3.4" is decided by the rest of its sentence.
             return word.lower() in ("from", "by", "at") and _speaks_of_numbering(before[: direct.start()], behind)
         if word.lower() in _NUMBERED:
             return True
@@ -222,7 +223,7 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
 
 
 def _speaks_of_numbering(before: str, behind: str) -> bool:
-    """Whether the nearest word before, else behind, that speaks of either, speaks of versions or sections."""
+    """Return True if the nearest word before, else after, that indicates either, indicates versions or sections."""
     if found := _SENTENCE_END.search(behind):
         behind = behind[: found.start()]
     for word in (*reversed(_WORDS.findall(before)), *_WORDS.findall(behind)):

@@ -76,7 +76,7 @@ class ClassifierScorer:
         with torch.inference_mode():
             for start in range(0, len(texts), self._batch_size):
                 batch = list(texts[start : start + self._batch_size])
-                # Attention over nothing is no number; most tokenizers begin a text with a token of their own.
+                # Attention over nothing is NaN; most tokenizers begin a text with a special token.
                 filled = [place for place, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
                 if not filled:
                     continue

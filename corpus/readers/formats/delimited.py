@@ -25,7 +25,7 @@ DELIMITERS = (",", ";", "\t", "|")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file separates and quotes its fields.
+    """Separators and quoting of a file's fields.
 
     escape: the character before a quote within quotes; "" where quotes are doubled.
     """

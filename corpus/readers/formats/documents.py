@@ -76,7 +76,7 @@ def read_document(place: Place, kind: str, encoding: str, max_bytes: int) -> Ite
 
 
 def notebook_text(text: str) -> str:
-    """Cells of a Jupyter notebook in order: prose as it is, code between fences. Outputs are left out."""
+    """Cells of a Jupyter notebook in order: prose unchanged, code between fences. Outputs are left out."""
     try:
         notebook = parse_json(text, expected="a notebook", nan=True)
     except BadJson as error:
@@ -217,7 +217,7 @@ def tex_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Markdown as it is, without the metadata in front of it: models are to read and write it."""
+    """Return Markdown unchanged, without the metadata before it: models are to read and write it."""
     return re.sub(r"\A---\n.*?\n---\n", "", text.removeprefix("\ufeff"), count=1, flags=re.DOTALL)
 
 

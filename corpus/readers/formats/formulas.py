@@ -43,8 +43,8 @@ def _of_tag(found: re.Match[str]) -> str:
 
 
 def raised(text: str, kind: str) -> str:
-    """Raised or lowered text (sup, sub) in Unicode's signs for it, else behind ^ or _; ordinals, trade marks and notes
-    in brackets as they are."""
+    """Return raised or lowered text (sup, sub) in Unicode's signs for it, else after ^ or _; ordinals, trade marks and
+    notes in brackets unchanged."""
     inner = text.strip()
     if _ON_THE_LINE.fullmatch(inner) and not (inner and set(inner) <= set("+-=−")):
         return text

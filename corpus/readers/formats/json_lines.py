@@ -140,7 +140,8 @@ def with_fields(
 
 
 def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...]) -> Exception:
-    """What to raise where a record lacks a field. setting: the dotted key that names it. fields: all that are read."""
+    """Return the error to raise for a record that lacks a field. setting: the dotted key that names it. fields: all
+    that are read."""
     return stage_error(
         "wrong_field",
         record.place,
@@ -150,7 +151,7 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
 
 
 def is_list(place: Place) -> bool:
-    """Whether a file opens like a JSON list, or one object over several lines, which cannot be read in parts."""
+    """Return True if a file opens like a JSON list, or one object over several lines, which cannot be read in parts."""
     with opened(place) as stream:
         return _opens_list(stream) or _opens_object(stream)
 
@@ -160,7 +161,7 @@ def _opens_list(stream: io.BufferedReader) -> bool:
 
 
 def _opens_object(stream: io.BufferedReader) -> bool:
-    """Whether a file opens with an object of which its first line has the bracket alone."""
+    """Return True if a file opens with an object whose first line is the bracket alone."""
     return re.match(rb"\{[ \t]*\r?\n", _start(stream)) is not None
 
 
@@ -270,7 +271,7 @@ def _list(
                     yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
             return
     number = 0
-    # Its items are written out as UTF-8 again where they are read in an encoding of their own.
+    # Its items are written out as UTF-8 again where their encoding is another.
     inside = encoding if _may_be_utf8(encoding) else "utf-8"
     try:
         for element in elements_of(_texts(content, stream, encoding), max_bytes, limit_key):

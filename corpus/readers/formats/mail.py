@@ -16,10 +16,10 @@ _PARSED = {"subject", "content-type", "content-disposition", "content-transfer-e
 
 def mail_text(message: str) -> str:
     """Subject and body of an e-mail. Of several forms of the body the plain one is taken, else the HTML one's text;
-    attachments and all other headers are left out. A text without headers comes back as it is.
+    attachments and all other headers are left out. A text without headers is returned unchanged.
 
-    Raises Unreadable for a mail that the parser stumbles over, with headers longer than any mail program writes, or
-    nested deeper than one can be answered.
+    Raises Unreadable for a mail that the parser fails on, with headers longer than any mail program writes, or nested
+    too deeply.
     """
     try:
         # surrogateescape keeps bytes that the string could not say; the parser wants them so.
@@ -35,7 +35,7 @@ def mail_text(message: str) -> str:
         raise
     except RecursionError:
         raise Unreadable("not a readable mail: its parts are nested too deeply") from None
-    except Exception as error:  # the parser has an error of its own for every kind of nonsense
+    except Exception as error:  # the parser raises a different error for every kind of malformed input
         raise Unreadable(f"not a readable mail: {type(error).__name__}: {error}") from None
     return f"{subject}\n\n{body}".strip()
 

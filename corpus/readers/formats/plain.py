@@ -110,7 +110,7 @@ def cut(
         if (is_blank and (over or (piece and size >= cut_characters))) or too_long:
             yield begun, whole()
             piece, size, is_cut, over = [], 0, True, None
-    # An empty text is a document too: whoever validates the documents should see it.
+    # An empty text is a document too, so that the validation of documents sees it.
     if size or over or not is_cut:
         yield begun, whole()
 

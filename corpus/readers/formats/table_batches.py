@@ -1,4 +1,4 @@
-"""What runs in the process that reads Parquet and Arrow files: batches of sound rows, of bounded size.
+"""Code of the process that reads Parquet and Arrow files: batches of sound rows, of bounded size.
 
 pyarrow checks little of what it reads, and a damaged file may crash it: see `corpus.readers.formats.table_process`.
 """
@@ -27,11 +27,11 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Table:
-    """What to read.
+    """A table to read.
 
     fields: the dotted columns, the first of them the text; others may be missing. (): all columns, of any kind.
     key: the dotted config key of the source, for messages.
-    max_bytes: of a text; a row may have four times as many.
+    max_bytes: of a text; a row may have four times that size.
     groups: the row groups of a Parquet file from the first to before the second; all by default.
     """
 

@@ -27,7 +27,8 @@ from infra.errors import StageError, stage_error
 from infra.io.sources import Place
 
 MEMORY_BYTES = 1_000_000_000
-"""What reading a file may take besides eight times the largest document: a batch or page with its compressed form."""
+"""Memory that reading a file may take besides eight times the largest document: a batch or page with its compressed
+form."""
 _LENGTH = struct.Struct("<q")
 
 
@@ -101,7 +102,7 @@ class _DiedError(Exception):
 
 
 def _asked(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int) -> Iterator[Any]:
-    """What `function(argument)` yields in the other process. Raises what it raises as StageError, and _DiedError."""
+    """Yield the items of `function(argument)` in the other process. Raises its errors as StageError, and _DiedError."""
     process = _started()
     assert process.stdin is not None and process.stdout is not None
     is_over = False
@@ -205,7 +206,7 @@ def _data_bytes() -> int:
 
 
 def _limit_memory(wanted: int) -> None:
-    """Lets this process have so many bytes of memory; above them pyarrow raises MemoryError."""
+    """Limit this process to `wanted` bytes of memory; above them pyarrow raises MemoryError."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or wanted < most:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))

@@ -48,7 +48,7 @@ class Record:
     url: str = ""
     date: str = ""
     content: Callable[[int], bytes] = lambda limit: b""
-    """The first so many bytes of the content, decoded. Raises Unreadable."""
+    """Return at most the given number of first bytes of the content, decoded. Raises Unreadable."""
     offset: int = 0
     type: str = ""
     status: int = 200
@@ -233,7 +233,8 @@ def _tokens(header: str | None) -> list[str]:
 
 
 def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:
-    """At most `limit` bytes of what was compressed; the data as they are where they never were, as servers lie."""
+    """Return at most `limit` bytes of the decompressed data; the data unchanged where they are not compressed, since
+    servers send wrong headers."""
     if encoding == "br":
         import brotli  # type: ignore[import-untyped]
 
