@@ -40,8 +40,8 @@ def measured_by(manifest: Manifest) -> dict[str, Any]:
 def alike_or_newest(store: Store, digests: Sequence[str]) -> list[dict[str, Artifact]]:
     """By kind the evaluations to compare of the models with these digests, in their order.
 
-    Of each kind those are taken that were measured alike for all models that have any; of several such, the set that
-    was complete last. Where none is, the newest of each model.
+    For each kind, the measurements that were made alike for all models that have any; among several such sets, the one
+    whose oldest measurement is newest. Where there is no such set, the newest measurement of each model.
     """
     found: list[dict[str, list[Measurement]]] = [{} for _ in digests]
     for folder, manifest in store.manifests():
