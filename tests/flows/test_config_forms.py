@@ -68,6 +68,8 @@ TEXTS = (
     "a.b",
     "zstd:7",
     "{question}",
+    "{text}",
+    "http://127.0.0.1:8000/v1",
     "{premise}: {choices.0}",
     "",
 )

@@ -136,7 +136,7 @@ STAGES: dict[str, tuple[Any, str]] = {
                 "answer_max_tokens": 4,
             }
         ),
-        "rlhf_heldout.kl_of",
+        "rl.heldout.kl_of",
     ),
 }
 

@@ -1,6 +1,6 @@
 """The process inside a sandbox that confines and watches the one in which foreign code runs.
 
-    python -I -S -B sandbox_process.py KIND PROGRAM
+    python -I -S -B process.py KIND PROGRAM
 
 `training.sandbox.runner` starts this file by its path and defines KIND. stdin holds a question (marshalled); the file
 PROGRAM defines `main(question, answer)`, where `answer` is the descriptor of a pipe, and runs in the confined process.

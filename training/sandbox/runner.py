@@ -44,8 +44,8 @@ _DESCRIPTORS = 128
 _FOLDERS = ("/tmp", "/dev/shm")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/nix/store")
-_INSIDE = Path(__file__).with_name("sandbox_process.py")
-_TRIAL, _TRIAL_S = Path(__file__).with_name("sandbox_trial.py"), 30.0
+_INSIDE = Path(__file__).with_name("process.py")
+_TRIAL, _TRIAL_S = Path(__file__).with_name("trial.py"), 30.0
 _LONGEST = 4096
 _END_S = 10.0
 """Seconds that killed processes have to end."""
