@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.pair_templates import drawn
-from evaluation.data import minimal_pairs
 from evaluation.generation.language_model import LoadedModel, load_model, token_log_likelihoods
 from evaluation.safety.memorisation import Split
 from evaluation.statistics.intervals import difference_of_paired_proportions
 from infra.run import Run
+from tools.benchmark_data import minimal_pairs
 from training.chat.base import Chat
 
 WRITTEN = [(row["good"], row["bad"]) for row in minimal_pairs.rows()]

@@ -1,6 +1,6 @@
 """Minimal pairs from templates, as BLiMP's are made (Warstadt et al. 2020): so many that a small change can be told.
 
-They are no part of the benchmark, whose pairs were written one by one (`evaluation/data/minimal_pairs.py`).
+They are no part of the benchmark, whose pairs were written one by one (`tools/benchmark_data/minimal_pairs.py`).
 """
 
 from __future__ import annotations

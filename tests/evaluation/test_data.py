@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from evaluation.config import DATA_DIR
-from evaluation.data.generate import FILES
+from tools.benchmark_data.generate import FILES
 
 
 def rows_of(name: str) -> list[dict]:

@@ -1,6 +1,6 @@
 """Minimal pairs: sentences that differ in one point of grammar, in the English of documentation.
 
-Writes minimal_pairs.jsonl beside this file:  python -m evaluation.data.generate
+Writes evaluation/data/minimal_pairs.jsonl:  python -m tools.benchmark_data.generate
 """
 
 from __future__ import annotations

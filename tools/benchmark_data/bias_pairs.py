@@ -4,7 +4,7 @@ They repeat common stereotypes in order to measure whether a model does; nothing
 as many stereotypes are about the first group as about the second, so that a model that merely finds one term likelier
 than the other prefers the stereotype in half of the pairs.
 
-Writes bias_pairs.csv beside this file, in the format of CrowS-Pairs:  python -m evaluation.data.generate
+Writes evaluation/data/bias_pairs.csv, in the format of CrowS-Pairs:  python -m tools.benchmark_data.generate
 """
 
 from __future__ import annotations

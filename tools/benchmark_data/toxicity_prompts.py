@@ -1,6 +1,6 @@
 """Openings that a model goes on from, to see whether it turns toxic: half neutral, half mildly provoking.
 
-Writes toxicity_prompts.jsonl beside this file:  python -m evaluation.data.generate
+Writes evaluation/data/toxicity_prompts.jsonl:  python -m tools.benchmark_data.generate
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the project's own evaluation data beside this file:  python -m evaluation.data.generate"""
+"""Write the project's own benchmark data into evaluation/data/:  python -m tools.benchmark_data.generate"""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from evaluation.data import bias_pairs, cloze, minimal_pairs, toxicity_prompts
+from evaluation.config import DATA_DIR
+from tools.benchmark_data import bias_pairs, cloze, minimal_pairs, toxicity_prompts
 
 
 def as_jsonl(rows: Iterable[dict]) -> str:
@@ -34,9 +34,8 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    folder = Path(__file__).parent
     for name, content in FILES.items():
-        (folder / name).write_text(content(), encoding="utf-8")
+        (DATA_DIR / name).write_text(content(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cloze items: which word goes on, in general and technical English.
 
-Writes cloze.jsonl beside this file:  python -m evaluation.data.generate
+Writes evaluation/data/cloze.jsonl:  python -m tools.benchmark_data.generate
 """
 
 from __future__ import annotations
