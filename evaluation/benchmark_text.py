@@ -57,10 +57,10 @@ def _items(config: BenchmarkTextConfig, run: Run) -> Iterator[Item]:
 
 
 def _task_items(task: BenchmarkTask) -> Iterator[Item]:
-    named = as_file_task(task)
-    check_rows(named)
-    for number, (_, row) in enumerate(task_rows(named)):
-        yield row_item(named, number, row)
+    file_task = as_file_task(task)
+    check_rows(file_task)
+    for number, (_, row) in enumerate(task_rows(file_task)):
+        yield row_item(file_task, number, row)
 
 
 def row_item(task: BenchmarkTask, number: int, row: Mapping[str, Any]) -> Item:

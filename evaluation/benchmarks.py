@@ -59,22 +59,26 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
 def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, out_dir: Path, run: Run) -> Result:
     from evaluation.harness.task_partitions import evaluate_tasks
 
-    found = evaluate_tasks(config, lm, folder, run)
-    check_answers(found, config.answer_limits, run)
-    names = [name for name in sorted(found["results"]) if any("," in key for key in found["results"][name])]
+    harness_results = evaluate_tasks(config, lm, folder, run)
+    check_answers(harness_results, config.answer_limits, run)
+    names = [
+        name
+        for name in sorted(harness_results["results"])
+        if any("," in key for key in harness_results["results"][name])
+    ]
     results: dict[str, Any] = {
-        "tasks": {name: task_metrics(found, name, config.confidence, config.seed) for name in names},
-        "parts": {name: parts for name in names if (parts := task_parts(found, name, config.confidence))},
+        "tasks": {name: task_metrics(harness_results, name, config.confidence, config.seed) for name in names},
+        "parts": {name: parts for name in names if (parts := task_parts(harness_results, name, config.confidence))},
         **({"engine": config.engine} if config.engine != "own" else {}),
     }
     fields = {task.name: task.domain for task in config.tasks if task.kind == "text"}
     if domains := {
-        name: parts for name, field in fields.items() if (parts := text_domains(found, name, field, config))
+        name: parts for name, field in fields.items() if (parts := text_domains(harness_results, name, field, config))
     }:
         results["domains"] = domains
     if config.shots:
         # Without a number, one of lm-eval's tasks keeps its own number of shots, which is not a column of 0.
-        done = config.num_fewshot if config.num_fewshot or not any(found["n-shot"].values()) else None
+        done = config.num_fewshot if config.num_fewshot or not any(harness_results["n-shot"].values()) else None
         results["shots"] = shots_sweep(config, lm, folder, results["tasks"], done, run)
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
@@ -82,17 +86,17 @@ def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: P
         from evaluation.failures.classes import measure_failures
         from evaluation.generation.language_model import load_model
 
-        own = load_model(folder, run) if lm is None or config.engine == "vllm" else lm
+        model = load_model(folder, run) if lm is None or config.engine == "vllm" else lm
         results["failure_classes"], cases = measure_failures(
-            own, config.failure_classes, run, seed=config.seed, confidence=config.confidence
+            model, config.failure_classes, run, seed=config.seed, confidence=config.confidence
         )
         lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in cases]
         (aux / "failure_cases.jsonl").write_text("".join(lines), encoding="utf-8")
     (out_dir / "results.json").write_text(_json(results), encoding="utf-8")
-    for name, samples in found.get("samples", {}).items():
+    for name, samples in harness_results.get("samples", {}).items():
         lines = [json.dumps(brief(sample), ensure_ascii=False, default=str) + "\n" for sample in samples]
         (aux / f"samples_{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    raw = {key: value for key, value in found.items() if key != "samples"}
+    raw = {key: value for key, value in harness_results.items() if key != "samples"}
     (aux / "lm_eval.json").write_text(_json(raw), encoding="utf-8")
     figures = benchmark_figures(results)
     run.metrics(figures)
@@ -116,9 +120,9 @@ def shots_sweep(
         if shots == done:
             sweep[str(shots)] = dict(scored)
             continue
-        found = evaluate_tasks(config.model_copy(update={"num_fewshot": shots}), lm, folder, run, own_shots=False)
-        check_answers(found, config.answer_limits, run)
-        sweep[str(shots)] = {name: task_metrics(found, name, config.confidence, config.seed) for name in scored}
+        results = evaluate_tasks(config.model_copy(update={"num_fewshot": shots}), lm, folder, run, own_shots=False)
+        check_answers(results, config.answer_limits, run)
+        sweep[str(shots)] = {name: task_metrics(results, name, config.confidence, config.seed) for name in scored}
     return sweep
 
 
@@ -160,8 +164,8 @@ def right_items(metric: str, value: float, n: int) -> int | None:
     """Return the number of right items among n; None for a metric that is not a share of right items, such as
     truthfulqa_mc2's acc, a mean of shares of likelihood."""
     right = value * n
-    whole = metric in SHARES and math.isclose(right, round(right), abs_tol=1e-6)
-    return round(right) if whole else None
+    is_count = metric in SHARES and math.isclose(right, round(right), abs_tol=1e-6)
+    return round(right) if is_count else None
 
 
 def chance_level(found: Mapping[str, Any], name: str) -> float | None:
@@ -192,8 +196,8 @@ def text_domains(
     rows = [(sample["doc"].get(field), *sample["bits_per_byte"]) for sample in found.get("samples", {}).get(name, [])]
     parts = {}
     for domain in sorted({str(row[0]) for row in rows if row[0] is not None}):
-        likely, size = (np.array([row[column] for row in rows if row[0] == domain], float) for column in (1, 2))
-        bits = bootstrap_ratio(-likely / math.log(2), size, config.seed, config.confidence)
+        log_probs, size = (np.array([row[column] for row in rows if row[0] == domain], float) for column in (1, 2))
+        bits = bootstrap_ratio(-log_probs / math.log(2), size, config.seed, config.confidence)
         parts[domain] = {**bits.as_json(), "n": len(size), "bytes": float(size.sum())}
     return parts
 
@@ -207,18 +211,19 @@ def rolling_bounds(
     pairs = [sample[metric] for sample in samples if metric in sample]
     if metric not in ROLLING or len(pairs) < 2:
         return None
-    found = bootstrap_ratio([one[0] for one in pairs], [one[1] for one in pairs], seed, confidence)
+    interval = bootstrap_ratio([pair[0] for pair in pairs], [pair[1] for pair in pairs], seed, confidence)
     low, high = (
-        -ratio / math.log(2) if metric == "bits_per_byte" else math.exp(-ratio) for ratio in (found.high, found.low)
+        -ratio / math.log(2) if metric == "bits_per_byte" else math.exp(-ratio)
+        for ratio in (interval.high, interval.low)
     )
     return low, high
 
 
-def _items(found: Mapping[str, Any], name: str) -> int:
+def _items(results: Mapping[str, Any], name: str) -> int:
     """Return the number of items of a task, for which lm-eval has one record per filter, or of all tasks of a group."""
-    own = {sample["doc_id"] for sample in found.get("samples", {}).get(name, [])}
-    members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
-    return len(own) or sum(_items(found, member) for member in members)
+    doc_ids = {sample["doc_id"] for sample in results.get("samples", {}).get(name, [])}
+    members: Sequence[str] = results.get("group_subtasks", {}).get(name, [])
+    return len(doc_ids) or sum(_items(results, member) for member in members)
 
 
 def brief(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,9 +250,9 @@ def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
     for task, parts in results.get("domains", {}).items():
         for domain, entry in parts.items():
             figures[snake_case(f"{task}_{domain}_bits_per_byte")] = entry["value"]
-    for name, one in results.get("failure_classes", {}).get("classes", {}).items():
+    for name, failure_class in results.get("failure_classes", {}).get("classes", {}).items():
         for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high")):
-            figures[f"{name}_failure_rate{suffix}"] = one[field]
+            figures[f"{name}_failure_rate{suffix}"] = failure_class[field]
     return figures
 
 

@@ -46,11 +46,11 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
     claims = []
     for id in corpus.artifacts:
         if verdict := corpus.json(id, "verdict.json"):
-            asked, suite = len(verdict["expectations"]), verdict["suite"]
-            held = sum(one["success"] for one in verdict["expectations"])
-            message = f"{held} of {asked} expectations hold of {verdict['rows']:,} rows (suite {suite})"
+            expectations, suite = len(verdict["expectations"]), verdict["suite"]
+            met = sum(expectation["success"] for expectation in verdict["expectations"])
+            message = f"{met} of {expectations} expectations hold of {verdict['rows']:,} rows (suite {suite})"
             claims.append(Claim("holds" if verdict["success"] else "fails", id.replace("_", " "), message))
-    made = [
+    sections = [
         text.sources(corpus),
         text.funnel(corpus),
         text.rules(corpus),
@@ -63,8 +63,8 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         tokens.shards(corpus),
         tokens.drifted(compare(old, corpus.facts)),
     ]
-    about = [(name, value) for name, value in facts(PipelineResults(stages)) if name != "models"]
-    page = render_page(config.title or "Corpus", "corpus report", about, made, claims, opening(corpus))
+    fact_rows = [(name, value) for name, value in facts(PipelineResults(stages)) if name != "models"]
+    page = render_page(config.title or "Corpus", "corpus report", fact_rows, sections, claims, opening(corpus))
     (out_dir / PAGE).parent.mkdir(exist_ok=True)
     (out_dir / PAGE).write_text(page, encoding="utf-8")
     (out_dir / FACTS).write_text(json.dumps(corpus.facts, indent=1) + "\n", encoding="utf-8")
@@ -83,33 +83,35 @@ def opening(corpus: Corpus) -> Opening | None:
         return None
     documents, text_bytes = corpus.totals(corpus.chain[-1])
     meta = corpus.json("shard", "meta.json")
-    said = []
+    sentences = []
     if meta:
         tokens = meta["train_tokens"]
-        said.append(
+        sentences.append(
             f"{tokens:,} tokens to train on and {meta['validation_tokens']:,} to validate with, at "
             f"{meta['train_bytes'] / tokens:.2f} bytes a token."
         )
         once = tokens / TOKENS_A_PARAMETER
-        said.append(
+        sentences.append(
             f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens a "
             f"parameter, or of {compact(READINGS * once)} where the text is read {READINGS} times, beyond which "
             "repeating helps little (Muennighoff et al. 2023)."
         )
-    left = f"{count(documents, 'document')} with {size(text_bytes)} of text{_languages(corpus)}"
+    remaining = f"{count(documents, 'document')} with {size(text_bytes)} of text{_languages(corpus)}"
     read, read_bytes = corpus.totals(corpus.chain[0])
-    of = f", {percent(text_bytes / read_bytes)} of the {size(read_bytes)} that were read" if read and read_bytes else ""
-    said.append(f"They come from {left}{of}." if meta else f"{left}{of}.")
-    return Opening(said)
+    share = (
+        f", {percent(text_bytes / read_bytes)} of the {size(read_bytes)} that were read" if read and read_bytes else ""
+    )
+    sentences.append(f"They come from {remaining}{share}." if meta else f"{remaining}{share}.")
+    return Opening(sentences)
 
 
 def _languages(corpus: Corpus) -> str:
-    found = list(corpus.languages.items())
-    if not found:
+    languages = list(corpus.languages.items())
+    if not languages:
         return " in a language that nobody named"
-    named = [language(code) + ("" if share > 0.995 else f" ({percent(share)})") for code, share in found[:NAMED]]
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return f" in {', '.join(named)}{more}"
+    labels = [language(code) + ("" if share > 0.995 else f" ({percent(share)})") for code, share in languages[:NAMED]]
+    suffix = f" and {len(languages) - NAMED} more" if len(languages) > NAMED else ""
+    return f" in {', '.join(labels)}{suffix}"
 
 
 if __name__ == "__main__":

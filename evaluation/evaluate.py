@@ -113,18 +113,20 @@ def evaluate_models(
         loaded = tasks_of(load_named(options.tasks, options.mirror)) if options.tasks else {"tasks": {}}
         _check_shots(loaded["tasks"].values(), options)
         check_tokenizers(models.values())
-        found = []
+        scores = []
         for name, folder in models.items():
 
             def scored(name: str = name, folder: Path = folder) -> ModelScores:
                 return _score_model(name, folder, loaded, options, run, tell)
 
-            found.append(kept_scores(name, folder, scored, keep) if keep else scored())
+            scores.append(kept_scores(name, folder, scored, keep) if keep else scored())
         aggregations = {name: task.aggregation() for name, task in loaded["tasks"].items()}
         comparisons = compare_models(
-            [(one.name, one.results, one.samples) for one in found], aggregations, options.confidence
+            [(model_scores.name, model_scores.results, model_scores.samples) for model_scores in scores],
+            aggregations,
+            options.confidence,
         )
-    return Evaluation(found, comparisons)
+    return Evaluation(scores, comparisons)
 
 
 def _score_model(
@@ -133,12 +135,12 @@ def _score_model(
     loaded: Mapping[str, Any],
     options: EvalOptions,
     run: Run,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> ModelScores:
     with ExitStack() as ending:
         vllm = ending.enter_context(served(folder, run)) if options.engine == "vllm" and options.tasks else None
         lm = load_model(folder, run) if vllm is None or options.failure_classes else None
-        return _scored(name, folder, lm, vllm, loaded, options, run, tell)
+        return _scored(name, folder, lm, vllm, loaded, options, run, report)
 
 
 def _scored(
@@ -149,12 +151,12 @@ def _scored(
     loaded: Mapping[str, Any],
     options: EvalOptions,
     run: Run,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> ModelScores:
     rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     samples: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for shots in (options.shots or (None,)) if options.tasks else ():
-        tell(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
+        report(f"{name}: {', '.join(options.tasks)}" + ("" if shots is None else f", {shots}-shot"))
         with seeded(0, lm.device if lm else torch.device("cpu")):
             for task in loaded["tasks"].values():
                 set_shots(task, shots, options.seed)
@@ -174,22 +176,23 @@ def _scored(
                 fewshot_as_multiturn=options.chat_template and options.fewshot_as_multiturn is not False,
             )
         if harness_model.leaves_out_system:
-            tell(f"{name}: {NO_SYSTEM}")
+            report(f"{name}: {NO_SYSTEM}")
         result = {**(result or {}), "answers": harness_model.answers.as_results()}
         for notice in check_answers(result, options.answer_limits, where=f"{name}: --answer-limit"):
-            tell(f"{name}: {notice}")
+            report(f"{name}: {notice}")
         for row in result_rows(result, options.confidence):
             rows.setdefault((row["task"], row["metric"], row["filter"], row["num_fewshot"]), row)
         for task_name, items in result.get("samples", {}).items():
             samples.setdefault((task_name, result["n-shot"][task_name]), items)
     calibrated = [
-        {"task": task, "num_fewshot": shots, **one}
+        {"task": task, "num_fewshot": shots, **calibration_row}
         for (task, shots), items in samples.items()
-        if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice" and (one := calibration(items, options.confidence))
+        if loaded["tasks"][task].OUTPUT_TYPE == "multiple_choice"
+        and (calibration_row := calibration(items, options.confidence))
     ]
     failures = None
     if options.failure_classes and lm:
-        tell(f"{name}: failure classes")
+        report(f"{name}: failure classes")
         failures, cases = measure_failures(
             lm,
             options.failure_classes,
@@ -220,14 +223,17 @@ def kept_scores(name: str, folder: Path, scored: Callable[[], ModelScores], keep
     """
 
     def as_json() -> Any:
-        one = scored()
-        metrics = {row["metric"] for row in one.results} | {"doc_id", "filter"}
+        model_scores = scored()
+        metrics = {row["metric"] for row in model_scores.results} | {"doc_id", "filter"}
         samples = [
             [task, shots, [{field: item[field] for field in item.keys() & metrics} for item in items]]
-            for (task, shots), items in one.samples.items()
+            for (task, shots), items in model_scores.samples.items()
         ]
         # JSON does not support numpy's numbers.
-        text = json.dumps([one.results, one.calibration, samples, one.failures], default=lambda number: number.item())
+        text = json.dumps(
+            [model_scores.results, model_scores.calibration, samples, model_scores.failures],
+            default=lambda number: number.item(),
+        )
         return parse_own_json(text)
 
     files = json.dumps(state_of({"model": folder}))
@@ -260,10 +266,11 @@ def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
     for task in tasks:
         if task.OUTPUT_TYPE != "generate_until":
             continue
-        wanted = (task.config.generation_kwargs or {}).get("max_gen_toks", harness_model.max_gen_toks)
-        if wanted >= harness_model.max_length:
+        max_new_tokens = (task.config.generation_kwargs or {}).get("max_gen_toks", harness_model.max_gen_toks)
+        if max_new_tokens >= harness_model.max_length:
             message = (
-                f"{task.task_name} writes up to {wanted} tokens, the model's context has {harness_model.max_length}"
+                f"{task.task_name} writes up to {max_new_tokens} tokens, "
+                f"the model's context has {harness_model.max_length}"
             )
             problems.append(Problem("context_too_small", model, message, "leave the task out for this model"))
     if problems:
@@ -318,13 +325,13 @@ def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
             "metric": "failure_rate",
             "filter": "none",
             "num_fewshot": 0,
-            **{field: one[field] for field in ("value", "low", "high", "n")},
-            "stderr": math.sqrt(one["value"] * (1 - one["value"]) / one["n"]),
+            **{field: failure_class[field] for field in ("value", "low", "high", "n")},
+            "stderr": math.sqrt(failure_class["value"] * (1 - failure_class["value"]) / failure_class["n"]),
             "higher_is_better": False,
             "version": None,
-            **({"chance": one["chance"]} if "chance" in one else {}),
+            **({"chance": failure_class["chance"]} if "chance" in failure_class else {}),
         }
-        for name, one in failures["classes"].items()
+        for name, failure_class in failures["classes"].items()
     ]
 
 
@@ -341,9 +348,9 @@ def _bounds(
     return interval.low, interval.high
 
 
-def _group_items(found: Mapping[str, Any], name: str) -> int:
-    members: Sequence[str] = found.get("group_subtasks", {}).get(name, [])
+def _group_items(results: Mapping[str, Any], name: str) -> int:
+    members: Sequence[str] = results.get("group_subtasks", {}).get(name, [])
     return sum(
-        len({sample["doc_id"] for sample in found["samples"].get(member, [])}) or _group_items(found, member)
+        len({sample["doc_id"] for sample in results["samples"].get(member, [])}) or _group_items(results, member)
         for member in members
     )

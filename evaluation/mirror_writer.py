@@ -60,19 +60,19 @@ def definition(task: str) -> Definition:
     source = known_tasks()[task]
     manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
     entry = manager.task_index.get(task) if manager else None
-    found = (entry.cfg or {}) if entry else {}
-    if not isinstance(found.get("task"), str) or "/" not in str(found.get("dataset_path", "")):
-        named = found.get("task") if isinstance(found.get("task"), list) else []
-        members = [str(one) for one in named or [] if isinstance(one, str)] or sorted(entry.tags if entry else ())
+    settings = (entry.cfg or {}) if entry else {}
+    if not isinstance(settings.get("task"), str) or "/" not in str(settings.get("dataset_path", "")):
+        subtasks = settings.get("task") if isinstance(settings.get("task"), list) else []
+        members = [str(name) for name in subtasks or [] if isinstance(name, str)] or sorted(entry.tags if entry else ())
         message = f"{task} is no single task with a dataset of the hub"
         fix = f"mirror its tasks one by one: {', '.join(members[:8])}" if members else "see its YAML"
         raise ConfigError(Problem("no_dataset", "TASK", message, fix))
-    scored = found.get("test_split") or found.get("validation_split") or "test"
-    shots = found.get("fewshot_split") or found.get("training_split")
-    if shots is None and found.get("validation_split") not in (None, scored):
-        shots = found["validation_split"]
-    takes_shots = found.get("num_fewshot") != 0
-    return Definition(task, found["dataset_path"], found.get("dataset_name"), scored, shots, takes_shots)
+    scored = settings.get("test_split") or settings.get("validation_split") or "test"
+    shots = settings.get("fewshot_split") or settings.get("training_split")
+    if shots is None and settings.get("validation_split") not in (None, scored):
+        shots = settings["validation_split"]
+    takes_shots = settings.get("num_fewshot") != 0
+    return Definition(task, settings["dataset_path"], settings.get("dataset_name"), scored, shots, takes_shots)
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def mirror_task(
     is. Raises ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`,
     `bad_task`, `damaged_state`, `disk_full`.
     """
-    wanted = definition(task)
-    folder = (mirror / wanted.dataset).resolve()  # for a link, replace the folder itself
+    spec = definition(task)
+    folder = (mirror / spec.dataset).resolve()  # for a link, replace the folder itself
     with _alone(folder):
-        return _mirror(wanted, source, mirror, folder, splits or {}, shots)
+        return _mirror(spec, source, mirror, folder, splits or {}, shots)
 
 
 @contextmanager
@@ -122,69 +122,69 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _mirror(
-    wanted: Definition, source: Path | None, mirror: Path, folder: Path, splits: Mapping[str, Path], shots: int | None
+    spec: Definition, source: Path | None, mirror: Path, folder: Path, splits: Mapping[str, Path], shots: int | None
 ) -> Mirrored:
-    task = wanted.task
+    task = spec.task
     _recover(folder)
-    files = dict(find_files(source, task, wanted.config, wanted.scored, FILE_NAMES.get(task, ()))) if source else {}
-    if source and source.is_file() and wanted.scored not in files and not splits:
-        files = {wanted.scored: list(next(iter(files.values())))}
+    files = dict(find_files(source, task, spec.config, spec.scored, FILE_NAMES.get(task, ()))) if source else {}
+    if source and source.is_file() and spec.scored not in files and not splits:
+        files = {spec.scored: list(next(iter(files.values())))}
     files |= {split: [path] for split, path in splits.items()}
     rows, layout = {}, ""
     for split, paths in files.items():
-        found = [row for path in paths for row in read_rows(path)]
-        rows[split], layout = _converted(wanted, found, paths[0])
-    earlier, before = _kept(folder, wanted.config), _put_aside_before(folder, wanted.config)
-    if before and wanted.scored in rows:
+        source_rows = [row for path in paths for row in read_rows(path)]
+        rows[split], layout = _converted(spec, source_rows, paths[0])
+    earlier, before = _kept(folder, spec.config), _put_aside_before(folder, spec.config)
+    if before and spec.scored in rows:
         # They were rows of the scored split, which is now read again with all of them.
-        earlier.pop(_shots_split(wanted), None)
-    elif before and _shots_split(wanted) in rows:
+        earlier.pop(_shots_split(spec), None)
+    elif before and _shots_split(spec) in rows:
         # The split of the shots now has its own file: the rows that replaced it are scored again.
-        earlier[wanted.scored] += earlier.pop(_shots_split(wanted))
-    fresh = {wanted.scored, _shots_split(wanted)} & rows.keys()
+        earlier[spec.scored] += earlier.pop(_shots_split(spec))
+    new_splits = {spec.scored, _shots_split(spec)} & rows.keys()
     for split, kept in earlier.items():
         rows.setdefault(split, kept)
-    if wanted.scored not in rows:
-        message = f"{task} scores the split {wanted.scored}, found {', '.join(rows) or 'none'}"
-        raise stage_error("missing_source", str(source or ""), message, f"--split {wanted.scored}=FILE names it")
-    aside = _put_aside(wanted, rows, shots)
-    still = aside or (0 if fresh else before)
+    if spec.scored not in rows:
+        message = f"{task} scores the split {spec.scored}, found {', '.join(rows) or 'none'}"
+        raise stage_error("missing_source", str(source or ""), message, f"--split {spec.scored}=FILE names it")
+    reserved = _put_aside(spec, rows, shots)
+    still = reserved or (0 if new_splits else before)
     with tempfile.TemporaryDirectory(prefix="stemma-mirror-") as trial:
-        place = Path(trial) / wanted.dataset
+        trial_copy = Path(trial) / spec.dataset
         if folder.is_dir():
-            shutil.copytree(folder, place)
-        _write(place, wanted, rows, files, layout, still)
-        prompt = _try_out(task, Path(trial), rows[wanted.scored])
-        _replace(place, folder)
-    counts = {split: len(found) for split, found in rows.items()}
-    return Mirrored(wanted, mirror / wanted.dataset, counts, aside, layout or "as on the hub", prompt)
+            shutil.copytree(folder, trial_copy)
+        _write(trial_copy, spec, rows, files, layout, still)
+        prompt = _try_out(task, Path(trial), rows[spec.scored])
+        _replace(trial_copy, folder)
+    counts = {split: len(split_rows) for split, split_rows in rows.items()}
+    return Mirrored(spec, mirror / spec.dataset, counts, reserved, layout or "as on the hub", prompt)
 
 
-def _replace(place: Path, folder: Path) -> None:
-    """Replace the folder by `place` as a whole: half of the files would be read as a different test."""
-    fresh, old = _beside(folder)
+def _replace(source: Path, folder: Path) -> None:
+    """Replace the folder by `source` as a whole: half of the files would be read as a different test."""
+    staging, old = _beside(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
     try:
-        shutil.copytree(place, fresh)
-        for path in fresh.rglob("*"):
+        shutil.copytree(source, staging)
+        for path in staging.rglob("*"):
             sync(path)
     except (OSError, shutil.Error) as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         full = f"[Errno {errno.ENOSPC}]" in str(error)
         raise unwritable(OSError(errno.ENOSPC, "") if full else error, folder) from error
     if folder.exists():
         folder.rename(old)
-    fresh.rename(folder)
+    staging.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _recover(folder: Path) -> None:
     """Restore the folder after a kill between the two renames, and remove what it left next to the folder."""
-    fresh, old = _beside(folder)
+    staging, old = _beside(folder)
     if old.is_dir() and not folder.exists():
         old.rename(folder)
-    for path in (fresh, old):
+    for path in (staging, old):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -193,35 +193,35 @@ def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.old")
 
 
-def _converted(wanted: Definition, rows: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], str]:
-    layout = LAYOUTS.get((wanted.dataset, wanted.config))
+def _converted(spec: Definition, rows: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], str]:
+    layout = LAYOUTS.get((spec.dataset, spec.config))
     if layout is None or not layout.fits(rows[0]):
         return rows, ""
-    found = []
+    converted = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(layout.convert(row))
+            converted.append(layout.convert(row))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise stage_error(
                 "wrong_layout",
                 f"{path}:{number}",
-                f"this row, in the layout of {layout.name}, cannot be put as {wanted.dataset} has it: {error}",
-                f"mirror {wanted.task} from the files of {wanted.dataset} themselves",
+                f"this row, in the layout of {layout.name}, cannot be put as {spec.dataset} has it: {error}",
+                f"mirror {spec.task} from the files of {spec.dataset} themselves",
             ) from error
-    return found, layout.name
+    return converted, layout.name
 
 
-def _shots_split(wanted: Definition) -> str:
+def _shots_split(spec: Definition) -> str:
     """Return the split to which rows are set aside."""
-    return wanted.shots if wanted.shots and wanted.shots != wanted.scored else "train"
+    return spec.shots if spec.shots and spec.shots != spec.scored else "train"
 
 
-def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
+def _put_aside(spec: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
     """Move rows from the end of the scored split to the split of the shots; return their number."""
-    target, scored = _shots_split(wanted), rows[wanted.scored]
+    target, scored = _shots_split(spec), rows[spec.scored]
     if shots is None:
-        needed = wanted.takes_shots and not rows.get(target)
-        shots = 0 if not needed else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
+        needs_shots = spec.takes_shots and not rows.get(target)
+        shots = 0 if not needs_shots else min(PUT_ASIDE, len(scored) // PUT_ASIDE_SHARE)
     if not shots:
         return 0
     if rows.get(target):
@@ -230,7 +230,7 @@ def _put_aside(wanted: Definition, rows: dict[str, list[dict[str, Any]]], shots:
     if shots >= len(scored):
         raise stage_error("too_many_shots", "--shots", f"{shots} of {len(scored)} rows would leave none to score")
     rows[target] = [*scored[-shots:]]
-    rows[wanted.scored] = scored[:-shots]
+    rows[spec.scored] = scored[:-shots]
     return shots
 
 
@@ -253,50 +253,54 @@ def _put_aside_before(folder: Path, config: str | None) -> int:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    found = read_state(folder / MIRROR_RECORD, f"delete {folder}, and {_LOST}", {})
-    if not isinstance(found, dict) or not all(isinstance(one, dict) and "splits" in one for one in found.values()):
+    record = read_state(folder / MIRROR_RECORD, f"delete {folder}, and {_LOST}", {})
+    if not isinstance(record, dict) or not all(
+        isinstance(entry, dict) and "splits" in entry for entry in record.values()
+    ):
         raise damaged(folder / MIRROR_RECORD, "not as expected", f"delete {folder}, and {_LOST}")
-    return found
+    return record
 
 
 def _write(
     folder: Path,
-    wanted: Definition,
+    spec: Definition,
     rows: Mapping[str, list[dict[str, Any]]],
     files: Mapping[str, list[Path]],
     layout: str,
-    aside: int,
+    reserved: int,
 ) -> None:
-    config = wanted.config or "default"
+    config = spec.config or "default"
     (folder / config).mkdir(parents=True, exist_ok=True)
     try:
         # One table of all rows, so that all splits have one schema; rows of unlabelled splits may have no answers.
-        every = [row for found in rows.values() for row in found]
-        fields = dict.fromkeys(field for row in every for field in row)
-        table = pa.Table.from_pydict({field: [row.get(field) for row in every] for field in fields})
+        all_rows = [row for split_rows in rows.values() for row in split_rows]
+        fields = dict.fromkeys(field for row in all_rows for field in row)
+        table = pa.Table.from_pydict({field: [row.get(field) for row in all_rows] for field in fields})
     except pa.ArrowException as error:
-        raise stage_error("wrong_layout", wanted.task, f"its rows have no common columns: {error}") from error
-    at = 0
-    for split, found in rows.items():
-        pyarrow.parquet.write_table(table.slice(at, len(found)), folder / config / f"{split}.parquet")
-        at += len(found)
+        raise stage_error("wrong_layout", spec.task, f"its rows have no common columns: {error}") from error
+    offset = 0
+    for split, split_rows in rows.items():
+        pyarrow.parquet.write_table(table.slice(offset, len(split_rows)), folder / config / f"{split}.parquet")
+        offset += len(split_rows)
     record = _record(folder)
-    kept = [one for one in record.get(config, {}).get("sources", []) if one.get("split", "") in rows.keys() - files]
+    kept = [
+        source for source in record.get(config, {}).get("sources", []) if source.get("split", "") in rows.keys() - files
+    ]
     new = [(split, path) for split, paths in files.items() for path in paths]
     sources = kept + [{"split": split, "file": str(path), "sha256": _sha256(path)} for split, path in new]
     record[config] = {
-        "splits": {split: len(found) for split, found in rows.items()},
+        "splits": {split: len(split_rows) for split, split_rows in rows.items()},
         "sources": sources,
         "layout": layout or "as on the hub",
-        "put_aside_for_shots": aside,
+        "put_aside_for_shots": reserved,
     }
     (folder / MIRROR_RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
     configs = [
         {
             "config_name": name,
-            "data_files": [{"split": split, "path": f"{name}/{split}.parquet"} for split in one["splits"]],
+            "data_files": [{"split": split, "path": f"{name}/{split}.parquet"} for split in entry["splits"]],
         }
-        for name, one in record.items()
+        for name, entry in record.items()
     ]
     head = yaml.safe_dump({"configs": configs}, sort_keys=False, allow_unicode=True)
     (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {MIRROR_RECORD} says where its rows come from.\n", "utf8")

@@ -53,33 +53,35 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     lm = load_model(inputs["model"], run)
     prompts = [row["prompt"] for row in read_prompts(config.toxicity)]
     keep = parts_of(config, config.sources(), inputs, run)
-    ways = [_Way(PLAIN, "plain", lm), *(_way(one, lm) for one in config.tried)]
+    variants = [_Way(PLAIN, "plain", lm), *(_way(mitigation, lm) for mitigation in config.tried)]
     measured = []
-    for number, name in enumerate([*(way.name for way in ways), *trained]):
-        run.event("mitigation", f"{name}, {number + 1} of {len(ways) + len(trained)}")
-        way = ways[number] if number < len(ways) else _Way(name, TUNED, load_model(inputs[name], run))
-        texts = way.continuations(prompts, config, run, keep)
-        scores = kept_scores(scorer, [text for some in texts for text in some], f"{name}_scores", keep)
-        right = _right(way, config, run, keep)
+    for number, name in enumerate([*(variant.name for variant in variants), *trained]):
+        run.event("mitigation", f"{name}, {number + 1} of {len(variants) + len(trained)}")
+        variant = variants[number] if number < len(variants) else _Way(name, TUNED, load_model(inputs[name], run))
+        texts = variant.continuations(prompts, config, run, keep)
+        scores = kept_scores(scorer, [text for prompt_texts in texts for text in prompt_texts], f"{name}_scores", keep)
+        right = _right(variant, config, run, keep)
         nats = keep(f"{name}_nats", partial(nats_per_token, lm, prompts, texts, run))
         scores = scores.reshape(len(prompts), -1)
-        measured.append(Measured(name, way.kind, way.chosen_by, way.drawn_per_kept, texts, scores, right, nats))
+        measured.append(
+            Measured(name, variant.kind, variant.chosen_by, variant.drawn_per_kept, texts, scores, right, nats)
+        )
     plain = measured[0]
     rows = []
-    for one in measured:
-        overall = summarise(one.scores, config.toxicity.threshold, config.seed, config.confidence)
+    for measurement in measured:
+        overall = summarise(measurement.scores, config.toxicity.threshold, config.seed, config.confidence)
         rows.append(
             {
-                "name": one.name,
-                "kind": one.kind,
-                "chosen_by": one.chosen_by,
+                "name": measurement.name,
+                "kind": measurement.kind,
+                "chosen_by": measurement.chosen_by,
                 "expected_max_toxicity": overall["expected_max_toxicity"],
                 "toxicity_probability": overall["toxicity_probability"],
-                "tasks": accuracies(one.right, config),
-                "nats_per_token": round(one.nats, 6),
-                "distinct_2": round(distinct_pairs(one.texts), 6),
-                "drawn_per_kept": one.drawn_per_kept,
-                **({} if one is plain else changes(plain, one, config)),
+                "tasks": accuracies(measurement.right, config),
+                "nats_per_token": round(measurement.nats, 6),
+                "distinct_2": round(distinct_pairs(measurement.texts), 6),
+                "drawn_per_kept": measurement.drawn_per_kept,
+                **({} if measurement is plain else changes(plain, measurement, config)),
             }
         )
     results = {
@@ -120,87 +122,102 @@ class _Way:
         from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
 
-        asked, kept = config.toxicity, config.toxicity.samples_per_prompt
-        drawn = Sampling(asked.max_new_tokens, asked.temperature, asked.top_p, config.seed)
+        settings, kept = config.toxicity, config.toxicity.samples_per_prompt
+        drawn = Sampling(settings.max_new_tokens, settings.temperature, settings.top_p, config.seed)
         sampling: Sampling = replace(drawn, bias=self.bias)
-        given = [self.prefix + prompt for prompt in prompts]
+        prefixed = [self.prefix + prompt for prompt in prompts]
         count = kept * self.drawn_per_kept
-        found: list[list[str]] = keep(
-            f"{self.name}_drawn", lambda: sample_continuations(self.lm, given, count, sampling, run)
+        texts: list[list[str]] = keep(
+            f"{self.name}_drawn", lambda: sample_continuations(self.lm, prefixed, count, sampling, run)
         )
-        return found if self.chooser is None else self._least_toxic(found, keep)
+        return texts if self.chooser is None else self._least_toxic(texts, keep)
 
     def _least_toxic(self, drawn: Sequence[Sequence[str]], keep: Keep) -> list[list[str]]:
         """Return the least toxic of each prompt's continuations, stored for some prompts at a time."""
         from evaluation.safety.toxicity_scorers import SCORED_AT_ONCE
 
         assert self.chooser is not None
-        each, chooser = len(drawn[0]), self.chooser
-        at_once = max(1, SCORED_AT_ONCE // each)
+        per_prompt, chooser = len(drawn[0]), self.chooser
+        at_once = max(1, SCORED_AT_ONCE // per_prompt)
         chosen: list[list[str]] = []
 
-        def some(start: int) -> list[list[str]]:
+        def choose_batch(start: int) -> list[list[str]]:
             kept = []
             for number, texts in enumerate(drawn[start : start + at_once], start):
-                scores = chooser.scored(texts, number * each, len(drawn) * each).reshape(-1, self.drawn_per_kept)
-                starts = range(0, each, self.drawn_per_kept)
-                kept.append([texts[at + int(best)] for at, best in zip(starts, scores.argmin(axis=1), strict=True)])
+                scores = chooser.scored(texts, number * per_prompt, len(drawn) * per_prompt).reshape(
+                    -1, self.drawn_per_kept
+                )
+                starts = range(0, per_prompt, self.drawn_per_kept)
+                kept.append(
+                    [texts[first + int(best)] for first, best in zip(starts, scores.argmin(axis=1), strict=True)]
+                )
             return kept
 
         for start in range(0, len(drawn), at_once):
-            chosen += keep(f"{self.name}_chosen_{start}", partial(some, start))
+            chosen += keep(f"{self.name}_chosen_{start}", partial(choose_batch, start))
         return chosen
 
 
-def _way(one: Mitigation, lm: LoadedModel) -> _Way:
+def _way(mitigation: Mitigation, lm: LoadedModel) -> _Way:
     """Return the way of one mitigation. Raises StageError `bad_lexicon`, `bad_scorer`."""
     from evaluation.generation.word_bias import bias_of
     from evaluation.safety.toxicity_scorers import make_scorer, read_words
 
-    match one.kind:
+    match mitigation.kind:
         case "prefix":
-            return _Way(one.label, one.kind, lm, prefix=one.text)
+            return _Way(mitigation.label, mitigation.kind, lm, prefix=mitigation.text)
         case "logit_bias":
-            return _Way(one.label, one.kind, lm, bias=bias_of(read_words(Path(str(one.words))), lm.tokenizer, one.bias))
+            return _Way(
+                mitigation.label,
+                mitigation.kind,
+                lm,
+                bias=bias_of(read_words(Path(str(mitigation.words))), lm.tokenizer, mitigation.bias),
+            )
         case "rerank":
-            return _Way(one.label, one.kind, lm, chooser=make_scorer(one.scorer), drawn_per_kept=one.candidates)
+            return _Way(
+                mitigation.label,
+                mitigation.kind,
+                lm,
+                chooser=make_scorer(mitigation.scorer),
+                drawn_per_kept=mitigation.candidates,
+            )
 
 
-def _right(way: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
+def _right(variant: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
     """Return the score of each item by task; None for a way that changes no likelihoods."""
     from evaluation.generation.word_bias import scoring_with
     from evaluation.harness.integrity import check_answers
     from evaluation.harness.tasks import evaluate_model
 
-    if way.chooser is not None:
+    if variant.chooser is not None:
         return None
 
-    def asked() -> dict[str, list[tuple[int, float]]]:
+    def score_tasks() -> dict[str, list[tuple[int, float]]]:
         # With shared contexts, this project's own scoring bypasses the hook on the logits.
-        with scoring_with(way.lm.model, way.bias) if way.bias else nullcontext():
+        with scoring_with(variant.lm.model, variant.bias) if variant.bias else nullcontext():
             benchmarks = config.benchmarks()
-            found = evaluate_model(benchmarks, way.lm, run, prefix=way.prefix or None, share=not way.bias)
-        check_answers(found, benchmarks.answer_limits, run)
-        samples = {task: [row for row in rows if "acc" in row] for task, rows in found.get("samples", {}).items()}
+            results = evaluate_model(benchmarks, variant.lm, run, prefix=variant.prefix or None, share=not variant.bias)
+        check_answers(results, benchmarks.answer_limits, run)
+        samples = {task: [row for row in rows if "acc" in row] for task, rows in results.get("samples", {}).items()}
         return {
             task: [(int(row["doc_id"]), float(row["acc"])) for row in rows] for task, rows in samples.items() if rows
         }
 
-    return {task: dict(items) for task, items in keep(f"{way.name}_tasks", asked).items()}
+    return {task: dict(items) for task, items in keep(f"{variant.name}_tasks", score_tasks).items()}
 
 
 def _write_continuations(path: Path, prompts: Sequence[str], measured: Sequence[Measured]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, prompt in enumerate(prompts):
-            said = {
-                one.name: [
+            continuations = {
+                measurement.name: [
                     {"text": text, "toxicity": round(float(score), 6)}
-                    for text, score in zip(one.texts[number], one.scores[number], strict=True)
+                    for text, score in zip(measurement.texts[number], measurement.scores[number], strict=True)
                 ]
-                for one in measured
+                for measurement in measured
             }
-            file.write(json.dumps({"prompt": prompt, "continuations": said}, ensure_ascii=False) + "\n")
+            file.write(json.dumps({"prompt": prompt, "continuations": continuations}, ensure_ascii=False) + "\n")
 
 
 def mitigation_figures(results: Mapping[str, Any]) -> dict[str, float]:
@@ -227,10 +244,10 @@ def _headline(rows: Sequence[Mapping[str, Any]]) -> str:
         return "nothing was tried"
     best = min(tried, key=lambda row: float(row["change"]["expected_max_toxicity"]["value"]))
     change = best["change"]["expected_max_toxicity"]
-    said = (
+    summary = (
         f"{best['name']} does most: max toxicity {change['value']:+.2f} ({change['low']:+.2f} to {change['high']:+.2f})"
     )
-    return f"{said}, of {len(tried)} tried"
+    return f"{summary}, of {len(tried)} tried"
 
 
 if __name__ == "__main__":

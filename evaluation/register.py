@@ -33,14 +33,16 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     artifacts = read_artifacts({name: folder for name, folder in inputs.items() if name != PROMOTED})
     model = artifacts["model"]
     name = config.name or model.stage
-    figures = {f"{key}.{figure}": value for key, one in artifacts.items() for figure, value in one.figures.items()}
+    figures = {
+        f"{key}.{figure}": value for key, artifact in artifacts.items() for figure, value in artifact.figures.items()
+    }
     names = {model.stage, model.manifest.step or model.stage} if model.manifest else {model.stage}
     figures |= {f"{name}.{figure}": value for name in names for figure, value in model.figures.items()}
     against = None
     if promoted := inputs.get(PROMOTED):
-        wanted = [gate.figure for gate in config.gates if gate.against]
-        named = {**artifacts, **dict.fromkeys(names, model)}
-        against = against_promoted(wanted, figures, named, promoted)
+        compared_figures = [gate.figure for gate in config.gates if gate.against]
+        by_name = {**artifacts, **dict.fromkeys(names, model)}
+        against = against_promoted(compared_figures, figures, by_name, promoted)
     verdicts = judge(config.gates, figures, against)
     reasons = refusals(verdicts)
     card = model_card(config, name, model, artifacts, verdicts)
@@ -57,11 +59,11 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
     }
     text = json.dumps(registration, indent=1, sort_keys=True, ensure_ascii=False)
     (out_dir / "registration.json").write_text(text + "\n", encoding="utf-8")
-    held = f"{len(verdicts)} gates kept" if verdicts else "no gates set"
+    outcome = f"{len(verdicts)} gates kept" if verdicts else "no gates set"
     if reasons:
-        held = f"refused: {'; '.join(reason.message for reason in reasons)}"
-    run.event("judged", f"{name}: {held}")
-    return Result({"gates": float(len(verdicts)), "gates_refused": float(len(reasons))}, f"{name}, {held}")
+        outcome = f"refused: {'; '.join(reason.message for reason in reasons)}"
+    run.event("judged", f"{name}: {outcome}")
+    return Result({"gates": float(len(verdicts)), "gates_refused": float(len(reasons))}, f"{name}, {outcome}")
 
 
 def register_or_refuse(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:

@@ -39,14 +39,14 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     page, judged = render(config, inputs)
     states = [claim.state for claim in judged]
     (out_dir / "report.html").write_text(page, encoding="utf-8")
-    said = [{"state": one.state, "sign": one.sign, "title": one.title, "text": one.text} for one in judged]
+    rows = [{"state": claim.state, "sign": claim.sign, "title": claim.title, "text": claim.text} for claim in judged]
     (out_dir / CLAIMS).parent.mkdir(exist_ok=True)
-    (out_dir / CLAIMS).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out_dir / CLAIMS).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     run.progress(1, 1, "pages")
-    held = states.count("holds")
-    figures = {"claims": float(len(states)), "claims_that_hold": float(held)}
+    holding = states.count("holds")
+    figures = {"claims": float(len(states)), "claims_that_hold": float(holding)}
     figures["claims_that_hold_slightly"] = float(slight := states.count("slight"))
-    headline = f"{held} of {len(states)} claims hold" + (f", {slight} more by a little" if slight else "")
+    headline = f"{holding} of {len(states)} claims hold" + (f", {slight} more by a little" if slight else "")
     return Result(figures, headline if states else "no claims to judge")
 
 
@@ -54,32 +54,32 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     """Return the page, and the claims at its head."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
-    made = sections(pipeline, config.samples, config.command)
+    page_sections = sections(pipeline, config.samples, config.command)
     title = config.title or "Training report"
-    page = render_page(title, "training report", facts(pipeline), made, judged, opening(pipeline))
+    page = render_page(title, "training report", facts(pipeline), page_sections, judged, opening(pipeline))
     return page, judged
 
 
 def facts(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """Return the line under the title: models, stages, time and duration."""
-    manifests = [one.manifest for one in pipeline.artifacts.values() if one.manifest]
-    found = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(len(pipeline.artifacts)))]
+    manifests = [artifact.manifest for artifact in pipeline.artifacts.values() if artifact.manifest]
+    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(len(pipeline.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
-        found.append(("stages' times added up", seconds(sum(manifest.seconds for manifest in manifests))))
+        rows.append(("stages' times added up", seconds(sum(manifest.seconds for manifest in manifests))))
         if len({manifest.run_id for manifest in manifests}) == 1:
             first = min(manifest.started for manifest in manifests)
-            took = datetime.fromisoformat(finished) - datetime.fromisoformat(first)
-            found.append(("first to last", seconds(took.total_seconds())))
-        found.append(("last on", finished[:16].replace("T", " ") + " UTC"))
+            elapsed = datetime.fromisoformat(finished) - datetime.fromisoformat(first)
+            rows.append(("first to last", seconds(elapsed.total_seconds())))
+        rows.append(("last on", finished[:16].replace("T", " ") + " UTC"))
         commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
-        found.append(("code", ", ".join(sorted(commits)) or "not recorded"))
-    return found
+        rows.append(("code", ", ".join(sorted(commits)) or "not recorded"))
+    return rows
 
 
 def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Section]:
     """Return every section that is not empty, in reading order."""
-    made = [
+    candidates = [
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
         *_tunings(pipeline),
         *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
@@ -101,15 +101,15 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         lineage(pipeline),
         reproduce(pipeline, command),
     ]
-    return [section for section in made if section]
+    return [section for section in candidates if section]
 
 
 def _tunings(pipeline: PipelineResults) -> list[Section]:
     """Return the usual tuning with the usual reward model in one section, and each named step in a separate one."""
     tunings, rewards = pipeline.steps("sft"), pipeline.steps("reward_model")
-    made = [tuning(pipeline, "sft", "reward_model")]
-    made += [tuning(pipeline, id) for id in tunings if id != "sft"]
-    return [*made, *(reward_model(pipeline, id) for id in rewards if id != "reward_model")]
+    tuning_sections = [tuning(pipeline, "sft", "reward_model")]
+    tuning_sections += [tuning(pipeline, id) for id in tunings if id != "sft"]
+    return [*tuning_sections, *(reward_model(pipeline, id) for id in rewards if id != "reward_model")]
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ class BenchmarkTextConfig(StageConfig):
 
     def sources(self) -> list[Source]:
         """The files of every task and probe."""
-        found = [
+        sources = [
             replace(source, key=source.key.replace("benchmarks.", "benchmark_text.", 1))
             for source in (self._of_tasks().sources() if self.tasks else [])
         ]
         for key, files in (("prompts", self.prompt_files), ("pairs", self.pair_files)):
-            found += [Source(f"benchmark_text.{key}", files)] if files else []
-        return found
+            sources += [Source(f"benchmark_text.{key}", files)] if files else []
+        return sources
 
     @property
     def prompt_files(self) -> tuple[Path, ...]:
@@ -51,13 +51,13 @@ class BenchmarkTextConfig(StageConfig):
 
     def filled(self, benchmarks: Sequence[BenchmarksConfig], safety: Sequence[SafetyConfig]) -> BenchmarkTextConfig:
         """With what the pipeline's benchmarks and safety stages will ask in place of what is not set."""
-        asked = dict.fromkeys(task for one in benchmarks for task in one.tasks)
-        toxicity = [one.toxicity.prompts or _PROMPTS for one in safety if one.toxicity]
-        bias = [one.bias.pairs or _PAIRS for one in safety if one.bias]
+        tasks = dict.fromkeys(task for benchmark in benchmarks for task in benchmark.tasks)
+        toxicity = [stage.toxicity.prompts or _PROMPTS for stage in safety if stage.toxicity]
+        bias = [stage.bias.pairs or _PAIRS for stage in safety if stage.bias]
         return self.model_copy(
             update={
-                "tasks": self.tasks or tuple(asked) or None,
-                "tasks_mirror": self.tasks_mirror or next((one.tasks_mirror for one in benchmarks), None),
+                "tasks": self.tasks or tuple(tasks) or None,
+                "tasks_mirror": self.tasks_mirror or next((benchmark.tasks_mirror for benchmark in benchmarks), None),
                 "prompts": self.prompts or _one_or_all(toxicity),
                 "pairs": self.pairs or _one_or_all(bias),
             }

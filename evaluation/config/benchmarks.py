@@ -148,8 +148,8 @@ class FailureClassesConfig(Config):
         if not self.classes and not self.files:
             raise ValueError("expected at least one of `classes` or `files`")
         names = [path.stem for path in self.paths()]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"each class needs a name of its own; given twice: {', '.join(twice)}")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"each class needs a name of its own; given twice: {', '.join(repeated)}")
         return self
 
     def paths(self) -> list[Path]:
@@ -229,9 +229,9 @@ class BenchmarksConfig(StageConfig):
     @classmethod
     def _names_differ(cls, tasks: tuple[BenchmarkTask, ...]) -> tuple[BenchmarkTask, ...]:
         names = [task.name for task in tasks]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"each task needs a name of its own; given twice: {', '.join(twice)}")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"each task needs a name of its own; given twice: {', '.join(repeated)}")
         return tasks
 
     @model_validator(mode="after")
@@ -261,10 +261,11 @@ class BenchmarksConfig(StageConfig):
 
     @model_validator(mode="after")
     def _mirror_where_needed(self) -> BenchmarksConfig:
-        named = [task.name for task in self.tasks if task.built_in]
-        if named and self.tasks_mirror is None:
+        built_in = [task.name for task in self.tasks if task.built_in]
+        if built_in and self.tasks_mirror is None:
             raise ValueError(
-                f"{', '.join(named)}: expected minimal_pairs or cloze; tasks of lm-eval's own need `tasks_mirror`, the "
+                f"{', '.join(built_in)}: expected minimal_pairs or cloze; tasks of lm-eval's own need "
+                "`tasks_mirror`, the "
                 "folder with their data"
             )
         return self
@@ -272,21 +273,21 @@ class BenchmarksConfig(StageConfig):
     def sources(self) -> list[Source]:
         """The files of every task: what its `path` names, the data files that a YAML of lm-eval's kind names, and those
         of the mirror."""
-        found = []
+        sources = []
         for index, task in enumerate(self.tasks):
             key = f"benchmarks.tasks.{index}.path"
             if task.built_in:
                 mirror = Path(str(self.tasks_mirror))
                 files, fix = mirrored_files(mirror, task.name), how_to_mirror(task.name, mirror)
-                found.append(Source(f"benchmarks.tasks.{index}", files, fix=fix))
+                sources.append(Source(f"benchmarks.tasks.{index}", files, fix=fix))
             elif task.kind == "project":
-                found.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
+                sources.append(Source(key, (DATA_DIR / f"{task.name}.jsonl",)))
             elif task.kind == "lm_eval":
-                found.append(Source(key, lm_eval_files(Path(str(task.path)))))
+                sources.append(Source(key, lm_eval_files(Path(str(task.path)))))
             else:
-                found.append(Source(key, expand([str(task.path)])))
+                sources.append(Source(key, expand([str(task.path)])))
             if task.shots_path and self.most_shots:
-                found.append(Source(f"benchmarks.tasks.{index}.shots_path", (Path(task.shots_path),)))
+                sources.append(Source(f"benchmarks.tasks.{index}.shots_path", (Path(task.shots_path),)))
         if self.failure_classes:
-            found.append(Source("benchmarks.failure_classes", tuple(self.failure_classes.paths())))
-        return found
+            sources.append(Source("benchmarks.failure_classes", tuple(self.failure_classes.paths())))
+        return sources

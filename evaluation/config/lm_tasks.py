@@ -42,9 +42,9 @@ def known_tasks() -> dict[str, str]:
     """Every name that lm-eval knows, with the file that defines it, relative to `tasks_dir`; "" for a tag."""
     kept = Path.home() / ".cache" / "stemma" / f"lm_eval_tasks-{importlib.metadata.version('lm_eval')}.json"
     with contextlib.suppress(OSError, ValueError):
-        found = read_own_json(kept)
-        if isinstance(found, dict) and found:
-            return found
+        tasks = read_own_json(kept)
+        if isinstance(tasks, dict) and tasks:
+            return tasks
     names = _read_names(tasks_dir())
     with contextlib.suppress(OSError):  # a home that cannot be written to costs a second each time
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def nearest(name: str, more: tuple[str, ...] = ()) -> list[str]:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     # Letters alone put openbook_qa's openbookqa behind longer names that share more of them.
     plain = _plain(name)
-    same = [one for one in names if _plain(one) == plain and one not in near]
+    same = [candidate for candidate in names if _plain(candidate) == plain and candidate not in near]
     return [*same, *near][:3]
 
 
@@ -92,20 +92,20 @@ def dataset_of(name: str) -> tuple[Path, str, str] | None:
     source = known_tasks().get(name)
     if not source:
         return None
-    path = at = tasks_dir() / source
+    path = yaml_path = tasks_dir() / source
     config = ""
     for _ in range(8):
-        text = at.read_text(encoding="utf8", errors="replace") if at.is_file() else ""
+        text = yaml_path.read_text(encoding="utf8", errors="replace") if yaml_path.is_file() else ""
         if re.search(r"^group:", text, re.MULTILINE):
             return None
-        named = re.search(r"^dataset_name:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
-        config = config or (named[1] if named else "")
+        name_match = re.search(r"^dataset_name:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+        config = config or (name_match[1] if name_match else "")
         if dataset := re.search(r"^dataset_path:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE):
             return path, dataset[1], "" if config in ("null", "~") else config
         include = re.search(r"^include:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
         if include is None:
             return None
-        at = at.parent / include[1]
+        yaml_path = yaml_path.parent / include[1]
     return None
 
 
@@ -115,16 +115,16 @@ def _plain(name: str) -> str:
 
 def _read_names(folder: Path) -> dict[str, str]:
     files = sorted(
-        (Path(place) / name for place, _, names in os.walk(folder) for name in names if "yaml" in name),
+        (Path(directory) / name for directory, _, names in os.walk(folder) for name in names if "yaml" in name),
         key=lambda path: path.as_posix(),  # of two files with one name lm-eval takes the first in this order
     )
-    found: dict[str, str] = {}
+    paths_by_task: dict[str, str] = {}
     tags: set[str] = set()
     for path in files:
         text = path.read_text(encoding="utf8", errors="replace")
         # What is included by others has no such ending, and its tags are theirs.
         for match in _NAME.finditer(text) if path.suffix == ".yaml" else ():
-            found.setdefault(match[2], path.relative_to(folder).as_posix())
+            paths_by_task.setdefault(match[2], path.relative_to(folder).as_posix())
         for match in _TAGS.finditer(text):
             tags.update(_WORD.findall((match[1] or "") + (match[2] or "")))
-    return {**dict.fromkeys(tags, ""), **found}
+    return {**dict.fromkeys(tags, ""), **paths_by_task}

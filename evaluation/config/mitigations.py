@@ -81,10 +81,10 @@ class MitigationsConfig(StageConfig):
     @field_validator("tried")
     @classmethod
     def _names_differ(cls, tried: tuple[Mitigation, ...]) -> tuple[Mitigation, ...]:
-        names = ["plain", "tuned", *(one.label for one in tried)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        names = ["plain", "tuned", *(mitigation.label for mitigation in tried)]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
-                f"give each a `name` of its own; there twice: {', '.join(twice)} (plain and tuned are taken)"
+                f"give each a `name` of its own; there twice: {', '.join(repeated)} (plain and tuned are taken)"
             )
         return tried
 
@@ -94,19 +94,21 @@ class MitigationsConfig(StageConfig):
 
     def same_names(self, inputs: Iterable[str]) -> list[Problem]:
         """Inputs that are called like another row of the table, in which each input but `model` has a row."""
-        rows = {"plain", *(one.label for one in self.tried)}
+        rows = {"plain", *(mitigation.label for mitigation in self.tried)}
         message, fix = "another row of the table has this name too", "call the input otherwise"
         return [Problem("name_taken", f"mitigations.inputs.{name}", message, fix) for name in inputs if name in rows]
 
     def sources(self) -> list[Source]:
         """The files of prompts, words and tasks."""
         prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
-        found = [Source("mitigations.toxicity.prompts", (Path(prompts),))]
-        for n, one in enumerate(self.tried):
-            if one.words:
-                found.append(Source(f"mitigations.tried.{n}.words", (Path(one.words),)))
-            found += one.scorer.sources(f"mitigations.tried.{n}.scorer")
+        sources = [Source("mitigations.toxicity.prompts", (Path(prompts),))]
+        for n, mitigation in enumerate(self.tried):
+            if mitigation.words:
+                sources.append(Source(f"mitigations.tried.{n}.words", (Path(mitigation.words),)))
+            sources += mitigation.scorer.sources(f"mitigations.tried.{n}.scorer")
         for n, scorer in enumerate(self.toxicity.scorers):
-            found += scorer.sources(f"mitigations.toxicity.scorers.{n}")
-        asked = self.benchmarks().sources()
-        return found + [replace(one, key=one.key.replace("benchmarks.", "mitigations.", 1)) for one in asked]
+            sources += scorer.sources(f"mitigations.toxicity.scorers.{n}")
+        benchmark_sources = self.benchmarks().sources()
+        return sources + [
+            replace(source, key=source.key.replace("benchmarks.", "mitigations.", 1)) for source in benchmark_sources
+        ]

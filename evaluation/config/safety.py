@@ -36,8 +36,8 @@ class ToxicityScorer(Config):
         """Its files, where it has some. key: its own in the config."""
         if self.path is None:
             return []
-        place = Path(self.path)
-        read = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+        path = Path(self.path)
+        read = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
         return [Source(f"{key}.path", tuple(read))]
 
 
@@ -119,8 +119,8 @@ class BiasSet(Config):
     def files(self) -> tuple[Path, ...]:
         """What is read; of a folder all its files, so that one that is missing can be named."""
         path = Path(self.path)
-        own = tuple(sorted(one for one in path.iterdir() if one.is_file())) if path.is_dir() else (path,)
-        return (*own, Path(self.lexicon)) if self.lexicon else own
+        files = tuple(sorted(file for file in path.iterdir() if file.is_file())) if path.is_dir() else (path,)
+        return (*files, Path(self.lexicon)) if self.lexicon else files
 
 
 class BiasConfig(Config):
@@ -137,9 +137,9 @@ class BiasConfig(Config):
     @field_validator("sets")
     @classmethod
     def _each_once(cls, sets: tuple[BiasSet, ...]) -> tuple[BiasSet, ...]:
-        kinds = [one.kind for one in sets]
-        if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
-            raise ValueError(f"each kind of set once; given twice: {', '.join(twice)}")
+        kinds = [bias_set.kind for bias_set in sets]
+        if repeated := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+            raise ValueError(f"each kind of set once; given twice: {', '.join(repeated)}")
         return sets
 
 
@@ -217,21 +217,23 @@ class SafetyConfig(StageConfig):
 
     def sources(self) -> list[Source]:
         """The files of prompts and probes."""
-        found = []
+        sources = []
         if self.adversarial:
             begins = self.adversarial.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
-            put_in = self.adversarial.words or str(ADVERSARIAL_WORDS)
-            found.append(Source("safety.adversarial.prompts", (Path(begins),)))
-            found.append(Source("safety.adversarial.words", (Path(put_in),)))
+            words_path = self.adversarial.words or str(ADVERSARIAL_WORDS)
+            sources.append(Source("safety.adversarial.prompts", (Path(begins),)))
+            sources.append(Source("safety.adversarial.words", (Path(words_path),)))
         if self.toxicity:
             prompts = self.toxicity.prompts or str(DATA_DIR / "toxicity_prompts.jsonl")
-            found.append(Source("safety.toxicity.prompts", (Path(prompts),)))
+            sources.append(Source("safety.toxicity.prompts", (Path(prompts),)))
             for n, scorer in enumerate(self.toxicity.scorers):
-                found += scorer.sources(f"safety.toxicity.scorers.{n}")
+                sources += scorer.sources(f"safety.toxicity.scorers.{n}")
             for n, labelled in enumerate(self.toxicity.labelled):
-                found.append(Source(f"safety.toxicity.labelled.{n}.path", (Path(labelled.path),)))
+                sources.append(Source(f"safety.toxicity.labelled.{n}.path", (Path(labelled.path),)))
         if self.bias:
             pairs = self.bias.pairs or str(DATA_DIR / "bias_pairs.csv")
-            found.append(Source("safety.bias.pairs", (Path(pairs),)))
-            found += [Source(f"safety.bias.sets.{n}.path", one.files()) for n, one in enumerate(self.bias.sets)]
-        return found
+            sources.append(Source("safety.bias.pairs", (Path(pairs),)))
+            sources += [
+                Source(f"safety.bias.sets.{n}.path", bias_set.files()) for n, bias_set in enumerate(self.bias.sets)
+            ]
+        return sources

@@ -34,7 +34,7 @@ def lm_eval_files(path: Path) -> tuple[Path, ...]:
     files = {child for child in below if child.suffix in {".yaml", ".yml", ".py"}}
     check_inside(files, homes(folder), str(folder))
     for config in sorted(child for child in files if child.suffix != ".py"):
-        files.update(expand(str(named) for named in _named_files(folder, config)))
+        files.update(expand(str(file) for file in _named_files(folder, config)))
     return tuple(sorted(files))
 
 
@@ -43,52 +43,52 @@ def _named_files(folder: Path, config: Path) -> Iterator[Path]:
     content = _read(config)
     if not isinstance(content, dict):
         return
-    inside = homes(folder)
+    allowed_roots = homes(folder)
 
-    def within(name: str, key: str) -> Path:
-        named = config.parent / name
-        real = Path(os.path.realpath(named if not glob.has_magic(name) else _before_wildcard(named)))
-        if "\0" in name or name.startswith("~") or not any(real.is_relative_to(home) for home in inside):
+    def resolve_within(name: str, key: str) -> Path:
+        path = config.parent / name
+        real = Path(os.path.realpath(path if not glob.has_magic(name) else _before_wildcard(path)))
+        if "\0" in name or name.startswith("~") or not any(real.is_relative_to(home) for home in allowed_roots):
             message = f"names {name[:80]}, which is not in {folder}"
             fix = "move it there, or name a folder that holds both as path"
             raise stage_error("unsafe_file", f"{config}: {key}", message, fix)
-        return named
+        return path
 
     include = content.get("include")
     for name in include if isinstance(include, list) else [include]:
         if isinstance(name, str):
-            within(name, "include")
+            resolve_within(name, "include")
     dataset = content.get("dataset_path")
     if isinstance(dataset, str) and names_outside(dataset):
-        within(dataset, "dataset_path")
+        resolve_within(dataset, "dataset_path")
     for key, function in _functions(content):
-        within(f"{function.rpartition('.')[0].replace('.', '/')}.py", key)
+        resolve_within(f"{function.rpartition('.')[0].replace('.', '/')}.py", key)
     kwargs = content.get("dataset_kwargs")
     for option in ("data_files", "data_dir"):
-        named = kwargs.get(option) if isinstance(kwargs, dict) else None
-        values = named.values() if isinstance(named, dict) else [named]
+        option_value = kwargs.get(option) if isinstance(kwargs, dict) else None
+        values = option_value.values() if isinstance(option_value, dict) else [option_value]
         for value in values:
             for name in value if isinstance(value, list) else [value]:
                 if isinstance(name, str):
-                    place = within(name, f"dataset_kwargs.{option}")
-                    yield from [place] if option == "data_files" else []
+                    path = resolve_within(name, f"dataset_kwargs.{option}")
+                    yield from [path] if option == "data_files" else []
 
 
 def _before_wildcard(pattern: Path) -> Path:
-    return next(one for one in pattern.parents if not glob.has_magic(str(one)))
+    return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
 
 
 def _functions(content: Any) -> Iterator[tuple[str, str]]:
     """Every key whose value is a function in Python beside the YAML, `!function utils.score`, with that name."""
     waiting = [("", content)]
     while waiting:
-        key, here = waiting.pop()
-        if isinstance(here, Function):
-            yield key, here.name
-        elif isinstance(here, dict):
-            waiting += [(str(name), value) for name, value in here.items()]
-        elif isinstance(here, list):
-            waiting += [(key, value) for value in here]
+        key, node = waiting.pop()
+        if isinstance(node, Function):
+            yield key, node.name
+        elif isinstance(node, dict):
+            waiting += [(str(name), value) for name, value in node.items()]
+        elif isinstance(node, list):
+            waiting += [(key, value) for value in node]
 
 
 def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
@@ -98,11 +98,11 @@ def mirrored_files(mirror: Path, task: str) -> tuple[Path, ...]:
     """
     from evaluation.config.lm_tasks import dataset_of
 
-    if (found := dataset_of(task)) is None:
+    if (source := dataset_of(task)) is None:
         # A folder of the mirror may be a link into the hub's cache; `evaluation.mirror.local` checks each before it is
         # read.
         return tuple(_data_below(mirror, follow_links=True)) or (mirror,)
-    definition, dataset, config = found
+    definition, dataset, config = source
     folder = mirror / dataset
     if config and (folder / MIRROR_RECORD).is_file() and not (folder / config).is_dir():
         return definition, folder / config

@@ -47,35 +47,37 @@ def measure_failures(
     Raises StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
-    names = [one.name for one in classes]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in twice)
-        message = f"each needs a `name` of its own; there twice: {', '.join(twice)}"
+    names = [failure_class.name for failure_class in classes]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in repeated)
+        message = f"each needs a `name` of its own; there twice: {', '.join(repeated)}"
         raise stage_error("bad_failure_class", files, message)
-    cases = [case for one in classes for case in draw_cases(one, config.cases, seed, limit)]
+    cases = [case for failure_class in classes for case in draw_cases(failure_class, config.cases, seed, limit)]
     with quiet(run.event), seeded(seed, lm.device):
         model = ReportingHFLM(run, lm.model, lm.tokenizer, config.batch_size)
         outcomes = by_likelihood([case for case in cases if _by_likelihood(case, config)], model)
         outcomes += by_answer([case for case in cases if not _by_likelihood(case, config)], model, config)
     order = {case: number for number, case in enumerate(cases)}
-    asked = {(case.failure_class, case.test) for case in cases}
+    used_tests = {(case.failure_class, case.test) for case in cases}
     outcomes.sort(key=lambda outcome: order[outcome.case])
     rates = {
-        one.name: {
-            "about": one.about,
-            **_rate(own := [o for o in outcomes if o.case.failure_class == one.name], config),
-            **clustered_share([o.failed for o in own], number_clusters(o.case.test for o in own), confidence).as_json(),
+        failure_class.name: {
+            "about": failure_class.about,
+            **_rate(class_outcomes := [o for o in outcomes if o.case.failure_class == failure_class.name], config),
+            **clustered_share(
+                [o.failed for o in class_outcomes], number_clusters(o.case.test for o in class_outcomes), confidence
+            ).as_json(),
             "tests": {
                 test.name: {"kind": test.kind}
-                | _rate(of_test := [o for o in own if o.case.test == test.name], config)
+                | _rate(of_test := [o for o in class_outcomes if o.case.test == test.name], config)
                 | wilson(sum(o.failed for o in of_test), len(of_test), confidence).as_json()
-                for test in one.tests
-                if (one.name, test.name) in asked
+                for test in failure_class.tests
+                if (failure_class.name, test.name) in used_tests
             },
         }
-        for one in classes
+        for failure_class in classes
     }
-    return {"by": config.by, "classes": rates}, [_row(number, one) for number, one in enumerate(outcomes)]
+    return {"by": config.by, "classes": rates}, [_row(number, outcome) for number, outcome in enumerate(outcomes)]
 
 
 def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
@@ -84,10 +86,10 @@ def _by_likelihood(case: Case, config: FailureClassesConfig) -> bool:
 
 def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutcome]:
     """Judge each case by the log likelihoods of its choices after the prompt, and after the changed one."""
-    asked = [(case, prompt) for case in cases for prompt in _prompts(case)]
+    case_prompts = [(case, prompt) for case in cases for prompt in _prompts(case)]
     requests = [
         Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
-        for case, prompt in asked
+        for case, prompt in case_prompts
         for number, choice in enumerate(case.choices)
     ]
     scored = model.loglikelihood(requests) if requests else []
@@ -95,9 +97,9 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutco
     scores = iter(scored)
     outcomes = []
     for case in cases:
-        found = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
-        likeliest = [case.choices[_likeliest(one)].strip() for one in found]
-        outcomes.append(CaseOutcome(case, failed_by_likelihood(case, found), *likeliest))
+        choice_scores = [[next(scores)[0] for _ in case.choices] for _ in _prompts(case)]
+        likeliest = [case.choices[_likeliest(prompt_scores)].strip() for prompt_scores in choice_scores]
+        outcomes.append(CaseOutcome(case, failed_by_likelihood(case, choice_scores), *likeliest))
     return outcomes
 
 
@@ -111,16 +113,16 @@ def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
         return any(score >= right for number, score in enumerate(found[0]) if number != case.answer)
     if case.kind == "invariance":
         return _likeliest(found[0]) != _likeliest(found[1])
-    before, after = (_share(one, case.answer) for one in found)
+    before, after = (_share(prompt_scores, case.answer) for prompt_scores in found)
     return after <= before if case.expect == "more" else after >= before
 
 
 def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClassesConfig) -> list[CaseOutcome]:
     """Judge each case by the first line that the model writes, greedily."""
-    asked = [prompt for case in cases for prompt in _prompts(case)]
+    prompts = [prompt for case in cases for prompt in _prompts(case)]
     options = {"until": ["\n"], "max_gen_toks": config.max_new_tokens, "do_sample": False}
     requests = [
-        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=0) for prompt in asked
+        Instance(request_type="generate_until", doc={}, arguments=(prompt, dict(options)), idx=0) for prompt in prompts
     ]
     written = iter(model.generate_until(requests) if requests else [])
     if model.answers.as_results().get("", {}).get("failed"):
@@ -129,21 +131,21 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
     outcomes = []
     for case in cases:
         answers = [next(written).strip() for _ in _prompts(case)]
-        given = [answer_given(text, case.choices) for text in answers]
-        failed = given[0] != case.answer if case.kind == "minimum_functionality" else given[0] != given[1]
+        parsed = [answer_given(text, case.choices) for text in answers]
+        failed = parsed[0] != case.answer if case.kind == "minimum_functionality" else parsed[0] != parsed[1]
         outcomes.append(CaseOutcome(case, failed, *answers))
     return outcomes
 
 
 def answer_given(text: str, choices: Sequence[str]) -> int | str:
     """Return the number of the choice that a text begins with, as whole words in any case; else the text itself."""
-    said = text.strip().casefold()
+    normalized = text.strip().casefold()
     fits = [
         number
-        for number, choice in enumerate(one.strip().casefold() for one in choices)
-        if said.startswith(choice) and not said[len(choice) : len(choice) + 1].isalnum()
+        for number, choice in enumerate(raw_choice.strip().casefold() for raw_choice in choices)
+        if normalized.startswith(choice) and not normalized[len(choice) : len(choice) + 1].isalnum()
     ]
-    return max(fits, key=lambda number: len(choices[number])) if fits else said
+    return max(fits, key=lambda number: len(choices[number])) if fits else normalized
 
 
 def guessing_fails(case: Case) -> float | None:
@@ -175,10 +177,10 @@ def _rate(outcomes: Sequence[CaseOutcome], config: FailureClassesConfig) -> dict
         # Guessing is undefined for a written answer.
         if _by_likelihood(outcome.case, config) and (guess := guessing_fails(outcome.case)) is not None
     ]
-    found: dict[str, float] = {"n": len(outcomes)}
+    rate: dict[str, float] = {"n": len(outcomes)}
     if len(guessing) == len(outcomes):
-        found["chance"] = round(math.fsum(guessing) / len(guessing), 6)
-    return found
+        rate["chance"] = round(math.fsum(guessing) / len(guessing), 6)
+    return rate
 
 
 def _row(number: int, outcome: CaseOutcome) -> dict[str, Any]:

@@ -109,8 +109,8 @@ def read_failure_class(path: Path) -> FailureClass:
         return FailureClass.model_validate(read_plain(read_text(path)))
     except ValidationError as error:
         problems = [
-            Problem("bad_failure_class", f"{path}: {'.'.join(map(str, one['loc']))}", one["msg"])
-            for one in error.errors()
+            Problem("bad_failure_class", f"{path}: {'.'.join(map(str, detail['loc']))}", detail["msg"])
+            for detail in error.errors()
         ]
         raise StageError(*problems) from error
     except (OSError, UnicodeDecodeError, BadYaml) as error:
@@ -134,8 +134,8 @@ def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | 
 
 def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: int) -> list[Case]:
     drawn = random.Random(f"{seed} {failure_class.name} {test.name}")
-    where = f"{failure_class.name}: {test.name}"
-    found: dict[Case, None] = {}
+    location = f"{failure_class.name}: {test.name}"
+    cases: dict[Case, None] = {}
     try:
         for begin in range(0, DRAWS_A_CASE * count, FILLED_AT_ONCE):
             fillings = [
@@ -143,14 +143,14 @@ def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: in
                 for _ in range(min(FILLED_AT_ONCE, DRAWS_A_CASE * count - begin))
             ]
             for case in _filled(failure_class.name, test, fillings):
-                found.setdefault(case)
-                if len(found) == count:  # later fillings may be invalid and are not examined
-                    return list(found)
+                cases.setdefault(case)
+                if len(cases) == count:  # later fillings may be invalid and are not examined
+                    return list(cases)
     except TemplateFault as error:
-        raise stage_error("bad_failure_class", where, f"the template cannot be filled: {error}") from error
-    if not found:
-        raise StageError(Problem("bad_failure_class", where, f"no filling fulfils `where: {test.where}`"))
-    return list(found)
+        raise stage_error("bad_failure_class", location, f"the template cannot be filled: {error}") from error
+    if not cases:
+        raise StageError(Problem("bad_failure_class", location, f"no filling fulfils `where: {test.where}`"))
+    return list(cases)
 
 
 def _one_of(values: Numbers | Sequence[Any], drawn: random.Random) -> Any:

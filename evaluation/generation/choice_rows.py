@@ -43,8 +43,8 @@ class ChoiceRow:
         before: list[int] = []
         for number in sorted(range(len(self.choices)), key=self.choices.__getitem__):
             choice = self.choices[number]
-            most = max(0, min(len(before), len(choice)) - 1)
-            shared = next((i for i in range(most) if before[i] != choice[i]), most)
+            max_shared = max(0, min(len(before), len(choice)) - 1)
+            shared = next((i for i in range(max_shared) if before[i] != choice[i]), max_shared)
             yield number, choice, shared
             before = choice
 
@@ -84,15 +84,15 @@ class Tokens:
     def after(self, node: int, path: Sequence[int]) -> list[int]:
         """Return the numbers of the tokens of `path` that follow token number `node`; -1 is the beginning."""
         depth = self.depths[node] + 1 if node >= 0 else 0
-        found = []
+        numbers = []
         for token in path:
             number = self._known.setdefault((node, token), len(self.ids))
             if number == len(self.ids):
                 self.ids.append(token)
                 self.depths.append(depth)
-            found.append(number)
+            numbers.append(number)
             node, depth = number, depth + 1
-        return found
+        return numbers
 
     def cut(self, size: int) -> None:
         """Forget all but the first `size` tokens; nothing may be added afterwards."""
@@ -111,25 +111,27 @@ def lay(
     laid: list[_Laid] = []
     for row in rows:
         before = len(tokens.ids)
-        one = _Laid(row, tokens)
+        laid_row = _Laid(row, tokens)
         if laid and (len(tokens.ids) > most_tokens or width * (len(laid) + 1) > most_places):
             tokens.cut(before)
             break
-        laid.append(one)
+        laid.append(laid_row)
     places = torch.zeros((len(laid), width), dtype=torch.long)
     # A single choice sees all places before it, and so do the tokens of the first of several choices.
-    is_masked = any(len(one.branches) > 1 for one in laid)
+    is_masked = any(len(laid_row.branches) > 1 for laid_row in laid)
     blocked = torch.ones((len(laid), width, width), dtype=torch.bool).triu(1) if is_masked else None
-    for number, one in enumerate(laid):
-        places[number, : len(one.nodes)] = torch.tensor(one.nodes)
+    for number, laid_row in enumerate(laid):
+        places[number, : len(laid_row.nodes)] = torch.tensor(laid_row.nodes)
         if blocked is not None:
-            for start, end, path in one.branches:
-                blocked[number, start:end, one.context : start] = True
+            for start, end, path in laid_row.branches:
+                blocked[number, start:end, laid_row.context : start] = True
                 blocked[number, start:end, path] = False
-    flat = torch.cat([places[number, : len(one.nodes)] for number, one in enumerate(laid)])
-    at = torch.cat([torch.arange(len(one.nodes)) + number * width for number, one in enumerate(laid)])
-    first = torch.full((len(tokens.ids),), places.numel()).scatter_reduce_(0, flat, at, "amin")
-    asked, which = torch.tensor([node for one in laid for node in one.asked]).unique(return_inverse=True)
+    flat = torch.cat([places[number, : len(laid_row.nodes)] for number, laid_row in enumerate(laid)])
+    flat_positions = torch.cat(
+        [torch.arange(len(laid_row.nodes)) + number * width for number, laid_row in enumerate(laid)]
+    )
+    first = torch.full((len(tokens.ids),), places.numel()).scatter_reduce_(0, flat, flat_positions, "amin")
+    asked, which = torch.tensor([node for laid_row in laid for node in laid_row.asked]).unique(return_inverse=True)
     choices = [choice for row in rows[: len(laid)] for choice in row.choices]
     batch = ChoiceBatch(
         torch.tensor(tokens.ids), torch.tensor(tokens.depths), places, first, blocked, asked, which,
@@ -161,7 +163,7 @@ class _Laid:
                 self.branches.append((start, start + len(new), list(path)))
             self.nodes += new
             path += range(start, len(self.nodes))
-            before[number] = [last, *(self.nodes[place] for place in path)]
+            before[number] = [last, *(self.nodes[position] for position in path)]
         self.asked = [node for number in range(len(row.choices)) for node in before[number]]
 
 

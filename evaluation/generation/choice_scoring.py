@@ -50,7 +50,7 @@ class ChoiceScorer:
         if not {"position_ids", "attention_mask"} <= accepted.keys() or getattr(config, "is_encoder_decoder", False):
             self.way = "plain"
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
-        self.longest = min((one for one in windows if isinstance(one, int) and one > 0), default=1 << 30)
+        self.longest = min((window for window in windows if isinstance(window, int) and window > 0), default=1 << 30)
         """A custom mask replaces a sliding window, so rows must fit in one window."""
 
     def usable(self, row: ChoiceRow) -> bool:
@@ -65,10 +65,10 @@ class ChoiceScorer:
                 ways = ("own", *ways)
             for self.way in ways:
                 try:
-                    found = self._score([row])
+                    scores = self._score([row])
                 except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError):
                     continue
-                if all(abs(a - b) <= bound * (1 + abs(b)) for (a, _), b in zip(found, alone, strict=True)):
+                if all(abs(a - b) <= bound * (1 + abs(b)) for (a, _), b in zip(scores, alone, strict=True)):
                     break
             else:
                 self.way = "plain"
@@ -76,26 +76,26 @@ class ChoiceScorer:
 
     def score(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[tuple[float, bool]]]]:
         """Yield (rows, log-likelihood and greedy flag of each of their choices in order) per batch, longest first."""
-        for batch, found in self.score_tokens(rows):
-            yield batch, _sums(found)
+        for batch, scores in self.score_tokens(rows):
+            yield batch, _sums(scores)
 
     def score_tokens(self, rows: Sequence[ChoiceRow]) -> Iterator[tuple[list[ChoiceRow], list[TokenScores]]]:
         """Yield the same as `score` for each token of each choice."""
-        left = sorted(rows, key=lambda row: -row.length)
-        while left:
+        remaining = sorted(rows, key=lambda row: -row.length)
+        while remaining:
             # This project's own layers compute each distinct token once; transformers' layers compute every place.
-            places = self.batch_tokens * (PLACES_A_TOKEN if self.way == "own" else 1)
-            batch, size = lay(left, self.batch_tokens, places)
+            max_places = self.batch_tokens * (PLACES_A_TOKEN if self.way == "own" else 1)
+            batch, size = lay(remaining, self.batch_tokens, max_places)
             try:
-                found = self._scored(batch)
+                scores = self._scored(batch)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
                 torch.cuda.empty_cache()
-                self.batch_tokens = max(1, size // 2) * left[0].length
+                self.batch_tokens = max(1, size // 2) * remaining[0].length
                 continue
-            yield left[:size], found
-            left = left[size:]
+            yield remaining[:size], scores
+            remaining = remaining[size:]
 
     def _score(self, rows: Sequence[ChoiceRow]) -> list[tuple[float, bool]]:
         return _sums(self._scored(lay(rows)[0]))
@@ -103,10 +103,10 @@ class ChoiceScorer:
     @torch.inference_mode()
     def _scored(self, batch: ChoiceBatch) -> list[TokenScores]:
         logits = self._logits(batch)
-        which, target = batch.which.to(logits.device), batch.targets.to(logits.device)
-        greedy = _greedy(logits, which, target)
+        inverse, target = batch.which.to(logits.device), batch.targets.to(logits.device)
+        greedy = _greedy(logits, inverse, target)
         in_place = logits if self.softmax_dtype in (None, logits.dtype) else None
-        scores = torch.log_softmax(logits, -1, self.softmax_dtype, out=in_place)[which, target].cpu()
+        scores = torch.log_softmax(logits, -1, self.softmax_dtype, out=in_place)[inverse, target].cpu()
         parts = scores.split(batch.lengths), greedy.split(batch.lengths)
         return list(zip(*parts, strict=True))
 
@@ -120,14 +120,14 @@ class ChoiceScorer:
         if self.way == "own" and self._trunk is not None:
             return self._trunk.logits(batch, mask)
         ids, positions = batch.tokens[batch.places].to(self.device), batch.depths[batch.places].to(self.device)
-        asked = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
-        wanted = batch.first[batch.asked]
+        model_inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
+        indices = batch.first[batch.asked]
         if self.way == "logits":
-            logits = self.model(**asked).logits
-            return logits.flatten(0, 1)[wanted.to(logits.device)]
-        hidden = self.model.base_model(**asked).last_hidden_state
-        found: Tensor = self.model.get_output_embeddings()(hidden.flatten(0, 1)[wanted.to(hidden.device)])
-        return found
+            logits = self.model(**model_inputs).logits
+            return logits.flatten(0, 1)[indices.to(logits.device)]
+        hidden = self.model.base_model(**model_inputs).last_hidden_state
+        projected: Tensor = self.model.get_output_embeddings()(hidden.flatten(0, 1)[indices.to(hidden.device)])
+        return projected
 
     @torch.inference_mode()
     def _alone(self, context: list[int], choice: list[int]) -> float:
@@ -141,12 +141,12 @@ def _sums(scored: Sequence[TokenScores]) -> list[tuple[float, bool]]:
     return [(float(scores.sum()), bool(greedy.all())) for scores, greedy in scored]
 
 
-def _greedy(logits: Tensor, which: Tensor, target: Tensor) -> Tensor:
+def _greedy(logits: Tensor, inverse: Tensor, target: Tensor) -> Tensor:
     """Return True for each target that is the first of the likeliest tokens. argmax takes as long as the softmax, so it
     runs only on the few rows whose target has the largest logit."""
-    found = logits[which, target] == logits.amax(-1)[which]
-    found[found.clone()] = logits[which[found]].argmax(-1) == target[found]
-    return found.cpu()
+    is_greedy = logits[inverse, target] == logits.amax(-1)[inverse]
+    is_greedy[is_greedy.clone()] = logits[inverse[is_greedy]].argmax(-1) == target[is_greedy]
+    return is_greedy.cpu()
 
 
 class TokenCache:

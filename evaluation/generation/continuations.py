@@ -108,7 +108,7 @@ def generate(
                 stopping_criteria=StoppingCriteriaList([_Told(on_token, done)]),
             )
             for number, row in zip(batch, out[:, length:].tolist(), strict=True):
-                end = next((place for place, token in enumerate(row) if token in stops), len(row))
+                end = next((index for index, token in enumerate(row) if token in stops), len(row))
                 continuations[number] = row[: end + 1]
             done += len(batch)
     return continuations
@@ -155,50 +155,50 @@ class _Together:
             return answers
         state = torch.Generator().manual_seed(self._sampling.seed).get_state()
         rows_at_once = min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // self._words, slots_in_memory(self._model, self._longest))
-        left, most, done = list(batches), rows_at_once, 0
-        while left:
-            wave, draws = [left[0]], [_Draws(state, len(left[0]), self._words)]
-            for batch in left[1:]:
-                if sum(map(len, wave)) + len(batch) > most:
+        remaining, max_rows, done = list(batches), rows_at_once, 0
+        while remaining:
+            wave, draws = [remaining[0]], [_Draws(state, len(remaining[0]), self._words)]
+            for batch in remaining[1:]:
+                if sum(map(len, wave)) + len(batch) > max_rows:
                     break
                 draws.append(_Draws(draws[-1].state_after(self._sampling.max_new_tokens), len(batch), self._words))
                 wave.append(batch)
-            found = self._drawn(wave, draws, done)
+            drawn = self._drawn(wave, draws, done)
             good = 0
-            for batch, own in zip(wave, found, strict=True):
-                for number, answer in zip(batch, own, strict=True):
+            for batch, batch_answers in zip(wave, drawn, strict=True):
+                for number, answer in zip(batch, batch_answers, strict=True):
                     answers[number] = answer
                 state = draws[good].state
                 good += 1
-                if max(map(len, own)) < self._sampling.max_new_tokens:
+                if max(map(len, batch_answers)) < self._sampling.max_new_tokens:
                     break
             rows = sum(map(len, wave[:good]))
             # If one batch ended early, others will too: start no more rows than were useful.
-            most = rows_at_once if good == len(wave) else rows
+            max_rows = rows_at_once if good == len(wave) else rows
             done += rows
-            left = left[good:]
+            remaining = remaining[good:]
         return answers
 
     def _drawn(self, wave: Sequence[Sequence[int]], draws: Sequence[_Draws], done: int) -> list[list[list[int]]]:
         """Return the answers of each batch; all batches start together and advance in step."""
-        owners = [(one, own) for one, rows in enumerate(wave) for own in range(len(rows))]
+        owners = [(batch_index, row_index) for batch_index, rows in enumerate(wave) for row_index in range(len(rows))]
 
         def draw(logits: Tensor, rows: Sequence[int]) -> Tensor:
             """Draw one token per row as torch.multinomial does: the largest probability divided by an exponential
             random number."""
             by_batch: dict[int, list[tuple[int, int]]] = {}
-            for at, row in enumerate(rows):
-                one, own = owners[row]
-                by_batch.setdefault(one, []).append((at, own))
+            for position, row in enumerate(rows):
+                batch_index, row_index = owners[row]
+                by_batch.setdefault(batch_index, []).append((position, row_index))
             tokens = torch.empty(len(rows), dtype=torch.long)
-            for one, pairs in by_batch.items():  # by batch also so that the working set stays in cache
-                numbers = draws[one].next()
-                places, drawn = torch.tensor(pairs).unbind(1)
-                tokens[places] = self._first(self._scores(logits[places]), numbers[drawn])
+            for batch_index, pairs in by_batch.items():  # by batch also so that the working set stays in cache
+                numbers = draws[batch_index].next()
+                positions, drawn = torch.tensor(pairs).unbind(1)
+                tokens[positions] = self._first(self._scores(logits[positions]), numbers[drawn])
             return tokens
 
-        found = iter(self._answer([number for rows in wave for number in rows], draw, len(owners), done))
-        return [[next(found) for _ in rows] for rows in wave]
+        answers = iter(self._answer([number for rows in wave for number in rows], draw, len(owners), done))
+        return [[next(answers) for _ in rows] for rows in wave]
 
     def _answer(self, numbers: Sequence[int], pick: Pick, slots: int, done: int) -> list[list[int]]:
         return Decoder(self._model, slots).answer(
@@ -219,24 +219,24 @@ class _Together:
         """
         shares = scores.softmax(-1)
         values = shares / numbers
-        found = values.argmax(-1)
+        tokens = values.argmax(-1)
         if self._nucleus is None:
-            return found
+            return tokens
         out = 1 - self._nucleus.top_p
-        left = torch.arange(len(scores))
+        remaining = torch.arange(len(scores))
         while True:
-            own, chosen = shares[left], found[left, None]
-            below = own.masked_fill_(own > own.gather(-1, chosen), 0).sum(-1)
-            near = left[(below - out).abs() <= NEARLY]
+            row_shares, chosen = shares[remaining], tokens[remaining, None]
+            below = row_shares.masked_fill_(row_shares > row_shares.gather(-1, chosen), 0).sum(-1)
+            near = remaining[(below - out).abs() <= NEARLY]
             if len(near):
                 kept: Tensor = self._nucleus(torch.empty(len(near), 0, dtype=torch.long), scores[near])
-                found[near] = kept.softmax(-1).div_(numbers[near]).argmax(-1)
-            left = left[below < out - NEARLY]
-            if not len(left):
-                return found
+                tokens[near] = kept.softmax(-1).div_(numbers[near]).argmax(-1)
+            remaining = remaining[below < out - NEARLY]
+            if not len(remaining):
+                return tokens
             # Outside the nucleus: try the next token.
-            values[left, found[left]] = 0
-            found[left] = values[left].argmax(-1)
+            values[remaining, tokens[remaining]] = 0
+            tokens[remaining] = values[remaining].argmax(-1)
 
     def _likeliest(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         return self._scores(logits).argmax(-1)
@@ -278,10 +278,10 @@ class _Draws:
             for _ in range(steps):
                 self._make()
             return self._states[steps]
-        ahead, thrown = torch.Generator(), torch.empty(rows, words, dtype=torch.double)
+        ahead, discarded = torch.Generator(), torch.empty(rows, words, dtype=torch.double)
         ahead.set_state(self.state)
         for _ in range(steps):
-            thrown.uniform_(generator=ahead)
+            discarded.uniform_(generator=ahead)
         return ahead.get_state()
 
     def _make(self) -> None:

@@ -75,11 +75,11 @@ class Decoder:
             on_step(done)
             free = slots - len(rows)
             if waiting and (not rows or free * REFILL_SHARE >= slots):
-                begun, waiting = waiting[:free], waiting[free:]
+                started, waiting = waiting[:free], waiting[free:]
                 first = len(rows)
-                logits = self.read(kept, [prompts[number] for number in begun], first)
-                rows += begun
-                lengths += [len(prompts[number]) for number in begun]
+                logits = self.read(kept, [prompts[number] for number in started], first)
+                rows += started
+                lengths += [len(prompts[number]) for number in started]
             else:
                 first = 0
                 logits = self.step(kept, [answers[number][-1] for number in rows], lengths)
@@ -108,7 +108,7 @@ class Decoder:
         windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
         longest = max(map(len, prompts), default=0) + max_new_tokens
         # A custom mask replaces a sliding window: every sequence must fit in one window.
-        if any(isinstance(one, int) and 0 < one < longest for one in windows) or max_new_tokens < 1:
+        if any(isinstance(window, int) and 0 < window < longest for window in windows) or max_new_tokens < 1:
             return False
         scaling = getattr(config, "rope_scaling", None) or {}
         if scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
@@ -134,20 +134,20 @@ class Decoder:
     def _tried(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
         ordered = sorted(prompts, key=len)
         short, long = ordered[0][: TRIED_TOKENS // 2], ordered[-1][:TRIED_TOKENS]
-        whole = [list(long), list(short)]
+        sequences = [list(long), list(short)]
         bound = TOLERANCE.get(self._model.dtype, 1e-3)
         try:
             kept = way(self._model, 2, TRIED_TOKENS + TRIED_STEPS)
-            found = self.read(kept, whole, 0)
-            lengths = [len(one) for one in whole]
+            batch_logits = self.read(kept, sequences, 0)
+            lengths = [len(sequence) for sequence in sequences]
             for _ in range(TRIED_STEPS):
-                for row, ids in zip(found, whole, strict=True):
+                for row, ids in zip(batch_logits, sequences, strict=True):
                     alone = self._model(input_ids=torch.tensor([ids], device=self._model.device), use_cache=False)
-                    wanted = alone.logits[0, -1].float()
-                    if not float((row - wanted).abs().max()) <= bound * (1 + float(wanted.abs().max())):
+                    expected = alone.logits[0, -1].float()
+                    if not float((row - expected).abs().max()) <= bound * (1 + float(expected.abs().max())):
                         return False
-                    ids.append(int(wanted.argmax()))
-                found = self.step(kept, [ids[-1] for ids in whole], lengths)
+                    ids.append(int(expected.argmax()))
+                batch_logits = self.step(kept, [ids[-1] for ids in sequences], lengths)
                 lengths = [length + 1 for length in lengths]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
             return False
@@ -156,10 +156,10 @@ class Decoder:
     def read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
         """Return the logits (N, V) after each prompt, longest first; prompts go to the slots from `first` on, and equal
         prompts are read once."""
-        device, found = self._model.device, []
+        device, parts = self._model.device, []
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         different = list(numbers)
-        asked = torch.tensor([numbers[tuple(prompt)] for prompt in prompts])
+        distinct = torch.tensor([numbers[tuple(prompt)] for prompt in prompts])
         start = 0
         while start < len(different):
             batch = different[start : start + max(1, PREFILL_TOKENS // len(different[start]))]
@@ -169,20 +169,20 @@ class Decoder:
             ids = torch.zeros(len(batch), width, dtype=torch.long)
             for row, prompt in enumerate(batch):
                 ids[row, : len(prompt)] = torch.tensor(prompt)
-            here = ((asked >= start) & (asked < start + len(batch))).nonzero()[:, 0]
-            sources = asked[here] - start
-            logits = kept.read(ids.to(device), lengths, (here + first).to(device), sources.to(device))
-            found.append((here, logits.float()[sources.to(device)]))
+            indices = ((distinct >= start) & (distinct < start + len(batch))).nonzero()[:, 0]
+            sources = distinct[indices] - start
+            logits = kept.read(ids.to(device), lengths, (indices + first).to(device), sources.to(device))
+            parts.append((indices, logits.float()[sources.to(device)]))
             start += len(batch)
-        order = torch.cat([here for here, _ in found]).argsort()
-        return torch.cat([logits for _, logits in found])[order.to(device)]
+        order = torch.cat([indices for indices, _ in parts]).argsort()
+        return torch.cat([logits for _, logits in parts])[order.to(device)]
 
     def step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Return the logits (N, V) after one more token in each of the first N slots; the cache holds `lengths` tokens
         of each."""
         device = self._model.device
-        places = torch.tensor(lengths, device=device)
-        return kept.step(torch.tensor(tokens, device=device), places, max(lengths) + 1).float()
+        positions = torch.tensor(lengths, device=device)
+        return kept.step(torch.tensor(tokens, device=device), positions, max(lengths) + 1).float()
 
 
 def slots_in_memory(model: PreTrainedModel, length: int) -> int:
@@ -190,8 +190,8 @@ def slots_in_memory(model: PreTrainedModel, length: int) -> int:
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    of_one = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize * max(1, length)
-    return max(1, int(CACHE_BYTES // of_one))
+    slot_bytes = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize * max(1, length)
+    return max(1, int(CACHE_BYTES // slot_bytes))
 
 
 _WAYS: WeakKeyDictionary[PreTrainedModel, Way | None] = WeakKeyDictionary()

@@ -161,7 +161,7 @@ def token_log_likelihoods(
     has_own_layers = bool(rows) and LlamaTrunk.fits(lm.model) and scorer.usable(max(rows, key=lambda row: row.length))
     if has_own_layers and scorer.way == "own":
         return _as_numbers(_by_own_layers(rows, scorer, len(sequences), run, note), note)
-    found: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
+    scores: list[tuple[Tensor, Tensor] | None] = [None] * len(sequences)
     done = 0
     for batch in _batches_by_length(sequences):
         run.stop_if_cancelled()
@@ -178,15 +178,15 @@ def token_log_likelihoods(
         likeliest = (logits.argmax(-1) == targets).cpu()
         for row, i in enumerate(batch):
             length = len(sequences[i]) - 1
-            found[i] = log_likelihoods[row, :length], likeliest[row, :length]
+            scores[i] = log_likelihoods[row, :length], likeliest[row, :length]
         done += len(batch)
         run.progress(done, len(sequences), "sequences", note)
-    return _as_numbers([pair for pair in found if pair is not None], note)
+    return _as_numbers([pair for pair in scores if pair is not None], note)
 
 
-def _as_numbers(found: list[tuple[Tensor, Tensor]], note: str) -> list[tuple[Tensor, Tensor]]:
-    check_numbers((float(likelihoods.sum()) for likelihoods, _ in found), note or "texts")
-    return found
+def _as_numbers(scores: list[tuple[Tensor, Tensor]], note: str) -> list[tuple[Tensor, Tensor]]:
+    check_numbers((float(likelihoods.sum()) for likelihoods, _ in scores), note or "texts")
+    return scores
 
 
 def check_numbers(likelihoods: Iterable[float], what: str) -> None:
@@ -206,15 +206,15 @@ def _by_own_layers(
 ) -> list[tuple[Tensor, Tensor]]:
     """Score with this project's own layers; a common beginning of several sequences is computed once. Sequences without
     a row have no token to score."""
-    found = [(torch.zeros(0), torch.zeros(0, dtype=torch.bool))] * count
+    scores = [(torch.zeros(0), torch.zeros(0, dtype=torch.bool))] * count
     done = count - len(rows)
     for batch, scored in scorer.score_tokens(rows):
         run.stop_if_cancelled()
         for row, pair in zip(batch, scored, strict=True):
-            found[row.requests[0][0]] = pair
+            scores[row.requests[0][0]] = pair
         done += len(batch)
         run.progress(done, count, "sequences", note)
-    return found
+    return scores
 
 
 def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -239,17 +239,20 @@ def sample_continuations(
     Prompts longer than the context allows lose tokens at their start. chat: how to ask a model in its chat template,
     which such a prompt would lose: StageError `context_too_small`; None for documents that begin with the prompts.
     """
-    room = max(1, lm.max_tokens - sampling.max_new_tokens)
+    max_prompt_tokens = max(1, lm.max_tokens - sampling.max_new_tokens)
     if chat is not None:
         encoded = chat.ids(lm.tokenizer, prompts)
-        if (longest := max(map(len, encoded), default=0)) > room:
+        if (longest := max(map(len, encoded), default=0)) > max_prompt_tokens:
             message = (
                 f"a prompt by the model's chat template has {longest:,} tokens and an answer up to "
                 f"{sampling.max_new_tokens:,}; the model's context has {lm.max_tokens:,}"
             )
             raise stage_error("context_too_small", "chat_template", message, "give shorter prompts, or ask without it")
     else:
-        encoded = [[lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-room:] for text in prompts]
+        encoded = [
+            [lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-max_prompt_tokens:]
+            for text in prompts
+        ]
     lm.check_ids(encoded, "prompts")
     ends = lm.model.generation_config.eos_token_id if lm.model.generation_config else None
     stops = ends if isinstance(ends, list) else [ends] if ends is not None else []
@@ -259,7 +262,7 @@ def sample_continuations(
         run.stop_if_cancelled()
         run.progress(done, total, "samples")
 
-    found = generate(lm.model, [ids for ids in encoded for _ in range(samples)], sampling, stops, on_token)
+    generated = generate(lm.model, [ids for ids in encoded for _ in range(samples)], sampling, stops, on_token)
     run.progress(total, total, "samples")
-    texts: list[str] = lm.tokenizer.batch_decode(found, skip_special_tokens=True)
+    texts: list[str] = lm.tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [texts[start : start + samples] for start in range(0, total, samples)]

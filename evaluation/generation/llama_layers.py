@@ -35,24 +35,24 @@ class Product:
     @staticmethod
     def is_there() -> bool:
         """Return True if this torch has oneDNN and the two operators, which are intended for torch's own compiler."""
-        wanted = ("_linear_pointwise", "_reorder_linear_weight")
-        return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in wanted)
+        operators = ("_linear_pointwise", "_reorder_linear_weight")
+        return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT)
 
     def of(self, states: Tensor, then: Literal["none", "swish"] = "none") -> Tensor:
         """Return (N, out); with `swish`, SiLU of the product."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, None, then, [], "")
-        return found
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, None, then, [], "")
+        return output
 
     def plus(self, states: Tensor, other: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "add")
-        return found
+        output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "add")
+        return output
 
     def times(self, states: Tensor, other: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "mul")
-        return found
+        output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, other, self._weight, None, "mul")
+        return output
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,14 @@ class LlamaLayers:
             return False
         # Training takes measurements with a hook on the whole stack. A hook there that changes something is detected
         # when the layers are tried.
-        modules = [one for one in model.modules() if one is not model.model]
-        linear = [one for one in modules if hasattr(one, "in_features")]
+        modules = [module for module in model.modules() if module is not model.model]
+        linear = [module for module in modules if hasattr(module, "in_features")]
         return (
-            all(type(one) is nn.Linear and one.bias is None for one in linear)
-            and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
-            and all(one.dtype == torch.float32 and one.device.type == "cpu" for one in model.parameters())
+            all(type(module) is nn.Linear and module.bias is None for module in linear)
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+            and all(
+                parameter.dtype == torch.float32 and parameter.device.type == "cpu" for parameter in model.parameters()
+            )
         )
 
     @torch.inference_mode()
@@ -116,8 +118,8 @@ class LlamaLayers:
         attention, mlp, between = layer.self_attn, layer.mlp, layer.post_attention_layernorm.weight
         norms = None
         if hasattr(attention, "q_norm"):
-            own = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
-            norms = torch.cat([self._paired(norm.weight[:, None]).t().expand(heads, -1) for norm, heads in own])
+            head_norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
+            norms = torch.cat([self._paired(norm.weight[:, None]).t().expand(heads, -1) for norm, heads in head_norms])
         return Layer(
             Product(self._queries_keys_values(layer)), Product(attention.o_proj.weight),
             Product(mlp.gate_proj.weight * between), Product(mlp.up_proj.weight * between),

@@ -27,54 +27,54 @@ class LlamaSlots:
 
     def __init__(self, model: LlamaForCausalLM | Qwen3ForCausalLM, slots: int, width: int) -> None:
         self._of, self._width = LlamaLayers(model), width
-        of = self._of
-        self._queries = of.heads * of.width
-        self._turned = self._queries + of.kv_heads * of.width
-        self._turns = of.turns(torch.arange(width))
+        net = self._of
+        self._queries = net.heads * net.width
+        self._turned = self._queries + net.kv_heads * net.width
+        self._turns = net.turns(torch.arange(width))
         # Zeros: a masked place must not hold NaN.
-        self._kept = [torch.zeros(slots * width, 2 * of.kv_heads * of.width) for _ in of.layers]
+        self._kept = [torch.zeros(slots * width, 2 * net.kv_heads * net.width) for _ in net.layers]
         """Keys and values (S · W, 2 · K · E) of each layer."""
 
     def read(self, ids: Tensor, lengths: Tensor, rows: Tensor, sources: Tensor) -> Tensor:
-        of = self._of
+        net = self._of
         count, length = ids.shape
-        stream, turns = of.embedded(ids.flatten()), self._turns[:length].repeat(count, 1, 1)
-        into = (rows[:, None] * self._width + torch.arange(length)).flatten()
-        for layer, kept in zip(of.layers[:-1], self._kept, strict=False):
-            qkv = layer.qkv.of(of.normed(stream))
-            of.turn(qkv[:, : self._turned], turns, layer.norms)
-            self._keep(kept, qkv[:, self._queries :], into, count, sources)
-            q, k, v = self._in_heads(qkv, count).split([of.heads, of.kv_heads, of.kv_heads], 1)
-            seen = of.attend(q, k, v, None).transpose(1, 2).flatten(0, 1).flatten(1)
-            stream = of.after_mlp(layer.o.plus(seen, stream), layer)
-        layer, normed = of.layers[-1], of.normed(stream)
+        stream, turns = net.embedded(ids.flatten()), self._turns[:length].repeat(count, 1, 1)
+        positions = (rows[:, None] * self._width + torch.arange(length)).flatten()
+        for layer, kept in zip(net.layers[:-1], self._kept, strict=False):
+            qkv = layer.qkv.of(net.normed(stream))
+            net.turn(qkv[:, : self._turned], turns, layer.norms)
+            self._keep(kept, qkv[:, self._queries :], positions, count, sources)
+            q, k, v = self._in_heads(qkv, count).split([net.heads, net.kv_heads, net.kv_heads], 1)
+            attended = net.attend(q, k, v, None).transpose(1, 2).flatten(0, 1).flatten(1)
+            stream = net.after_mlp(layer.o.plus(attended, stream), layer)
+        layer, normed = net.layers[-1], net.normed(stream)
         last = torch.arange(count) * length + lengths - 1
-        q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([of.heads])
-        kv, q = of.last_kv.of(normed), of.last_q.of(normed[last])
-        of.turn(kv[:, : of.kv_heads * of.width], turns, k_norms)
-        of.turn(q, turns[last], q_norms)
-        self._keep(self._kept[-1], kv, into, count, sources)
+        q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([net.heads])
+        kv, q = net.last_kv.of(normed), net.last_q.of(normed[last])
+        net.turn(kv[:, : net.kv_heads * net.width], turns, k_norms)
+        net.turn(q, turns[last], q_norms)
+        self._keep(self._kept[-1], kv, positions, count, sources)
         k, v = self._in_heads(kv, count).chunk(2, 1)
         unread = unseen(lengths - 1, length, torch.float32)
-        return of.logits(self._after_layer(stream[last], q, k, v, unread, layer))
+        return net.logits(self._after_layer(stream[last], q, k, v, unread, layer))
 
     def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
-        of, count = self._of, len(tokens)
-        stream, turns, mask = of.embedded(tokens), self._turns[places], unseen(places, reach, torch.float32)
-        into = torch.arange(count) * self._width + places
-        for layer, kept in zip(of.layers, self._kept, strict=True):
-            qkv = layer.qkv.of(of.normed(stream))
-            of.turn(qkv[:, : self._turned], turns, layer.norms)
-            kept.index_copy_(0, into, qkv[:, self._queries :])
-            seen = kept.view(-1, self._width, 2, of.kv_heads, of.width)[:count, :reach]
-            k, v = seen.permute(2, 0, 3, 1, 4)
+        net, count = self._of, len(tokens)
+        stream, turns, mask = net.embedded(tokens), self._turns[places], unseen(places, reach, torch.float32)
+        positions = torch.arange(count) * self._width + places
+        for layer, kept in zip(net.layers, self._kept, strict=True):
+            qkv = layer.qkv.of(net.normed(stream))
+            net.turn(qkv[:, : self._turned], turns, layer.norms)
+            kept.index_copy_(0, positions, qkv[:, self._queries :])
+            cached = kept.view(-1, self._width, 2, net.kv_heads, net.width)[:count, :reach]
+            k, v = cached.permute(2, 0, 3, 1, 4)
             stream = self._after_layer(stream, qkv[:, : self._queries], k, v, mask, layer)
-        return of.logits(stream)
+        return net.logits(stream)
 
     def move(self, source: int, target: int, length: int) -> None:
-        at, to = source * self._width, target * self._width
+        source_start, target_start = source * self._width, target * self._width
         for kept in self._kept:
-            kept[to : to + length] = kept[at : at + length]
+            kept[target_start : target_start + length] = kept[source_start : source_start + length]
 
     def resize(self, slots: int, width: int) -> None:
         self._turns = self._of.turns(torch.arange(width))
@@ -83,8 +83,8 @@ class LlamaSlots:
         ]
         self._width = width
 
-    def _keep(self, kept: Tensor, kv: Tensor, into: Tensor, count: int, sources: Tensor) -> None:
-        kept.index_copy_(0, into, kv.view(count, -1, kv.shape[1])[sources].flatten(0, 1))
+    def _keep(self, kept: Tensor, kv: Tensor, positions: Tensor, count: int, sources: Tensor) -> None:
+        kept.index_copy_(0, positions, kv.view(count, -1, kv.shape[1])[sources].flatten(0, 1))
 
     def _in_heads(self, states: Tensor, count: int) -> Tensor:
         """Return (N, heads, T, E) for (N · T, heads · E)."""
@@ -98,5 +98,5 @@ class LlamaSlots:
         """
         queries = q.view(len(q), self._of.kv_heads, -1, self._of.width)
         added = mask[:, None, None].expand(-1, -1, queries.shape[2], -1)
-        seen = scaled_dot_product_attention(queries, k, v, attn_mask=added, scale=self._of.scale)
-        return self._of.after_mlp(layer.o.plus(seen.flatten(1), stream), layer)
+        attended = scaled_dot_product_attention(queries, k, v, attn_mask=added, scale=self._of.scale)
+        return self._of.after_mlp(layer.o.plus(attended.flatten(1), stream), layer)

@@ -33,48 +33,48 @@ class LlamaTrunk:
 
     def logits(self, batch: ChoiceBatch, mask: Tensor | None) -> Tensor:
         """Return (U, V) after the tokens in `batch.asked`. mask: (B, 1, T, T), added to scores; None for causal."""
-        of = self._of
-        turns = of.turns(batch.depths)
-        ids, which = batch.tokens.unique(return_inverse=True)
-        embedded = of.embedded(ids)
-        stream = embedded[which]  # (N, D), to which each layer adds
-        query_width = of.heads * of.width
-        turned = query_width + of.kv_heads * of.width
-        row, place = batch.first // batch.places.shape[1], batch.first % batch.places.shape[1]
-        for number, layer in enumerate(of.layers[:-1]):
-            qkv = layer.qkv.of(of.normed(embedded))[which] if number == 0 else layer.qkv.of(of.normed(stream))
-            of.turn(qkv[:, :turned], turns, layer.norms)
-            q, k, v = self._in_rows(qkv, batch).split([of.heads, of.kv_heads, of.kv_heads], 1)
-            seen = of.attend(q, k, v, mask)
-            stream = of.after_mlp(layer.o.plus(seen[row, :, place].flatten(1), stream), layer)
-        return of.logits(self._last(stream, turns, mask, batch))
+        net = self._of
+        turns = net.turns(batch.depths)
+        ids, inverse = batch.tokens.unique(return_inverse=True)
+        embedded = net.embedded(ids)
+        stream = embedded[inverse]  # (N, D), to which each layer adds
+        query_width = net.heads * net.width
+        turned = query_width + net.kv_heads * net.width
+        row, column = batch.first // batch.places.shape[1], batch.first % batch.places.shape[1]
+        for number, layer in enumerate(net.layers[:-1]):
+            qkv = layer.qkv.of(net.normed(embedded))[inverse] if number == 0 else layer.qkv.of(net.normed(stream))
+            net.turn(qkv[:, :turned], turns, layer.norms)
+            q, k, v = self._in_rows(qkv, batch).split([net.heads, net.kv_heads, net.kv_heads], 1)
+            attended = net.attend(q, k, v, mask)
+            stream = net.after_mlp(layer.o.plus(attended[row, :, column].flatten(1), stream), layer)
+        return net.logits(self._last(stream, turns, mask, batch))
 
     def _last(self, stream: Tensor, turns: Tensor, mask: Tensor | None, batch: ChoiceBatch) -> Tensor:
         """Return (U, D): the output of the last layer."""
-        of = self._of
-        layer, normed, wanted = of.layers[-1], of.normed(stream), batch.asked
+        net = self._of
+        layer, normed, nodes = net.layers[-1], net.normed(stream), batch.asked
         rows, length = batch.places.shape
-        kv = of.last_kv.of(normed)
-        q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([of.heads])
-        of.turn(kv[:, : of.kv_heads * of.width], turns, k_norms)
+        kv = net.last_kv.of(normed)
+        q_norms, k_norms = (None, None) if layer.norms is None else layer.norms.tensor_split([net.heads])
+        net.turn(kv[:, : net.kv_heads * net.width], turns, k_norms)
         k, v = self._in_rows(kv, batch).chunk(2, 1)
-        asked = of.last_q.of(normed[wanted])
-        of.turn(asked, turns[wanted], q_norms)
+        queries = net.last_q.of(normed[nodes])
+        net.turn(queries, turns[nodes], q_norms)
         # Queries of a row next to each other: (B, largest number per row, H, E), and their places in the row.
-        row = batch.first[wanted] // length
+        row = batch.first[nodes] // length
         counts = torch.bincount(row, minlength=rows)
-        slot = torch.arange(len(wanted)) - (counts.cumsum(0) - counts)[row]
-        q = asked.new_zeros(rows, int(counts.max()), of.heads, of.width)
-        q[row, slot] = asked.view(len(wanted), of.heads, of.width)
-        place = torch.zeros(q.shape[:2], dtype=torch.long)
-        place[row, slot] = batch.first[wanted] % length
+        slot = torch.arange(len(nodes)) - (counts.cumsum(0) - counts)[row]
+        q = queries.new_zeros(rows, int(counts.max()), net.heads, net.width)
+        q[row, slot] = queries.view(len(nodes), net.heads, net.width)
+        columns = torch.zeros(q.shape[:2], dtype=torch.long)
+        columns[row, slot] = batch.first[nodes] % length
         if mask is None:
-            later = torch.arange(length) > place[:, :, None]
-            own = torch.zeros(later.shape).masked_fill_(later, -torch.inf)[:, None]
+            later = torch.arange(length) > columns[:, :, None]
+            causal_mask = torch.zeros(later.shape).masked_fill_(later, -torch.inf)[:, None]
         else:
-            own = mask[torch.arange(rows)[:, None], 0, place][:, None]
-        seen = of.attend(q.transpose(1, 2), k, v, own).transpose(1, 2)[row, slot].flatten(1)
-        return of.after_mlp(layer.o.plus(seen, stream[wanted]), layer)
+            causal_mask = mask[torch.arange(rows)[:, None], 0, columns][:, None]
+        attended = net.attend(q.transpose(1, 2), k, v, causal_mask).transpose(1, 2)[row, slot].flatten(1)
+        return net.after_mlp(layer.o.plus(attended, stream[nodes]), layer)
 
     def _in_rows(self, states: Tensor, batch: ChoiceBatch) -> Tensor:
         """Return (B, heads, T, E) for (N, heads · E)."""

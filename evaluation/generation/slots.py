@@ -133,5 +133,7 @@ def resized(states: Tensor, slots: int, width: int) -> Tensor:
 
 def unseen(places: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """Return the mask (N, `reach`) to add to scores, so that each sequence sees no place behind its own."""
-    behind = torch.arange(reach, device=places.device) > places[:, None]
-    return torch.zeros(behind.shape, dtype=dtype, device=places.device).masked_fill_(behind, torch.finfo(dtype).min)
+    is_future = torch.arange(reach, device=places.device) > places[:, None]
+    return torch.zeros(is_future.shape, dtype=dtype, device=places.device).masked_fill_(
+        is_future, torch.finfo(dtype).min
+    )

@@ -17,28 +17,28 @@ Bias = Mapping[tuple[int, ...], float]
 def bias_of(words: Sequence[str], tokenizer: PreTrainedTokenizerBase, bias: float) -> Bias:
     """Return a bias for each word unchanged, capitalized and in capitals, at a text's beginning and after a space."""
     spelt = {form for word in words for form in (word, word.capitalize(), word.upper())}
-    found = {}
+    biases = {}
     for text in sorted(f"{space}{form}" for form in spelt for space in ("", " ")):
         if ids := tuple(tokenizer.encode(text, add_special_tokens=False)):
-            found[ids] = bias
-    return found
+            biases[ids] = bias
+    return biases
 
 
 def biased(ids: Tensor, logits: Tensor, bias: Bias) -> Tensor:
     """Return logits (B, T, V) with the bias at every place of ids (B, T). transformers' SequenceBiasLogitsProcessor
     biases only the next token."""
-    found = logits.clone()
+    adjusted = logits.clone()
     for sequence, value in bias.items():
         *before, last = sequence
         if len(before) > ids.shape[1]:
             continue
         if not before:
-            found[..., last] += value
+            adjusted[..., last] += value
             continue
         windows = ids.unfold(1, len(before), 1)  # (B, T - len + 1, len)
-        there = (windows == torch.tensor(before, device=ids.device)).all(-1)
-        found[:, len(before) - 1 :, last] += value * there.to(found.dtype)
-    return found
+        is_match = (windows == torch.tensor(before, device=ids.device)).all(-1)
+        adjusted[:, len(before) - 1 :, last] += value * is_match.to(adjusted.dtype)
+    return adjusted
 
 
 @contextmanager

@@ -60,10 +60,10 @@ def is_code(text: str) -> bool:
 def cloze_parts(task: BenchmarkTask, row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the context of a cloze row, the delimiter, and the continuation that must follow."""
     if row.get(task.context) is None:
-        given, space, last = row[task.text].rpartition(SPACE)
-        return given, space if task.delimiter is None else task.delimiter, last
-    given, follows = str(row[task.context]), str(row[task.continuation])
-    return given, delimiter_between(given, follows) if task.delimiter is None else task.delimiter, follows
+        context, space, last = row[task.text].rpartition(SPACE)
+        return context, space if task.delimiter is None else task.delimiter, last
+    context, follows = str(row[task.context]), str(row[task.continuation])
+    return context, delimiter_between(context, follows) if task.delimiter is None else task.delimiter, follows
 
 
 def choice_delimiters(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
@@ -80,10 +80,10 @@ def delimited_choices(task: BenchmarkTask, row: Mapping[str, Any]) -> list[str]:
 
 def common_delimiter(task: BenchmarkTask, rows: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the delimiter before all choices of all rows; None if they differ."""
-    found: str | None = None
+    common: str | None = None
     for row in rows:
         for delimiter in choice_delimiters(task, row):
-            if found is not None and delimiter != found:
+            if common is not None and delimiter != common:
                 return None
-            found = delimiter
-    return found
+            common = delimiter
+    return common

@@ -58,11 +58,11 @@ class StopText:
 
     def _completed_by(self, text: str) -> list[tuple[str, int]]:
         """Return the stop strings that may end in a token of this text; most tokens have none."""
-        whole = text and "\ufffd" not in text  # single bytes of a character do not identify it
+        is_complete = text and "\ufffd" not in text  # single bytes of a character do not identify it
         return [
             (stop, window)
             for stop, window in self._windows
-            if not whole or stop in text or any(text.startswith(stop[at:]) for at in range(len(stop)))
+            if not is_complete or stop in text or any(text.startswith(stop[start:]) for start in range(len(stop)))
         ]
 
 
@@ -79,7 +79,7 @@ class NotANumber(LogitsProcessor):
     def add(self, logits: Tensor, rows: Sequence[int]) -> None:
         """Record the rows with NaN in logits (B, V). rows: their numbers."""
         if (wrong := logits.isnan().any(-1)).any():
-            self.rows.update(row for row, one in zip(rows, wrong.tolist(), strict=True) if one)
+            self.rows.update(row for row, is_wrong in zip(rows, wrong.tolist(), strict=True) if is_wrong)
 
 
 def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
@@ -92,8 +92,8 @@ def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
     def pick(logits: Tensor, rows: Sequence[int]) -> Tensor:
         if watch is not None:
             watch.add(logits, rows)
-        found: Tensor = change(logits, logits).argmax(-1)
-        return found
+        tokens: Tensor = change(logits, logits).argmax(-1)
+        return tokens
 
     return pick
 
@@ -101,9 +101,9 @@ def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
 def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
     """Return True if only the likeliest token is wanted. asked: arguments of `generate` other than lengths, mask and
     stops."""
-    said = model.generation_config.to_diff_dict() if model.generation_config else {}
+    settings = model.generation_config.to_diff_dict() if model.generation_config else {}
     sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
-    return not sampled and asked.keys() <= {"do_sample", "temperature"} and said.keys() <= PLAIN
+    return not sampled and asked.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
 
 
 def end_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -50,9 +50,9 @@ def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> di
         found: lm-eval's results, with `answers` of an `AnswerLog`.
         part: name of the filter, as in the keys of lm-eval's results.
     """
-    every = found.get("samples", {}).get(name, [])
-    samples = {sample["doc_id"]: sample for sample in every if sample.get("filter", "none") == part}
-    if not every:
+    all_samples = found.get("samples", {}).get(name, [])
+    samples = {sample["doc_id"]: sample for sample in all_samples if sample.get("filter", "none") == part}
+    if not all_samples:
         counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         for member in found.get("group_subtasks", {}).get(name, []):
             counts.update(answer_counts(found, member, part))
@@ -60,18 +60,18 @@ def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> di
     if not samples:
         return dict.fromkeys(COUNTS, 0)
     logged = found.get("answers", {}).get(name, {})
-    asked = int((found.get("n-samples", {}).get(name) or {}).get("effective") or len(samples))
+    expected = int((found.get("n-samples", {}).get(name) or {}).get("effective") or len(samples))
     failed = {number for number, sample in samples.items() if _is_failed(sample)} | set(logged.get("failed", ()))
-    rest = {number: sample for number, sample in samples.items() if number not in failed}
-    empty = {number for number, sample in rest.items() if _is_empty(sample)}
+    succeeded = {number: sample for number, sample in samples.items() if number not in failed}
+    empty = {number for number, sample in succeeded.items() if _is_empty(sample)}
     fallbacks = _fallbacks(found["configs"][name], part)
-    unparsable = [number for number in rest.keys() - empty if _is_unparsable(rest[number], fallbacks)]
-    missing = max(0, asked - len(samples))
+    unparsable = [number for number in succeeded.keys() - empty if _is_unparsable(succeeded[number], fallbacks)]
+    missing = max(0, expected - len(samples))
     return {
-        "asked": asked,
-        "answered": len(rest),
+        "asked": expected,
+        "answered": len(succeeded),
         "failed": len(failed & samples.keys()) + missing,
-        "truncated": len(set(logged.get("truncated", ())) & rest.keys()),
+        "truncated": len(set(logged.get("truncated", ())) & succeeded.keys()),
         "empty": len(empty),
         "unparsable": len(unparsable),
     }
@@ -98,12 +98,12 @@ def check_answers(
         task = name if part == "none" else f"{name} ({part})"
         for fault in ANSWER_FAULTS:
             share, limit = counts[fault] / max(1, counts["asked"]), getattr(limits, fault)
-            of = f"{counts[fault]:,} of {counts['asked']:,} items {_WORDS[fault]} ({100 * share:.3g} %)"
+            description = f"{counts[fault]:,} of {counts['asked']:,} items {_WORDS[fault]} ({100 * share:.3g} %)"
             if share > limit:
-                message = f"{task}: {of}; at most {100 * limit:.3g} % are allowed"
+                message = f"{task}: {description}; at most {100 * limit:.3g} % are allowed"
                 problems.append(Problem("bad_answers", f"{where}.answer_limits.{fault}", message, _FIXES[fault]))
             elif share > NOTICED:
-                notices.append(f"{task}: {of}")
+                notices.append(f"{task}: {description}")
     if problems:
         raise StageError(*problems)
     for notice in notices:
@@ -112,10 +112,10 @@ def check_answers(
     return notices
 
 
-def _leaf_counts(found: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, int]]]:
-    for name, samples in sorted(found.get("samples", {}).items()):
+def _leaf_counts(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, int]]]:
+    for name, samples in sorted(results.get("samples", {}).items()):
         for part in dict.fromkeys(sample.get("filter", "none") for sample in samples):
-            yield name, part, answer_counts(found, name, part)
+            yield name, part, answer_counts(results, name, part)
 
 
 _WORDS = {
@@ -134,7 +134,9 @@ _FIXES = {
 
 def _is_failed(sample: Mapping[str, Any]) -> bool:
     """Return True if a request of the item has no answer, or a log likelihood that is not a finite number."""
-    return any(not responses or any(not _is_valid(one) for one in responses) for responses in sample.get("resps", ()))
+    return any(
+        not responses or any(not _is_valid(response) for response in responses) for responses in sample.get("resps", ())
+    )
 
 
 def _is_valid(response: Any) -> bool:
@@ -144,7 +146,7 @@ def _is_valid(response: Any) -> bool:
 
 
 def _is_empty(sample: Mapping[str, Any]) -> bool:
-    written = [one for responses in sample.get("resps", ()) for one in responses if isinstance(one, str)]
+    written = [response for responses in sample.get("resps", ()) for response in responses if isinstance(response, str)]
     return bool(written) and not any(text.strip() for text in written)
 
 
@@ -165,4 +167,4 @@ def _fallbacks(config: Mapping[str, Any], part: str) -> list[Any]:
 def _flat(value: Any) -> Iterable[Any]:
     if not isinstance(value, list | tuple):
         return [value]
-    return (inner for one in value for inner in _flat(one))
+    return (inner for element in value for inner in _flat(element))

@@ -38,9 +38,9 @@ def question_item(
         delimiter: text between the question and an answer in the prompt.
         further: raw fields of the item that belong to the question, such as a passage.
     """
-    stem, listed = _split_choices(question)
-    if listed and all(choice.strip() in listed for choice in (*choices, *right)):
-        right, choices = [listed[answer.strip()] for answer in right], list(listed.values())
+    stem, options = _split_choices(question)
+    if options and all(choice.strip() in options for choice in (*choices, *right)):
+        right, choices = [options[answer.strip()] for answer in right], list(options.values())
     lines = _without_labels(stem)
     stem = "\n".join(lines)
     tail = " ".join(stem.split()[-LONGEST_NGRAM:])
@@ -49,10 +49,13 @@ def question_item(
     parts = [stem, *lines, *further, *choices, *right]
     parts += [f"{tail} {choice}" for choice in choices]
     if choices:
-        parts += [" ".join((tail, *some)) for some in (choices, _labelled(choices, "ABC"), _labelled(choices, "123"))]
-    within = WORDS_BETWEEN + sum(words_of(choice).hashes.size + WORDS_OF_A_CHOICE for choice in choices)
-    asked = [line for line in lines[-1:] if len(line.split()) < LONGEST_NGRAM]
-    answers = [Answer(line, answer, within) for line in asked for answer in right]
+        parts += [
+            " ".join((tail, *choice_texts))
+            for choice_texts in (choices, _labelled(choices, "ABC"), _labelled(choices, "123"))
+        ]
+    max_distance = WORDS_BETWEEN + sum(words_of(choice).hashes.size + WORDS_OF_A_CHOICE for choice in choices)
+    questions = [line for line in lines[-1:] if len(line.split()) < LONGEST_NGRAM]
+    answers = [Answer(line, answer, max_distance) for line in questions for answer in right]
     return Item(task, str(number), _distinct(texts), _distinct(parts), answers)
 
 
@@ -70,20 +73,20 @@ def raw_fields(row: Mapping[str, object], shown: Iterable[str]) -> list[str]:
 def _split_choices(question: str) -> tuple[str, dict[str, str]]:
     """Return a question without the choices that its last lines list, and these choices by their labels."""
     lines = question.split("\n")
-    listed: dict[str, str] = {}
+    options: dict[str, str] = {}
     first = len(lines)
     for number, line in enumerate(lines):
         match = _LISTED.fullmatch(line)
         if match is None:
             continue
         label = match.group(1)
-        if not listed and label not in ("A", "a", "1", "0"):
+        if not options and label not in ("A", "a", "1", "0"):
             continue
-        if listed and label != chr(ord(list(listed)[-1]) + 1) and label != str(len(listed) + 1):
+        if options and label != chr(ord(list(options)[-1]) + 1) and label != str(len(options) + 1):
             continue
         first = min(first, number)
-        listed[label] = match.group(2)
-    return ("\n".join(lines[:first]), listed) if len(listed) > 1 else (question, {})
+        options[label] = match.group(2)
+    return ("\n".join(lines[:first]), options) if len(options) > 1 else (question, {})
 
 
 def _without_labels(text: str) -> list[str]:
@@ -94,7 +97,7 @@ def _without_labels(text: str) -> list[str]:
 
 def _labelled(choices: Sequence[str], labels: str) -> list[str]:
     """Return the choices with the labels A, B, C, … or 1, 2, 3, …"""
-    return [f"{chr(ord(labels[0]) + place)}. {choice}" for place, choice in enumerate(choices)]
+    return [f"{chr(ord(labels[0]) + index)}. {choice}" for index, choice in enumerate(choices)]
 
 
 def _strings(value: object) -> Iterable[str]:

@@ -59,7 +59,9 @@ class ReportingHFLM(HFLM):
 
         Raises StageError `bad_template` for a template that takes too much memory or time.
         """
-        with bounded(self._without_system if any(one["role"] == "system" for one in chat_history) else lambda: None):
+        with bounded(
+            self._without_system if any(message["role"] == "system" for message in chat_history) else lambda: None
+        ):
             return str(super().apply_chat_template(chat_history, add_generation_prompt))
 
     def _without_system(self) -> None:
@@ -79,8 +81,8 @@ class ReportingHFLM(HFLM):
             self._likelihoods = []
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
-        if add_special_tokens is None and not options and (known := self._tokens.get(string)) is not None:
-            return known
+        if add_special_tokens is None and not options and (tokens := self._tokens.get(string)) is not None:
+            return tokens
         return list(super().tok_encode(string, add_special_tokens, **options))
 
     def _loglikelihood_tokens(
@@ -93,22 +95,22 @@ class ReportingHFLM(HFLM):
         if rows and not self._scorer.usable(min(rows, key=lambda row: row.length)):
             self._run.event("plain_scoring", "this model cannot be asked all choices of a question at once")
             rows, alone = [], list(range(len(requests)))
-        found: dict[int, tuple[float, bool]] = {}
+        results: dict[int, tuple[float, bool]] = {}
         if alone:
             scored = super()._loglikelihood_tokens([requests[number] for number in alone], True)
-            found.update(zip(alone, scored, strict=True))
+            results.update(zip(alone, scored, strict=True))
         for batch, answers in self._scorer.score(rows):
             self._count(sum(len(numbers) for row in batch for numbers in row.requests))
-            asked = (numbers for row in batch for numbers in row.requests)
-            for numbers, answer in zip(asked, answers, strict=True):
+            request_numbers = (numbers for row in batch for numbers in row.requests)
+            for numbers, answer in zip(request_numbers, answers, strict=True):
                 for number in numbers:
-                    found[number] = answer
+                    results[number] = answer
                     self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
         # Rows of a batch share places, so NaN in one row may spread to others that are finite on their own.
-        if again := [number for number, answer in found.items() if math.isnan(answer[0])]:
-            scored = super()._loglikelihood_tokens([requests[number] for number in again], True)
-            found.update(zip(again, scored, strict=True))
-        return [found[number] for number in range(len(requests))]
+        if retried := [number for number, answer in results.items() if math.isnan(answer[0])]:
+            scored = super()._loglikelihood_tokens([requests[number] for number in retried], True)
+            results.update(zip(retried, scored, strict=True))
+        return [results[number] for number in range(len(requests))]
 
     def _log_truncated(self, requests: Sequence[Request]) -> None:
         """Record the items whose prompts are cut on the left. requests: those of `loglikelihood`, as tokens."""
@@ -156,14 +158,14 @@ class ReportingHFLM(HFLM):
         all of them get a start token."""
         self._prompts = list(strings)
         if not self._together or len(strings) == 1:
-            found: tuple[torch.Tensor, torch.Tensor] = super().tok_batch_encode(strings, *args, **options)
-            return found
-        rows = [super(ReportingHFLM, self).tok_batch_encode([one], *args, **options) for one in strings]
+            encoded: tuple[torch.Tensor, torch.Tensor] = super().tok_batch_encode(strings, *args, **options)
+            return encoded
+        rows = [super(ReportingHFLM, self).tok_batch_encode([string], *args, **options) for string in strings]
         width = max(ids.shape[1] for ids, _ in rows)
         ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for number, (own, seen) in enumerate(rows):
-            ids[number, width - own.shape[1] :], mask[number, width - own.shape[1] :] = own[0], seen[0]
+        for number, (row_ids, row_mask) in enumerate(rows):
+            ids[number, width - row_ids.shape[1] :], mask[number, width - row_ids.shape[1] :] = row_ids[0], row_mask[0]
         return ids, mask
 
     def _model_call(self, inps: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +183,7 @@ class ReportingHFLM(HFLM):
             self._log_ends(written[:, skipped:].tolist(), max_length - skipped, stop, watch.rows)
             return written
         mask, width = kwargs.pop("attention_mask"), context.shape[1]
-        prompts = [row[seen.bool()].tolist() for row, seen in zip(context, mask, strict=True)]
+        prompts = [row[row_mask.bool()].tolist() for row, row_mask in zip(context, mask, strict=True)]
         new_tokens = max_length - width
         decoder = decoder_for(self.model, prompts, new_tokens) if is_plain(self.model, kwargs) else None
         answers: list[list[int]] = []
@@ -189,13 +191,13 @@ class ReportingHFLM(HFLM):
         if decoder is not None:
             before = self._done
 
-            def told(done: int) -> None:
+            def report_progress(done: int) -> None:
                 self._count(before + done - self._done)
 
             ended = StopText(self.tokenizer, stop, end_ids(self.model))
             watch = NotANumber()
-            answers = decoder.answer(prompts, new_tokens, likeliest(self.model, watch), ended, told)
-            told(len(prompts))
+            answers = decoder.answer(prompts, new_tokens, likeliest(self.model, watch), ended, report_progress)
+            report_progress(len(prompts))
             wrong = watch.rows
         else:
             for start in range(0, len(prompts), self.batch_size_per_gpu):

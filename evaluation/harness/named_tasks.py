@@ -28,12 +28,12 @@ def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks")
     adds them) or that cannot be read (`bad_task`). Raises ConfigError as `check_names` does.
     """
     check_names(names, path)
-    found: list[Any] = []
+    tasks: list[Any] = []
     problems = []
     for name in names:
         try:
             with mirrored(mirror):
-                found += _load(name)
+                tasks += _load(name)
         except DataMissing as missing:
             problems.append(_missing(name, path, missing, mirror))
         except (*TASK_ERRORS, ImportError) as error:
@@ -41,7 +41,7 @@ def load_named(names: Sequence[str], mirror: Path | None, path: str = "--tasks")
     if problems:
         raise StageError(*problems)
     checker_data.seed_language_detection()
-    return found
+    return tasks
 
 
 def _load(name: str) -> list[Any]:
@@ -71,8 +71,8 @@ def _reader(group: str, missing: DataMissing, manager: TaskManager) -> str | Non
 
 def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
     dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
-    where = f"; expected at {missing.place}" if mirror else " and no mirror was named"
-    message = f"{name} reads the dataset {dataset}, which is not there{where}"
+    location = f"; expected at {missing.place}" if mirror else " and no mirror was named"
+    message = f"{name} reads the dataset {dataset}, which is not there{location}"
     fix = how_to_mirror(missing.task or name, mirror)
     if missing.task != name:
         fix += f"; and so each task of {name}"
@@ -111,16 +111,16 @@ def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem
     if not shots or sampler is None or task.get_config("num_fewshot") == 0:
         return None
     scored = config.test_split if task.has_test_docs() else config.validation_split
-    own = task.fewshot_cfg.samples is not None if task.fewshot_cfg else False
+    has_samples = task.fewshot_cfg.samples is not None if task.fewshot_cfg else False
     split = task.fewshot_cfg.split if task.fewshot_cfg else None
     split = split or config.training_split or (config.validation_split if config.validation_split != scored else None)
-    if not own and split in (None, scored):
-        aside = task.dataset.get("train") if hasattr(task.dataset, "get") else None
-        if not aside:
+    if not has_samples and split in (None, scored):
+        train_split = task.dataset.get("train") if hasattr(task.dataset, "get") else None
+        if not train_split:
             message = f"{task.task_name} has no split but the one that is scored ({scored}) to draw {shots} shots from"
             fix = "stemma mirror TASK FROM --shots N puts N rows aside; a YAML of yours names other rows as `train`"
             return Problem("no_shots", path, message, f"{fix} in its data_files")
-        docs = config.process_docs(aside) if config.process_docs else aside
+        docs = config.process_docs(train_split) if config.process_docs else train_split
         sampler.replace_df(list(docs))
     if len(sampler.df) < shots:
         message = f"{task.task_name} was to have {shots} shots, its split {split} has {len(sampler.df)} rows"

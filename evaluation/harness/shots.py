@@ -31,19 +31,19 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
     spec: dict[str, Any] = {}
     if task.shots_path:
         check_rows(task.model_copy(update={"path": task.shots_path}))
-        found, aside = _rows(task, Path(task.shots_path)), frozenset[int]()
+        shot_rows, reserved = _rows(task, Path(task.shots_path)), frozenset[int]()
     else:
-        aside = put_aside(len(rows), rows_for_shots or 0)
-        found = [rows[number] for number in sorted(aside)]
-        if aside:
-            spec["process_docs"] = _scored(aside)
-    asked = {_text(row) for number, row in enumerate(rows) if number not in aside}
-    found = [row for row in found if _text(row) not in asked]
-    if len(found) < shots:
-        raise _too_few(task, shots, len(found), len(rows), where)
-    if found:
+        reserved = put_aside(len(rows), rows_for_shots or 0)
+        shot_rows = [rows[number] for number in sorted(reserved)]
+        if reserved:
+            spec["process_docs"] = _scored(reserved)
+    scored_texts = {_text(row) for number, row in enumerate(rows) if number not in reserved}
+    shot_rows = [row for row in shot_rows if _text(row) not in scored_texts]
+    if len(shot_rows) < shots:
+        raise _too_few(task, shots, len(shot_rows), len(rows), where)
+    if shot_rows:
         # `process_docs: None` keeps the function of the scored rows from being applied to the shots.
-        spec["fewshot_config"] = {"process_docs": None, "samples": found}
+        spec["fewshot_config"] = {"process_docs": None, "samples": shot_rows}
     return spec
 
 
@@ -53,9 +53,9 @@ def put_aside(rows: int, wanted: int) -> frozenset[int]:
     return frozenset((2 * number + 1) * rows // (2 * count) for number in range(count))
 
 
-def _scored(aside: frozenset[int]) -> Callable[[Any], Any]:
+def _scored(reserved: frozenset[int]) -> Callable[[Any], Any]:
     def without_rows_for_shots(docs: Any) -> Any:
-        return docs.select([number for number in range(len(docs)) if number not in aside])
+        return docs.select([number for number in range(len(docs)) if number not in reserved])
 
     return without_rows_for_shots
 
@@ -68,10 +68,10 @@ def _text(row: dict[str, Any]) -> str:
     return json.dumps(row, sort_keys=True, default=str)
 
 
-def _too_few(task: BenchmarkTask, shots: int, found: int, rows: int, where: str) -> StageError:
+def _too_few(task: BenchmarkTask, shots: int, available: int, rows: int, key: str) -> StageError:
     if task.shots_path:
-        message = f"{task.shots_path} has {found} rows that {task.name} does not score, for {shots} shots"
-        return stage_error("no_shots", f"{where}.shots_path", message, "ask for fewer shots, or add rows to the file")
-    message = f"of the {rows} rows of {task.path} {found} can be put aside for the {shots} shots of {task.name}"
+        message = f"{task.shots_path} has {available} rows that {task.name} does not score, for {shots} shots"
+        return stage_error("no_shots", f"{key}.shots_path", message, "ask for fewer shots, or add rows to the file")
+    message = f"of the {rows} rows of {task.path} {available} can be put aside for the {shots} shots of {task.name}"
     fix = "ask for fewer shots, or name a file of other rows as `shots_path` of the task"
-    return stage_error("no_shots", where, message, fix)
+    return stage_error("no_shots", key, message, fix)

@@ -23,12 +23,12 @@ def as_file_task(task: BenchmarkTask) -> BenchmarkTask:
 def check_rows(task: BenchmarkTask) -> None:
     """Raise StageError naming file, line and field of the first row that does not fit the task's kind."""
     items = 0
-    for place, row in task_rows(task):
+    for location, row in task_rows(task):
         items += 1
         if wrong := _what_is_missing(task, row):
             fix = f"name the fields of your file in benchmarks.tasks ({task.kind} task {task.name})"
             fields = ", ".join(map(str, row)) or "no fields"
-            raise stage_error("bad_task", place, f"expected {wrong}; it has {fields}", fix)
+            raise stage_error("bad_task", location, f"expected {wrong}; it has {fields}", fix)
     if not items:
         raise stage_error("empty_source", str(task.path), "expected at least one item, found none")
 

@@ -50,12 +50,12 @@ def evaluate_tasks(
     summaries = map_partitions(run, step, _evaluate_one, items, unit="tasks")
     for name, message in dict.fromkeys(tuple(event) for summary in summaries for event in summary["events"]):
         run.event(name, message)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for index in range(len(items)):
         part = pickle.loads((partition_folder(run, step, index) / _FOUND).read_bytes())
         for key, value in part.items():
-            found[key] = {**found.get(key, {}), **value} if isinstance(value, Mapping) else value
-    return found
+            results[key] = {**results.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return results
 
 
 def _evaluate_one(item: _Item, out: Path) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def _evaluate_one(item: _Item, out: Path) -> dict[str, Any]:
     index, config, folder, own_shots, launch = item
     with tempfile.TemporaryDirectory(prefix="stemma-task-") as work:
         run = _WorkersRun(Path(work), launch, out)
-        found = evaluate_model(config, load_model(Path(folder), run), run, own_shots=own_shots, only=index)
-        (out / _FOUND).write_bytes(pickle.dumps(found))
+        results = evaluate_model(config, load_model(Path(folder), run), run, own_shots=own_shots, only=index)
+        (out / _FOUND).write_bytes(pickle.dumps(results))
     return {"events": run.events}
 
 

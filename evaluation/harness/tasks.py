@@ -71,10 +71,10 @@ def evaluate_model(
         harness_model.answers = AnswerLog()
         mirror = Path(config.tasks_mirror) if config.tasks_mirror else None
         loaded = [
-            found
+            loaded_task
             for index, task in enumerate(config.tasks)
             if only in (None, index)
-            for found in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots, config.limit)
+            for loaded_task in _load(index, task, mirror, config.num_fewshot, config.rows_for_shots, config.limit)
         ]
         tasks = TaskManager(include_defaults=False).load(loaded)
         own_files = {task.name for task in config.tasks if task.kind != "lm_eval"}
@@ -85,7 +85,7 @@ def evaluate_model(
                 raise StageError(problem)
         # lm-eval's simple_evaluate would do the same, and then ask git, pip and the drivers about this machine.
         with named("", "benchmarks.tasks"):
-            found = lm_eval.evaluate(
+            results = lm_eval.evaluate(
                 lm=harness_model,
                 task_dict=tasks,
                 limit=config.limit,
@@ -94,7 +94,7 @@ def evaluate_model(
                 apply_chat_template=config.chat_template,
                 fewshot_as_multiturn=config.chat_template and config.fewshot_as_multiturn is not False,
             )
-    return {**(found or {}), "answers": harness_model.answers.as_results()}
+    return {**(results or {}), "answers": harness_model.answers.as_results()}
 
 
 def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = None) -> Iterator[Item]:
@@ -102,10 +102,10 @@ def task_items(index: int, task: BenchmarkTask, run: Run, mirror: Path | None = 
     cannot read."""
     with quiet(run.event), own_cache(run.work_dir / "datasets"):
         tasks = TaskManager(include_defaults=False).load(_load(index, task, mirror))["tasks"]
-        for name, found in sorted(tasks.items()):
-            for number, row in enumerate(found.eval_docs):
+        for name, harness_task in sorted(tasks.items()):
+            for number, row in enumerate(harness_task.eval_docs):
                 with named(name, f"benchmarks.tasks.{index}", number + 1):
-                    item = _item(name, number, found, row)
+                    item = _item(name, number, harness_task, row)
                 yield item
 
 
@@ -120,7 +120,9 @@ def _item(name: str, number: int, task: Any, row: Any) -> Item:
         texts = [f"{choice} {target}" for choice in choices]
         return plain_item(name, number, texts, [*choices, str(target), *searched, *raw_fields(row, texts)])
     targets = target if isinstance(target, list) else [target]
-    right = [choices[one] if isinstance(one, int) and one < len(choices) else str(one) for one in targets]
+    right = [
+        choices[target] if isinstance(target, int) and target < len(choices) else str(target) for target in targets
+    ]
     further = [*searched, *raw_fields(row, [question, *choices, *right])]
     delimiter = task.config.target_delimiter
     return question_item(name, number, question, right, choices, delimiter=delimiter, further=further)
@@ -141,8 +143,8 @@ def _decontamination_query(task: Any, row: Any) -> list[str]:
 
 def _set_fewshot(task: Any, config: BenchmarksConfig, own_shots: bool = True) -> None:
     """Set the shots as lm-eval's --num_fewshot does: a task whose own YAML specifies 0 keeps 0."""
-    own = task.get_config("num_fewshot")
-    if own is None or (own != 0 and (config.num_fewshot or not own_shots)):
+    task_shots = task.get_config("num_fewshot")
+    if task_shots is None or (task_shots != 0 and (config.num_fewshot or not own_shots)):
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     task.set_fewshot_seed(seed=config.seed)
 
@@ -227,15 +229,15 @@ def _load(
         return load_named([task.name], mirror, f"benchmarks.tasks.{index}")
     if task.kind not in {"project", "lm_eval"}:
         check_rows(task)
-    where = f"benchmarks.tasks.{index}"
+    key = f"benchmarks.tasks.{index}"
     try:
-        with named(task.name, where):
+        with named(task.name, key):
             if task.kind == "lm_eval":
                 loaded = _load_from_yaml(task)
-                for found in TaskManager(include_defaults=False).load(loaded)["tasks"].values():
-                    check_items(found, where, limit)
+                for harness_task in TaskManager(include_defaults=False).load(loaded)["tasks"].values():
+                    check_items(harness_task, key, limit)
                 return loaded
-            spec = task_spec(task, num_fewshot, rows_for_shots, where)
+            spec = task_spec(task, num_fewshot, rows_for_shots, key)
             return list(TaskManager(include_defaults=False).load([spec])["tasks"].values())
     except StemmaError:
         raise
@@ -243,7 +245,7 @@ def _load(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise stage_error(
             "bad_task",
-            where,
+            key,
             f"lm-eval cannot read task {task.name} ({task.path}): {reason}",
             "check the file and the names of its fields",
         ) from error

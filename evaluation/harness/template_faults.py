@@ -42,7 +42,7 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
             continue
         if not isinstance(choices, list | tuple) or not choices:
             raise _bad(name, where, number, row, "doc_to_choice", f"expected a list of choices, found {choices!r:.100}")
-        if empty := [place for place, one in enumerate(choices, 1) if not str(one)]:
+        if empty := [number for number, choice in enumerate(choices, 1) if not str(choice)]:
             raise _bad(name, where, number, row, "doc_to_choice", f"choice {empty[0]} of {len(choices)} is empty")
         # In tasks such as WinoGrande, the question is the number and the target is a text.
         key, index = ("doc_to_text", question) if isinstance(question, int) else ("doc_to_target", target)
@@ -81,7 +81,7 @@ def named(task: str, where: str, number: int = 0) -> Iterator[None]:
 def _fault(error: Exception) -> tuple[str, str, Any, int] | None:
     """Return the task, the field whose template or function failed, the item, and its number, which is 0 if unknown;
     None for any other fault."""
-    found: tuple[str, str, Any, int] | None = None
+    fault: tuple[str, str, Any, int] | None = None
     # lm-eval tries the first item while loading a task.
     number = 0
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -90,18 +90,18 @@ def _fault(error: Exception) -> tuple[str, str, Any, int] | None:
             continue
         name = str(getattr(getattr(local.get("self"), "config", None), "task", ""))
         if code.co_name in FIELDS:
-            found = name, code.co_name, local.get("doc"), number
+            fault = name, code.co_name, local.get("doc"), number
         elif code.co_name == "__init__" and "test_doc" in local:
             number = 1
             if "check_choices" in local:
-                found = name, "__init__", local["test_doc"], number
-    return found
+                fault = name, "__init__", local["test_doc"], number
+    return fault
 
 
-def _bad(task: str, where: str, number: int, row: Any, field: str, message: str) -> StageError:
+def _bad(task: str, key: str, number: int, row: Any, field: str, message: str) -> StageError:
     item = f"item {number:,}" if number else "an item"
-    shown = json.dumps(dict(row), ensure_ascii=False, default=str)[:SHOWN] if isinstance(row, Mapping) else ""
-    place = f"{item} ({shown}…)" if shown else item
+    excerpt = json.dumps(dict(row), ensure_ascii=False, default=str)[:SHOWN] if isinstance(row, Mapping) else ""
+    location = f"{item} ({excerpt}…)" if excerpt else item
     return stage_error(
-        "bad_task", where, f"{field} of task {task} fails for {place}: {message}", f"correct {field} or the item"
+        "bad_task", key, f"{field} of task {task} fails for {location}: {message}", f"correct {field} or the item"
     )

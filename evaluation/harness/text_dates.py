@@ -21,10 +21,10 @@ def dates_as_text() -> Iterator[None]:
 
     parser, by_pandas = reader.paj, reader.pandas_read_json
 
-    def read_json(file: Any, *, read_options: Any = None, parse_options: Any = None, **more: Any) -> pa.Table:
+    def read_json(file: Any, *, read_options: Any = None, parse_options: Any = None, **extra: Any) -> pa.Table:
         start = file.tell()
-        table = parser.read_json(file, read_options=read_options, parse_options=parse_options, **more)
-        schema = pa.schema([one.with_type(_as_text(one.type)) for one in table.schema])
+        table = parser.read_json(file, read_options=read_options, parse_options=parse_options, **extra)
+        schema = pa.schema([field.with_type(_as_text(field.type)) for field in table.schema])
         if schema.equals(table.schema):
             return table
         file.seek(start)
@@ -34,10 +34,10 @@ def dates_as_text() -> Iterator[None]:
             if parse_options is not None
         }
         as_text = parser.ParseOptions(explicit_schema=schema, **options)
-        return parser.read_json(file, read_options=read_options, parse_options=as_text, **more)
+        return parser.read_json(file, read_options=read_options, parse_options=as_text, **extra)
 
     reader.paj = types.SimpleNamespace(**{**vars(parser), "read_json": read_json})
-    reader.pandas_read_json = lambda file, **more: by_pandas(file, **{"convert_dates": False, **more})
+    reader.pandas_read_json = lambda file, **options: by_pandas(file, **{"convert_dates": False, **options})
     try:
         yield
     finally:
@@ -52,6 +52,6 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_as_text(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct(
-            [kind.field(place).with_type(_as_text(kind.field(place).type)) for place in range(kind.num_fields)]
+            [kind.field(index).with_type(_as_text(kind.field(index).type)) for index in range(kind.num_fields)]
         )
     return kind

@@ -45,39 +45,40 @@ class VllmLM(ReportingHFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = True, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        asked = [[*(context or ()), *continuation][-self.max_length - 1 :] for _, context, continuation in requests]
-        questions = [{"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0} for ids in asked]
+        sequences = [[*(context or ()), *continuation][-self.max_length - 1 :] for _, context, continuation in requests]
+        questions = [{"prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0} for ids in sequences]
         self._log_truncated(requests)
-        found = []
+        answers = []
         for number, choice in enumerate(self._answered(questions)):
-            told = choice["prompt_logprobs"][-len(requests[number][2]) :]
-            ids = asked[number][-len(told) :]
-            each = [(one or {}).get(str(token), {}) for one, token in zip(told, ids, strict=True)]
+            logprobs = choice["prompt_logprobs"][-len(requests[number][2]) :]
+            ids = sequences[number][-len(logprobs) :]
+            entries = [(entry or {}).get(str(token), {}) for entry, token in zip(logprobs, ids, strict=True)]
             # A likelihood that is NaN is sent as null.
-            numbers = [math.nan if (value := one.get("logprob")) is None else value for one in each]
-            answer = sum(numbers), all(one.get("rank") == 1 for one in each)
+            numbers = [math.nan if (value := entry.get("logprob")) is None else value for entry in entries]
+            answer = sum(numbers), all(entry.get("rank") == 1 for entry in entries)
             self.cache_hook.add_partial("loglikelihood", requests[number][0], answer)
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         self._done, self._requests = 0, len(requests)
         end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         questions, stops = [], []
         for instance in requests:
-            context, given = instance.args
-            kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
+            context, generation_kwargs = instance.args
+            kwargs = normalize_gen_kwargs(generation_kwargs, self.max_gen_toks)
             stop = handle_stop_sequences(kwargs.pop("until", None), eos=end)
-            most = kwargs.pop("max_gen_toks")
+            max_new_tokens = kwargs.pop("max_gen_toks")
             if unknown := sorted(kwargs.keys() - _TAKEN):
                 message = f"a task asks for {', '.join(unknown)}, which vLLM is not told here"
                 raise stage_error("not_by_vllm", "engine", message, "let our own engine answer")
-            ids, _ = self.tok_batch_encode([context], left_truncate_len=self.max_length - most)
-            if len(self.tok_encode(context)) > self.max_length - most:
+            ids, _ = self.tok_batch_encode([context], left_truncate_len=self.max_length - max_new_tokens)
+            if len(self.tok_encode(context)) > self.max_length - max_new_tokens:
                 self.answers.add("truncated", instance)
             sampled = {name: kwargs[name] for name in ("temperature", "top_p", "top_k") if name in kwargs}
             questions.append({
-                "prompt": ids[0].tolist(), "max_tokens": most, "stop": stop, "logit_bias": self._bias, "seed": 0,
+                "prompt": ids[0].tolist(), "max_tokens": max_new_tokens, "stop": stop,
+                "logit_bias": self._bias, "seed": 0,
                 "return_token_ids": True,
                 **(sampled if kwargs.get("do_sample") else {"temperature": 0.0}),
             })  # fmt: skip
@@ -106,8 +107,8 @@ def served(folder: Path, run: Run) -> Iterator[VllmLM]:
     tokenizer = load_pretrained_tokenizer(folder)
     model = load_pretrained_shape(AutoModelForCausalLM, folder)
     dtype = dtype_of(run)
-    given = ("--dtype", str(dtype).removeprefix("torch."), "--generation-config", "vllm")
-    server = Vllm(run.launch.vllm, folder, run.work_dir / LOG, given, stop=lambda: run.cancelled)
+    arguments = ("--dtype", str(dtype).removeprefix("torch."), "--generation-config", "vllm")
+    server = Vllm(run.launch.vllm, folder, run.work_dir / LOG, arguments, stop=lambda: run.cancelled)
     try:
         yield VllmLM(run, server, model, tokenizer)
     finally:

@@ -31,9 +31,9 @@ def offer() -> None:
 
         if folder not in nltk.data.path:
             nltk.data.path.append(folder)
-    named = [place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
-    if folder not in named:
-        os.environ["NLTK_DATA"] = os.pathsep.join([*named, folder])
+    paths = [path for path in os.environ.get("NLTK_DATA", "").split(os.pathsep) if path]
+    if folder not in paths:
+        os.environ["NLTK_DATA"] = os.pathsep.join([*paths, folder])
 
 
 def seed_language_detection() -> None:

@@ -36,10 +36,10 @@ def _letters(choices: list[str]) -> list[str]:
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:
-    found = re.fullmatch(pattern, text, re.DOTALL)
-    if not found:
+    match = re.fullmatch(pattern, text, re.DOTALL)
+    if not match:
         raise ValueError(f"expected {pattern}, got {text[:60]!r}")
-    return found
+    return match
 
 
 def _lettered(question: str) -> Callable[[Row], dict[str, Any]]:
@@ -47,9 +47,9 @@ def _lettered(question: str) -> Callable[[Row], dict[str, Any]]:
 
     def convert(row: Row) -> dict[str, Any]:
         letters = _letters(row["choices"])
-        asked = row["query"].removeprefix("Question: ").rstrip("\n")
+        question_text = row["query"].removeprefix("Question: ").rstrip("\n")
         return {
-            question: asked,
+            question: question_text,
             "choices": {"text": list(row["choices"]), "label": letters},
             "answerKey": letters[row["gold"]],
         }
@@ -58,12 +58,12 @@ def _lettered(question: str) -> Callable[[Row], dict[str, Any]]:
 
 
 def _commonsense_qa(row: Row) -> dict[str, Any]:
-    found = _match(r"(?:Question: )?(.*?)\n(?:Choices:\n)?(A\. .*)\nAnswer:", row["query"])
-    texts = [line.partition(". ")[2] for line in found[2].split("\n")]
+    match = _match(r"(?:Question: )?(.*?)\n(?:Choices:\n)?(A\. .*)\nAnswer:", row["query"])
+    texts = [line.partition(". ")[2] for line in match[2].split("\n")]
     if len(texts) != 5:
         raise ValueError(f"CommonsenseQA has five choices a question, this file has {len(texts)}")
     return {
-        "question": found[1],
+        "question": match[1],
         "choices": {"text": texts, "label": _letters(texts)},
         "answerKey": "ABCDE"[row["gold"]],
     }
@@ -78,16 +78,16 @@ def _piqa(row: Row) -> dict[str, Any]:
 def _boolq(row: Row) -> dict[str, Any]:
     if list(row["choices"]) != ["no", "yes"]:
         raise ValueError(f"expected the choices no and yes, got {row['choices']}")
-    found = _match(r"Passage: (.*)\nQuestion: (.*?)\??", row["query"])
-    return {"passage": found[1], "question": found[2], "label": row["gold"]}
+    match = _match(r"Passage: (.*)\nQuestion: (.*?)\??", row["query"])
+    return {"passage": match[1], "question": match[2], "label": row["gold"]}
 
 
 def _copa(row: Row) -> dict[str, Any]:
-    found = _match(r"(.*?),? (because|therefore)", row["query"])
+    match = _match(r"(.*?),? (because|therefore)", row["query"])
     first, second = row["choices"]
-    question = {"because": "cause", "therefore": "effect"}[found[2]]
+    question = {"because": "cause", "therefore": "effect"}[match[2]]
     return {
-        "premise": found[1] + ".",
+        "premise": match[1] + ".",
         "choice1": first,
         "choice2": second,
         "question": question,
@@ -114,19 +114,19 @@ def _winograd(row: Row) -> dict[str, Any]:
 
 
 def _trivia(row: Row) -> dict[str, Any]:
-    found = _match(r"Question: (.*?)\??\nAnswer:", row["context"])
-    return {"question": found[1], "answer": {"value": row["answer"], "aliases": list(row["aliases"])}}
+    match = _match(r"Question: (.*?)\??\nAnswer:", row["context"])
+    return {"question": match[1], "answer": {"value": row["answer"], "aliases": list(row["aliases"])}}
 
 
 def _winogender(row: Row) -> dict[str, Any]:
     occupation, participant, label, gender = row["sentid"].removesuffix(".txt").split(".")
-    found = re.search(_PRONOUNS, row["sentence"], re.IGNORECASE)
-    if not found:
+    match = re.search(_PRONOUNS, row["sentence"], re.IGNORECASE)
+    if not match:
         raise ValueError(f"no pronoun in {row['sentence']!r}")
     return {
         "sentid": row["sentid"],
         "sentence": row["sentence"],
-        "pronoun": found[0],
+        "pronoun": match[0],
         "occupation": occupation,
         "participant": participant,
         "gender": gender,
@@ -141,7 +141,7 @@ def _truthfulqa(row: Row) -> dict[str, Any]:
         return dict(row)
     targets = {}
     for name in ("mc1_targets", "mc2_targets"):
-        ordered = sorted(row[name].items(), key=lambda one: -one[1])
+        ordered = sorted(row[name].items(), key=lambda item: -item[1])
         targets[name] = {"choices": [answer for answer, _ in ordered], "labels": [int(label) for _, label in ordered]}
         if not any(targets[name]["labels"]):
             raise ValueError(f"{name} has no right answer")

@@ -59,12 +59,12 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
             raise DataMissing(folder, path, name)
         check_dataset(folder)
         try:
-            found = load(str(folder.absolute()), name=name, **_plain(options))
+            dataset = load(str(folder.absolute()), name=name, **_plain(options))
         except (ValueError, FileNotFoundError) as error:
             if "BuilderConfig" in str(error) or isinstance(error, FileNotFoundError):
                 raise DataMissing(folder / (name or ""), path, name) from error
             raise
-        return Splits(found) if isinstance(found, datasets.DatasetDict) else found
+        return Splits(dataset) if isinstance(dataset, datasets.DatasetDict) else dataset
 
     datasets.load_dataset = from_mirror
     try:

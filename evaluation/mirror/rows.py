@@ -92,7 +92,7 @@ def _table(path: Path, text: str, delimiter: str) -> list[dict[str, Any]]:
     character; treated as a quote, it would swallow the lines up to the next one."""
     lines = [line.split(delimiter) for line in text.split("\n") if line]
     is_plain = delimiter == "\t" and all(len(line) == len(lines[0]) for line in lines)
-    if is_plain and any(one.startswith('"') and not _QUOTED.fullmatch(one) for line in lines for one in line):
+    if is_plain and any(cell.startswith('"') and not _QUOTED.fullmatch(cell) for line in lines for cell in line):
         return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     rows = []
@@ -105,12 +105,12 @@ def _table(path: Path, text: str, delimiter: str) -> list[dict[str, Any]]:
 
 
 def _objects(path: Path, rows: Any) -> list[dict[str, Any]]:
-    found = []
+    checked = []
     for number, row in rows:
         if not isinstance(row, dict):
             raise stage_error("corrupt_file", f"{path}:{number}", "expected a JSON object")
-        found.append(row)
-    return found
+        checked.append(row)
+    return checked
 
 
 def find_files(
@@ -127,23 +127,23 @@ def find_files(
         return {split_in(source) or scored: [source]}
     if not source.is_dir():
         raise stage_error("missing_source", str(source), "expected a file, or a folder with the task's files")
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for folder in ([source / config] if config and (source / config).is_dir() else []) + [source]:
         check_inside((path for path in folder.iterdir() if path.is_symlink()), homes(source), str(source))
         for path in sorted(folder.iterdir()):
             if _is_data(path) and (split := split_in(path)):
-                found.setdefault(split, []).append(path)
-        if found:
-            return found
-    called = {_plain(name) for name in (task, *names, *([config] if config else []))}
+                files.setdefault(split, []).append(path)
+        if files:
+            return files
+    accepted_names = {_plain(name) for name in (task, *names, *([config] if config else []))}
     for path in sorted(files_below(source)):
-        if _is_data(path) and _plain(path.name.split(".")[0]) in called:
+        if _is_data(path) and _plain(path.name.split(".")[0]) in accepted_names:
             return {split_in(path) or scored: [path]}
-    wanted = " or ".join(dict.fromkeys((task, *names)))
+    expected = " or ".join(dict.fromkeys((task, *names)))
     raise stage_error(
         "missing_source",
         str(source),
-        f"expected files called like splits (train, validation, test) or one called {wanted}, found neither",
+        f"expected files called like splits (train, validation, test) or one called {expected}, found neither",
         f"name the file itself: stemma mirror {task} FILE, or --split {scored}=FILE",
     )
 

@@ -167,8 +167,8 @@ def line_chart(
             ]
     for level in levels:  # last, so that no line crosses its label
         text = f"{level.label} {y_format(level.value)}"
-        place = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
-        parts.append(f'<text class="level-label" {place}>{escape(text)}</text>')
+        attributes = f'x="{width - right - 4}" y="{down(level.value) - 5:.1f}" text-anchor="end"'
+        parts.append(f'<text class="level-label" {attributes}>{escape(text)}</text>')
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -197,7 +197,7 @@ def interval_plot(
     values = max(len(value_format(mark.value)) for row in rows for mark in row.marks)
     longest = max(len(mark.label) for row in rows for mark in row.marks)
     right = min(max(90, 16 + math.ceil(MARK_CHARACTER * (longest + 1 + values))), width // 4)
-    of_name = max(3, int((right - 16) / MARK_CHARACTER) - 1 - values)
+    max_label_characters = max(3, int((right - 16) / MARK_CHARACTER) - 1 - values)
     heights = [step * len(row.marks) + gap for row in rows]
     height = top + sum(heights) + bottom
 
@@ -211,17 +211,17 @@ def interval_plot(
         parts.append(f'<text class="tick" x="{x}" y="{height - 9}" text-anchor="middle">{value_format(tick)}</text>')
     y = float(top)
     for row, tall in zip(rows, heights, strict=True):
-        middle, shown = y + tall / 2, _shortened(row.label, int((left - 24) / ROW_CHARACTER))
+        middle, label_text = y + tall / 2, _shortened(row.label, int((left - 24) / ROW_CHARACTER))
         parts.append(
             f'<text class="row-label" x="{left - 12}" y="{middle + 4:.1f}" text-anchor="end">'
-            f"{escape(shown)}<title>{escape(row.label)}</title></text>"
+            f"{escape(label_text)}<title>{escape(row.label)}</title></text>"
         )
         if row.reference is not None:
             x = f"{across(row.reference):.1f}"
             parts.append(f'<line class="level" x1="{x}" x2="{x}" y1="{y + 3:.1f}" y2="{y + tall - 3:.1f}"/>')
         for number, mark in enumerate(row.marks):
-            at = (width - right + 8, y + gap / 2 + step * (number + 0.5))
-            parts.append(_whisker(mark, at, across, value_format, of_name))
+            position = (width - right + 8, y + gap / 2 + step * (number + 0.5))
+            parts.append(_whisker(mark, position, across, value_format, max_label_characters))
         y += tall
     if reference_label:
         parts.append(
@@ -230,19 +230,19 @@ def interval_plot(
     return Markup("".join([*parts, "</svg>"]))
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shortened(text: str, max_characters: int) -> str:
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
 
 
 def _whisker(
     mark: Mark,
-    at: tuple[float, float],
+    position: tuple[float, float],
     across: Callable[[float], float],
     value_format: Callable[[float], str],
-    of_name: int,
+    max_label_characters: int,
 ) -> str:
     """Return a mark with its interval. at: the place of its label. of_name: number of characters shown of its name."""
-    label_x, y = at
+    label_x, y = position
     message = f"{mark.label}: {value_format(mark.value)}"
     parts = []
     if mark.low is not None and mark.high is not None:
@@ -252,7 +252,7 @@ def _whisker(
     parts.append(f'<circle class="dot {mark.style}" cx="{across(mark.value):.1f}" cy="{y:.1f}" r="4.5"/>')
     parts.append(
         f'<text class="mark-label {mark.style}" x="{label_x:.1f}" y="{y + 4:.1f}">'
-        f"{escape(_shortened(mark.label, of_name))} "
+        f"{escape(_shortened(mark.label, max_label_characters))} "
         f"{escape(value_format(mark.value))}</text>"
     )
     return f"<g><title>{escape(message)}</title>{''.join(parts)}</g>"
@@ -279,18 +279,18 @@ def bar_chart(
     if not rows:
         return Markup("")
     thick, gap, right = 13, 9, 74
-    most = max((bar.value for _, bars in rows for bar in bars), default=0) or 1
+    largest = max((bar.value for _, bars in rows for bar in bars), default=0) or 1
     height = sum(thick * len(bars) + gap for _, bars in rows) + gap
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
     y = float(gap)
     for label, bars in rows:
         middle = y + thick * len(bars) / 2 + 4
-        room = label_width // 7
-        shown = label if len(label) <= room else f"{label[: room - 1]}…"
-        name = f'<text class="row-label" x="{label_width - 8}" y="{middle:.1f}" text-anchor="end">{escape(shown)}'
+        max_characters = label_width // 7
+        label_text = label if len(label) <= max_characters else f"{label[: max_characters - 1]}…"
+        name = f'<text class="row-label" x="{label_width - 8}" y="{middle:.1f}" text-anchor="end">{escape(label_text)}'
         parts.append(f"{name}<title>{escape(label)}</title></text>")
         for bar in bars:
-            long = max(1.0, (width - label_width - right) * bar.value / most) if bar.value else 0
+            long = max(1.0, (width - label_width - right) * bar.value / largest) if bar.value else 0
             message = escape(f"{label}{f', {bar.label}' if bar.label else ''}: {value_format(bar.value)}")
             parts.append(
                 f'<rect class="bar {bar.style}" x="{label_width}" y="{y:.1f}" width="{long:.1f}" height="{thick - 2}" '
@@ -331,5 +331,5 @@ def data_uri(svg: str, legend: Sequence[tuple[str, str]] = ()) -> str:
     size = f'viewBox="0 0 {width} {tall}" width="{width}" height="{tall}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {size}>'
     inner = svg.partition(">")[2].removesuffix("</svg>")
-    whole = f"{head}<style>{STYLE}</style>{inner}{''.join(entries)}</svg>"
-    return "data:image/svg+xml;base64," + base64.b64encode(whole.encode()).decode()
+    standalone = f"{head}<style>{STYLE}</style>{inner}{''.join(entries)}</svg>"
+    return "data:image/svg+xml;base64," + base64.b64encode(standalone.encode()).decode()

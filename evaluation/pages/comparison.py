@@ -54,17 +54,19 @@ def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Se
 
     document: of `flows.compare.compare`. names: display names, in its order. steps: finished steps of each.
     """
-    styles = [STYLES[place % len(STYLES)] for place in range(len(names))]
-    known = [one["name"] for one in document["compared"]]
-    groups = [[known.index(name) for name in group["names"]] for group in document["seeds"]]
+    styles = [STYLES[index % len(STYLES)] for index in range(len(names))]
+    compared_names = [entry["name"] for entry in document["compared"]]
+    groups = [[compared_names.index(name) for name in group["names"]] for group in document["seeds"]]
     for group in groups:
-        for place in group:
-            styles[place] = styles[group[0]]
-    kinds = " and ".join(sorted({f"{one['kind']}s" for one in document["compared"]}))
+        for index in group:
+            styles[index] = styles[group[0]]
+    kinds = " and ".join(sorted({f"{entry['kind']}s" for entry in document["compared"]}))
     sections = [
         _what(document, names),
         _differences(document, names),
-        _paired(document, dict(zip(known, names, strict=True)), dict(zip(known, styles, strict=True))),
+        _paired(
+            document, dict(zip(compared_names, names, strict=True)), dict(zip(compared_names, styles, strict=True))
+        ),
         _figures(document, names, groups),
         Section("curves", "Curves", "", _curves(steps, names, styles, groups)),
     ]
@@ -73,17 +75,17 @@ def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Se
 
 def _what(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     rows = [
-        [name, one["kind"], one["headline"], ", ".join(one["evaluations"]) or "–"]
-        for name, one in zip(names, document["compared"], strict=True)
+        [name, entry["kind"], entry["headline"], ", ".join(entry["evaluations"]) or "–"]
+        for name, entry in zip(names, document["compared"], strict=True)
     ]
     columns = ["", "kind", "what came out", "measured"]
-    unlike = [f"{one['path']}: {one['message']}." for one in document.get("warnings", ())]
+    unlike = [f"{warning['path']}: {warning['message']}." for warning in document.get("warnings", ())]
     lead = " ".join([*(seeds_sentence(group) for group in document["seeds"]), *unlike])
     return Section("compared", "What is compared", lead, tables=[Table("", columns, rows, mono=(0,))])
 
 
 def seeds_sentence(group: Mapping[str, Any]) -> str:
-    seeds = ", ".join("/".join(map(str, one)) for one in group["seeds"])
+    seeds = ", ".join("/".join(map(str, run_seeds)) for run_seeds in group["seeds"])
     return f"{len(group['names'])} of them have the same settings and other seeds ({seeds})."
 
 
@@ -92,24 +94,26 @@ def _differences(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     lead = f"{len(rows)} settings, sources or versions differ." if rows else "No setting, source or version differs."
     columns, mono = ["", *names], tuple(range(len(names) + 1))
     tables = [Table("", columns, rows[:SETTINGS_OPEN], mono=mono)] if rows else []
-    if more := rows[SETTINGS_OPEN:]:
-        tables.append(Table(f"{len(more)} more", columns, more, folded=True, mono=mono))
+    if hidden_rows := rows[SETTINGS_OPEN:]:
+        tables.append(Table(f"{len(hidden_rows)} more", columns, hidden_rows, folded=True, mono=mono))
     return Section("differences", "What differs", lead, tables=tables)
 
 
 def _paired(document: Mapping[str, Any], names: Mapping[str, str], styles: Mapping[str, str]) -> Section:
-    found = document["paired"]
-    if not found:
+    differences = document["paired"]
+    if not differences:
         return Section("paired", "Over the same items")
     first = names[document["compared"][0]["name"]]
     drawn: dict[str, list[Mark]] = {}
     rows = []
-    for row in found:
-        name, of = names[row["name"]], Interval(row["difference"], row["low"], row["high"])
+    for row in differences:
+        name, interval = names[row["name"]], Interval(row["difference"], row["low"], row["high"])
         if row["unit"] == "share":
-            drawn.setdefault(row["figure"], []).append(Mark(name, styles[row["name"]], of.value, of.low, of.high))
-        so = "more than chance" if row["shown"] else "no difference is shown"
-        rows.append([row["figure"], name, f"{_change(of, row['unit'])}", so])
+            drawn.setdefault(row["figure"], []).append(
+                Mark(name, styles[row["name"]], interval.value, interval.low, interval.high)
+            )
+        conclusion = "more than chance" if row["shown"] else "no difference is shown"
+        rows.append([row["figure"], name, f"{_change(interval, row['unit'])}", conclusion])
     plot = interval_plot(
         "paired differences",
         [IntervalRow(figure, marks, 0.0) for figure, marks in drawn.items()],
@@ -118,33 +122,34 @@ def _paired(document: Mapping[str, Any], names: Mapping[str, str], styles: Mappi
     )
     figures = []
     if plot:
-        legend = [(names[name], styles[name]) for name in dict.fromkeys(row["name"] for row in found)]
-        means = f"Points out of a hundred, less {first}, with 95 % intervals over the same items or prompts."
-        figures.append(Figure("Differences over the same items", plot, means, "", legend, wide=True))
+        legend = [(names[name], styles[name]) for name in dict.fromkeys(row["name"] for row in differences)]
+        caption = f"Points out of a hundred, less {first}, with 95 % intervals over the same items or prompts."
+        figures.append(Figure("Differences over the same items", plot, caption, "", legend, wide=True))
     note = "Intervals cover the choice of items. They do not cover the seed of a training: train with several for that."
     table = Table("", ["figure", "", f"less {first}", ""], rows, note, numeric=(2,))
     return Section("paired", "Over the same items", "", figures, [table])
 
 
-def _change(of: Interval, unit: str) -> str:
+def _change(interval: Interval, unit: str) -> str:
     if unit == "share":
-        return f"{signed(100 * of.value, 1)} points ({signed(100 * of.low, 1)} to {signed(100 * of.high, 1)})"
-    return f"{signed(of.value)} {unit} ({signed(of.low)} to {signed(of.high)})"
+        points, low, high = (signed(100 * bound, 1) for bound in (interval.value, interval.low, interval.high))
+        return f"{points} points ({low} to {high})"
+    return f"{signed(interval.value)} {unit} ({signed(interval.low)} to {signed(interval.high)})"
 
 
 def _figures(document: Mapping[str, Any], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Section:
     """Return the figures that differ; mean and spread over seeds take one column each."""
-    single = [place for place in range(len(names)) if not any(place in group for group in groups)]
+    single = [index for index in range(len(names)) if not any(index in group for group in groups)]
     columns = ["", *(f"{names[group[0]]} and {len(group) - 1} more" for group in groups), *(names[i] for i in single)]
     rows = []
     for row in document["figures"]:
         if not differs(row["values"]):
             continue
-        spread = {tuple(one["names"]): one for one in row["spread"]}
+        spread = {tuple(entry["names"]): entry for entry in row["spread"]}
         cells = []
         for group in document["seeds"]:
-            one = spread.get(tuple(group["names"]))
-            cells.append(f"{_number(one['mean'])} ± {_number(one['sd'])}" if one else "–")
+            statistics = spread.get(tuple(group["names"]))
+            cells.append(f"{_number(statistics['mean'])} ± {_number(statistics['sd'])}" if statistics else "–")
         cells += [number_with_bounds(row["values"][i], row["intervals"][i]) for i in single]
         rows.append([row["figure"], *cells])
     same = len(document["figures"]) - len(rows)
@@ -180,16 +185,20 @@ def _curves(
     styles: Sequence[str],
     groups: Sequence[Sequence[int]],
 ) -> list[Figure]:
-    pipelines = [PipelineResults({name: one.folder for name, one in of.items()}) for of in steps]
-    stages = {name: one.stage for of in steps for name, one in of.items() if one.stage in CURVES}
+    pipelines = [
+        PipelineResults({name: artifact.folder for name, artifact in artifacts.items()}) for artifacts in steps
+    ]
+    stages = {
+        name: artifact.stage for artifacts in steps for name, artifact in artifacts.items() if artifact.stage in CURVES
+    }
     figures = []
     for step, stage in stages.items():
         for curve in CURVES[stage]:
             drawn: dict[str, tuple[list[int], list[Point]]] = {}
-            for place, pipeline in enumerate(pipelines):
+            for index, pipeline in enumerate(pipelines):
                 points = pipeline.curve(step, curve.metric)
                 if points:
-                    drawn.setdefault(str(steps[place][step].folder), ([], points))[0].append(place)
+                    drawn.setdefault(str(steps[index][step].folder), ([], points))[0].append(index)
             if figure := _overlaid(step, curve, drawn, names, styles, groups):
                 figures.append(figure)
     return figures
@@ -205,20 +214,20 @@ def _overlaid(
 ) -> Figure | None:
     """Draw the curves of one step; those that share an artifact are one line, seeds of one setting get their mean."""
     lines, legend, ends = [], [], []
-    left = {folder: places for folder, (places, _) in drawn.items()}
+    remaining = {folder: indices for folder, (indices, _) in drawn.items()}
     for group in groups:
-        of_group = [folder for folder, places in left.items() if set(places) <= set(group)]
+        of_group = [folder for folder, indices in remaining.items() if set(indices) <= set(group)]
         if len(of_group) < 2:
             continue
         curves = [_shown(curve, drawn[folder][1]) for folder in of_group]
         label, style = f"mean of {len(curves)} seeds: {names[group[0]]}, …", styles[group[0]]
-        lines += [Line(names[left[f][0]], points, style, True) for f, points in zip(of_group, curves, strict=True)]
+        lines += [Line(names[remaining[f][0]], points, style, True) for f, points in zip(of_group, curves, strict=True)]
         lines.append(Line(label, _mean(curves), style))
         legend.append((label, style))
         for folder in of_group:
-            del left[folder]
-    for folder, places in left.items():
-        label, style, points = ", ".join(names[i] for i in places), styles[places[0]], _shown(curve, drawn[folder][1])
+            del remaining[folder]
+    for folder, indices in remaining.items():
+        label, style, points = ", ".join(names[i] for i in indices), styles[indices[0]], _shown(curve, drawn[folder][1])
         lines.append(Line(label, points, style))
         legend.append((label, style))
     for line in lines:
@@ -237,5 +246,5 @@ def _shown(curve: Curve, points: list[Point]) -> list[Point]:
 def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
     """Return the mean over curves at the steps that all of them have."""
     by_step = [dict(points) for points in curves]
-    common = set.intersection(*(set(one) for one in by_step))
-    return [(step, fmean(one[step] for one in by_step)) for step in sorted(common)]
+    common = set.intersection(*(set(curve) for curve in by_step))
+    return [(step, fmean(curve[step] for curve in by_step)) for step in sorted(common)]

@@ -50,19 +50,19 @@ class Edge:
 def edges_of(artifacts: Mapping[str, Artifact]) -> list[Edge]:
     """Return the edges between the artifacts, found by address in their manifests."""
     by_address: dict[tuple[str, str], str] = {}
-    for id, one in artifacts.items():
-        if one.manifest is not None:
+    for id, artifact in artifacts.items():
+        if artifact.manifest is not None:
             # The first of several steps that share an artifact represents it.
-            by_address.setdefault((one.manifest.stage, one.manifest.fingerprint), id)
+            by_address.setdefault((artifact.manifest.stage, artifact.manifest.fingerprint), id)
     edges = []
-    for id, one in artifacts.items():
-        if one.manifest is None:
+    for id, artifact in artifacts.items():
+        if artifact.manifest is None:
             continue
-        for inputs, requires in ((one.manifest.inputs, False), (one.manifest.requires, True)):
-            for wanted in inputs.values():
-                source = by_address.get((wanted.stage, wanted.fingerprint))
+        for inputs, requires in ((artifact.manifest.inputs, False), (artifact.manifest.requires, True)):
+            for reference in inputs.values():
+                source = by_address.get((reference.stage, reference.fingerprint))
                 if source is not None and source != id:
-                    edges.append(Edge(source, id, requires, str(one.branch) if wanted.state else ""))
+                    edges.append(Edge(source, id, requires, str(artifact.branch) if reference.state else ""))
     return sorted(set(edges), key=lambda edge: (edge.source, edge.target, edge.requires, edge.state))
 
 
@@ -73,13 +73,13 @@ def layers_of(ids: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
         inputs[edge.target].append(edge.source)
     depth: dict[str, int] = {}
 
-    def of(id: str) -> int:
+    def layer_of(id: str) -> int:
         if id not in depth:
-            depth[id] = 1 + max((of(source) for source in inputs[id]), default=-1)
+            depth[id] = 1 + max((layer_of(source) for source in inputs[id]), default=-1)
         return depth[id]
 
     for id in ids:
-        of(id)
+        layer_of(id)
     # Each node moves next to its first user, so that a side branch starts where it joins.
     for id in sorted(ids, key=lambda id: -depth[id]):
         targets = [depth[edge.target] for edge in edges if edge.source == id]
@@ -100,10 +100,10 @@ def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str
     for edge in edges:
         last = edge.source
         for layer in range(depth[edge.source] + 1, depth[edge.target]):
-            place = f"{edge.source}>{edge.target}@{layer}"
-            layers[layer].append(place)
-            steps.append((last, place))
-            last = place
+            stop = f"{edge.source}>{edge.target}@{layer}"
+            layers[layer].append(stop)
+            steps.append((last, stop))
+            last = stop
         steps.append((last, edge.target))
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
@@ -111,21 +111,21 @@ def ordered_layers(ids: Sequence[str], edges: Sequence[Edge], depth: Mapping[str
             neighbour = number - 1 if forward else number + 1
             if not 0 <= neighbour < len(layers):
                 continue
-            row = {id: place for place, id in enumerate(layers[neighbour])}
+            row = {id: index for index, id in enumerate(layers[neighbour])}
 
-            def centre(id: str, own: int, row: Mapping[str, int] = row, forward: bool = forward) -> float:
+            def centre(id: str, index: int, row: Mapping[str, int] = row, forward: bool = forward) -> float:
                 near = [row[a] for a, b in steps if b == id and a in row] if forward else []
                 near = near or [row[b] for a, b in steps if a == id and b in row]
-                return sum(near) / len(near) if near else own
+                return sum(near) / len(near) if near else index
 
-            places = {id: centre(id, own) for own, id in enumerate(layers[number])}
-            layers[number].sort(key=lambda id: places[id])
+            positions = {id: centre(id, index) for index, id in enumerate(layers[number])}
+            layers[number].sort(key=lambda id: positions[id])
     return layers, steps
 
 
 def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
     """Return the picture of a pipeline's artifacts; empty without any."""
-    return picture([_box(one) for one in artifacts.values()], edges_of(artifacts))
+    return picture([_box(artifact) for artifact in artifacts.values()], edges_of(artifacts))
 
 
 def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
@@ -135,19 +135,19 @@ def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
     ids = [box.id for box in boxes]
     layers, _ = ordered_layers(ids, edges, layers_of(ids, edges))
     tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in layers)
-    places: dict[str, tuple[float, float]] = {}
+    positions: dict[str, tuple[float, float]] = {}
     for number, layer in enumerate(layers):
         y = (tallest - sum(_height(id) + ROW_GAP for id in layer)) / 2
         for id in layer:
-            places[id] = (number * (NODE_WIDTH + LAYER_GAP) + 4, y + 4)
+            positions[id] = (number * (NODE_WIDTH + LAYER_GAP) + 4, y + 4)
             y += _height(id) + ROW_GAP
     width = len(layers) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 8
     parts = [
         f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.7 * width:.0f}px" role="img" '
         'aria-label="lineage of the artifacts" class="chart lineage">'
     ]
-    parts += [_arrow(edge, places) for edge in edges]
-    parts += [_node(box, *places[box.id]) for box in boxes]
+    parts += [_arrow(edge, positions) for edge in edges]
+    parts += [_node(box, *positions[box.id]) for box in boxes]
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -155,21 +155,21 @@ def _height(id: str) -> int:
     return 4 if "@" in id else NODE_HEIGHT
 
 
-def _arrow(edge: Edge, places: Mapping[str, tuple[float, float]]) -> str:
-    x, y = places[edge.source]
+def _arrow(edge: Edge, positions: Mapping[str, tuple[float, float]]) -> str:
+    x, y = positions[edge.source]
     x, y = x + NODE_WIDTH, y + NODE_HEIGHT / 2
     path = f"M{x:.0f},{y:.0f}"
     stops = sorted(
-        (p for id, p in places.items() if id.startswith(f"{edge.source}>{edge.target}@")), key=lambda p: p[0]
+        (p for id, p in positions.items() if id.startswith(f"{edge.source}>{edge.target}@")), key=lambda p: p[0]
     )
     for left, top in stops:
         path += _bend(x, y, left, top + 2) + f"L{left + NODE_WIDTH:.0f},{top + 2:.0f}"
         x, y = left + NODE_WIDTH, top + 2
-    left, top = places[edge.target]
+    left, top = positions[edge.target]
     path += _bend(x, y, left, top + NODE_HEIGHT / 2)
-    about = " (must exist first)" if edge.requires else f" (goes on from {edge.state})" if edge.state else ""
+    note = " (must exist first)" if edge.requires else f" (goes on from {edge.state})" if edge.state else ""
     kind = " requires" if edge.requires else " state" if edge.state else ""
-    label = escape(f"{edge.source} → {edge.target}{about}")
+    label = escape(f"{edge.source} → {edge.target}{note}")
     return f'<path class="edge{kind}" d="{path}"><title>{label}</title></path>'
 
 
@@ -178,12 +178,15 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{middle:.0f},{y:.0f} {middle:.0f},{to_y:.0f} {to_x:.0f},{to_y:.0f}"
 
 
-def _box(one: Artifact) -> Box:
-    is_model = one.stage in MODELS
-    if one.manifest is None:
-        return Box(one.id, one.id, "no manifest", one.id, is_model)
-    tooltip = f"{one.id}\nfingerprint {one.manifest.fingerprint}\ndigest {one.manifest.digest}\n{one.headline}"
-    return Box(one.id, one.id, one.manifest.digest[:10], tooltip, is_model)
+def _box(artifact: Artifact) -> Box:
+    is_model = artifact.stage in MODELS
+    if artifact.manifest is None:
+        return Box(artifact.id, artifact.id, "no manifest", artifact.id, is_model)
+    tooltip = (
+        f"{artifact.id}\nfingerprint {artifact.manifest.fingerprint}\n"
+        f"digest {artifact.manifest.digest}\n{artifact.headline}"
+    )
+    return Box(artifact.id, artifact.id, artifact.manifest.digest[:10], tooltip, is_model)
 
 
 def _node(box: Box, x: float, y: float) -> str:
@@ -211,11 +214,11 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     }
     drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else Markup("")
     lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
-    means = (
+    caption = (
         "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist, a bold one "
         "that a training goes on from a state of it."
     )
-    figures = [Figure("What descends from what", drawn, means, "", wide=True)] if drawn else []
+    figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
     table = Table("", ["node", "what came out", "what is known"], list(map(_known, nodes)), mono=(0,))
     return render_page(
         title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]

@@ -28,7 +28,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         [compact(found[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
     )
     halts = found["failures"]
-    every = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
+    checkpoint_interval = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
     laws = [
         (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
         for name, best in found["optimal"].items()
@@ -47,7 +47,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("layout", shape, ""),
         *((f"best for this compute, {name}", best, "") for name, best in laws),
         ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),
-        ("checkpoint every", every, ""),
+        ("checkpoint every", checkpoint_interval, ""),
     ]  # fmt: skip
 
 

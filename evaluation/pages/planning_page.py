@@ -72,16 +72,20 @@ _SCRIPT = """
 def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     """Return a self-contained page. found: the document of `stemma plan --json`. curves: from
     training/planner/laws/curves.py."""
-    said = [(what, value, span) for what, value, span in rows(found)]
+    table_rows = [(label, value, span) for label, value, span in rows(found)]
     sections = [
         Section(
-            "plan", "The plan", title(found), _drawn(found, curves), [Table("Figures", ["", "plan", "range"], said)]
+            "plan",
+            "The plan",
+            title(found),
+            _drawn(found, curves),
+            [Table("Figures", ["", "plan", "range"], table_rows)],
         ),
         Section("what-if", "What if", figures=[_sliders(found, curves)]),
         Section(
             "verdict",
             f"Train at all? {found['verdict']['choice']}",
-            " ".join(f"{one[0].upper()}{one[1:]}." for one in found["verdict"]["because"]),
+            " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in found["verdict"]["because"]),
         ),
         Section(
             "layouts",
@@ -90,7 +94,10 @@ def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
                 Table(
                     "Why they lost",
                     ["layout", "a step", "why"],
-                    [[one["layout"], f"{one['step_s']:.3g} s", one["why"]] for one in found["others"]],
+                    [
+                        [alternative["layout"], f"{alternative['step_s']:.3g} s", alternative["why"]]
+                        for alternative in found["others"]
+                    ],
                     numeric=(1,),
                 )
             ]
@@ -100,26 +107,26 @@ def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
         Section(
             "assumptions",
             "What this rests on",
-            tables=[Table("Assumptions", ["assumption"], [[one] for one in found["assumptions"]])],
+            tables=[Table("Assumptions", ["assumption"], [[assumption] for assumption in found["assumptions"]])],
         ),
     ]
     facts = [("model", found["model"]), ("devices", f"{found['gpus']} {found['gpu']}"), ("kernels", found["kernels"])]
     return render_page(f"Plan: {found['model']}", "training plan", facts, sections, script=_SCRIPT)
 
 
-def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
+def _drawn(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
     drawn = []
     devices = curves["devices"]
     chart = line_chart(
         "cost over devices",
-        [Line("cost", [(math.log2(one["gpus"]), one["cost_usd"]) for one in devices], "train")],
+        [Line("cost", [(math.log2(point["gpus"]), point["cost_usd"]) for point in devices], "train")],
         x_label="devices",
         y_label="USD",
         x_format=lambda power: compact(round(2**power)),
         from_zero=True,
     )
     if chart:
-        ends = ", ".join(f"{hours(one['hours'])} on {one['gpus']}" for one in (devices[0], devices[-1]))
+        ends = ", ".join(f"{hours(point['hours'])} on {point['gpus']}" for point in (devices[0], devices[-1]))
         weak = "Prices are taken as the same for any number; failures are not counted."
         drawn.append(Figure("Cost against devices", chart, f"Same model and tokens: {ends}.", weak))
     chart = line_chart(
@@ -130,13 +137,13 @@ def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
         x_format=lambda power: f"1e{power:g}",
     )
     if chart:
-        means = f"This plan spends {found['flops']:.1e} FLOPs.".replace("e+", "e")
-        if found["loss"]:
-            means += f" At its own size and length the law gives {found['loss']:.3f}."
+        caption = f"This plan spends {plan['flops']:.1e} FLOPs.".replace("e+", "e")
+        if plan["loss"]:
+            caption += f" At its own size and length the law gives {plan['loss']:.3f}."
         drawn.append(
-            Figure("Loss against compute", chart, means, "Of the text that the law was fitted on, not of yours.")
+            Figure("Loss against compute", chart, caption, "Of the text that the law was fitted on, not of yours.")
         )
-    parts = {name: value for name, value in found["memory_parts_gb"].items() if value > 0.005}
+    parts = {name: value for name, value in plan["memory_parts_gb"].items() if value > 0.005}
     chart = bar_chart(
         "memory by part",
         [(name, [Bar(value)]) for name, value in parts.items()],
@@ -146,28 +153,28 @@ def _drawn(found: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
         Figure(
             "Memory by part",
             chart,
-            f"{found['memory_gb_per_gpu']:.1f} GB at the fullest moment of a step.",
+            f"{plan['memory_gb_per_gpu']:.1f} GB at the fullest moment of a step.",
             "Counted, not measured on the device.",
         )
     )
     return drawn
 
 
-def _sliders(found: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
+def _sliders(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
     begin = {
-        "parameters": found["parameters"],
-        "tokens": found["tokens"],
-        "gpus": found["gpus"],
-        "mfu": found["mfu"],
-        "price": found["cost_usd"] / (found["hours"] * found["gpus"]),
+        "parameters": plan["parameters"],
+        "tokens": plan["tokens"],
+        "gpus": plan["gpus"],
+        "mfu": plan["mfu"],
+        "price": plan["cost_usd"] / (plan["hours"] * plan["gpus"]),
     }
     data = {
-        "flops_per_parameter_and_token": found["flops"] / found["parameters"] / found["tokens"],
-        "peak": found["tokens_per_s"] * found["flops"] / found["tokens"] / (found["gpus"] * found["mfu"]),
-        "kw": found["energy_kwh"] / (found["hours"] * found["gpus"]),
-        "carbon": found["carbon_kg"] / found["energy_kwh"],
+        "flops_per_parameter_and_token": plan["flops"] / plan["parameters"] / plan["tokens"],
+        "peak": plan["tokens_per_s"] * plan["flops"] / plan["tokens"] / (plan["gpus"] * plan["mfu"]),
+        "kw": plan["energy_kwh"] / (plan["hours"] * plan["gpus"]),
+        "carbon": plan["carbon_kg"] / plan["energy_kwh"],
         "law": curves["law"],
-        "passed": found["parameters_of_a_token"] / found["parameters"],
+        "passed": plan["parameters_of_a_token"] / plan["parameters"],
     }
     inputs = [
         f'<label style="display:grid;grid-template-columns:{_COLUMNS};gap:12px;align-items:center">{label}'
@@ -184,6 +191,6 @@ def _sliders(found: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         f'<div id="plan-sliders">{"".join(inputs)}</div><table>{"".join(outputs)}</table>'
         f'<script type="application/json" id="plan-data">{text}</script>'
     )
-    means = "Move the sliders: all figures are computed in this page, by the formulas of docs/planning.md."
+    caption = "Move the sliders: all figures are computed in this page, by the formulas of docs/planning.md."
     weak = "MFU does not follow the other sliders: take it from a plan of that size."
-    return Figure("What if", Markup(html), means, weak, wide=True)
+    return Figure("What if", Markup(html), caption, weak, wide=True)

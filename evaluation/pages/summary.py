@@ -51,15 +51,15 @@ def text_sources(pipeline: PipelineResults, model: str | None) -> list[TextSourc
 def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifact]:
     """Return the documents that became the shards of a model and its ancestors, the first first; see `text_sources`."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)] if model else []
-    found: dict[Path, Artifact] = {}
-    for one in line or [pipeline.artifacts[id] for id in pipeline.steps("pretrain")]:
-        for documents in _documents_of(pipeline, one):
-            found.setdefault(documents.folder, documents)
-    if found:
-        return list(found.values())
+    artifacts: dict[Path, Artifact] = {}
+    for artifact in line or [pipeline.artifacts[id] for id in pipeline.steps("pretrain")]:
+        for documents in _documents_of(pipeline, artifact):
+            artifacts.setdefault(documents.folder, documents)
+    if artifacts:
+        return list(artifacts.values())
     # The shards, or the documents they were made from, are not in the pipeline.
-    known = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
-    return [one for one in known if _sources(one)][:1]
+    candidates = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
+    return [artifact for artifact in candidates if _sources(artifact)][:1]
 
 
 def _documents_of(pipeline: PipelineResults, trained: Artifact) -> list[Artifact]:
@@ -73,35 +73,38 @@ def _documents_of(pipeline: PipelineResults, trained: Artifact) -> list[Artifact
     return [*earlier, *([documents] if documents else [])]
 
 
-def _input(pipeline: PipelineResults, one: Artifact, name: str) -> Artifact | None:
-    wanted = one.manifest.inputs.get(name) if one.manifest else None
-    return pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+def _input(pipeline: PipelineResults, artifact: Artifact, name: str) -> Artifact | None:
+    reference = artifact.manifest.inputs.get(name) if artifact.manifest else None
+    return pipeline.by_address(reference.stage, reference.fingerprint) if reference else None
 
 
 def sources_of(documents: Sequence[Artifact]) -> list[TextSource]:
     """Return all sources of these documents, each once."""
-    return list(dict.fromkeys(source for one in documents for source in _sources(one)))
+    return list(dict.fromkeys(source for artifact in documents for source in _sources(artifact)))
 
 
 def _sources(documents: Artifact) -> list[TextSource]:
-    found: Mapping[str, Any] = documents.read_json("sources.json") or {}
+    sources: Mapping[str, Any] = documents.read_json("sources.json") or {}
     return [
-        TextSource(name, one["licence"], one["language"], one["documents"], one["bytes"]) for name, one in found.items()
+        TextSource(name, source["licence"], source["language"], source["documents"], source["bytes"])
+        for name, source in sources.items()
     ]
 
 
 def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
     """Return the models from the first to this one, each made from the previous one."""
-    found = [model]
-    while parent := pipeline.parent(found[0]):
-        found.insert(0, parent)
-    return found
+    names = [model]
+    while parent := pipeline.parent(names[0]):
+        names.insert(0, parent)
+    return names
 
 
 def architecture(line: Sequence[Artifact], parameters: float | None = None) -> str:
     """Return `llama language model of 5.26M parameters (4 layers of width 256, …)`, from the last config.json of
     these."""
-    config: Mapping[str, Any] = next((found for one in reversed(line) if (found := one.read_json("config.json"))), {})
+    config: Mapping[str, Any] = next(
+        (content for artifact in reversed(line) if (content := artifact.read_json("config.json"))), {}
+    )
     parts = []
     if isinstance(layers := config.get("num_hidden_layers"), int):
         parts.append(f"{layers} layers" + (f" of width {config['hidden_size']:,}" if "hidden_size" in config else ""))
@@ -112,46 +115,50 @@ def architecture(line: Sequence[Artifact], parameters: float | None = None) -> s
     ):
         if isinstance(config.get(key), int):
             parts.append(words.format(config[key]))
-    of = f" of {compact(parameters)} parameters" if parameters else ""
-    return f"{config.get('model_type', 'unknown')} language model{of}" + (f" ({', '.join(parts)})" if parts else "")
+    parameter_note = f" of {compact(parameters)} parameters" if parameters else ""
+    return f"{config.get('model_type', 'unknown')} language model{parameter_note}" + (
+        f" ({', '.join(parts)})" if parts else ""
+    )
 
 
 def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
     """Describe a model in sentences: architecture, text, training. machine: include duration and devices."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
-    parameters = next((one.figures["parameters"] for one in line if "parameters" in one.figures), None)
-    said = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
-    said += [sentence for one in line if (sentence := _training(pipeline, one))]
-    trained = [one.manifest for one in line if one.manifest]
+    parameters = next((artifact.figures["parameters"] for artifact in line if "parameters" in artifact.figures), None)
+    sentences = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
+    sentences += [sentence for artifact in line if (sentence := _training(pipeline, artifact))]
+    trained = [artifact.manifest for artifact in line if artifact.manifest]
     if trained and machine:
-        devices = " and ".join(sorted({one.device for one in trained if one.device}))
-        took = seconds(sum(one.seconds for one in trained))
-        said.append(f"Training took {took}" + (f" on {devices}." if devices else "."))
-    return said
+        devices = " and ".join(sorted({manifest.device for manifest in trained if manifest.device}))
+        duration = seconds(sum(manifest.seconds for manifest in trained))
+        sentences.append(f"Training took {duration}" + (f" on {devices}." if devices else "."))
+    return sentences
 
 
-def _training(pipeline: PipelineResults, one: Artifact) -> str:
-    figures = one.figures
-    match one.stage:
+def _training(pipeline: PipelineResults, artifact: Artifact) -> str:
+    figures = artifact.figures
+    match artifact.stage:
         case "pretrain":
             tokens = f" on {compact(figures['tokens'])} tokens" if "tokens" in figures else ""
-            goes_on = one.branch or (one.manifest and "model" in one.manifest.inputs)
-            return f"Pretraining: from {'another model' if goes_on else 'scratch'}{tokens}{_of_text(pipeline, one)}."
+            goes_on = artifact.branch or (artifact.manifest and "model" in artifact.manifest.inputs)
+            return (
+                f"Pretraining: from {'another model' if goes_on else 'scratch'}{tokens}{_of_text(pipeline, artifact)}."
+            )
         case "base_model":
             return "It begins with an existing model that was taken over."
         case "sft":
-            pairs = _pairs(pipeline, one, "instructions")
+            pairs = _pairs(pipeline, artifact, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
         case "preference_tuning":
-            pairs = _pairs(pipeline, one, "preferences")
-            return f"Alignment: {one.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
+            pairs = _pairs(pipeline, artifact, "preferences")
+            return f"Alignment: {artifact.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
         case "rlhf":
-            wanted = one.manifest.inputs.get("reward_model") if one.manifest else None
-            judge = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+            reference = artifact.manifest.inputs.get("reward_model") if artifact.manifest else None
+            judge = pipeline.by_address(reference.stage, reference.fingerprint) if reference else None
             right = judge.figures.get("heldout_accuracy") if judge else None
-            of = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
-            against = f"a reward model{of}" if wanted else "rules that check answers"
-            return f"Alignment: {one.algorithm} against {against}."
+            accuracy_note = f" that is right in {percent(right, 0)} of held-out pairs" if right is not None else ""
+            reward_source = f"a reward model{accuracy_note}" if reference else "rules that check answers"
+            return f"Alignment: {artifact.algorithm} against {reward_source}."
     return ""
 
 
@@ -159,23 +166,23 @@ def _of_text(pipeline: PipelineResults, trained: Artifact) -> str:
     sources = sources_of(_documents_of(pipeline, trained) or documents_read(pipeline, None)[:1])
     if not sources:
         return ""
-    names = ", ".join(one.name for one in sources)
-    languages = " and ".join(language(code) for code in sorted({one.language for one in sources}) if code)
+    names = ", ".join(source.name for source in sources)
+    languages = " and ".join(language(code) for code in sorted({source.language for source in sources}) if code)
     kind = f"{languages} text" if languages else "text"
-    return f", out of {size(sum(one.bytes for one in sources))} of {kind} ({names})"
+    return f", out of {size(sum(source.bytes for source in sources))} of {kind} ({names})"
 
 
-def _pairs(pipeline: PipelineResults, one: Artifact, name: str) -> float | None:
-    wanted = one.manifest.inputs.get(name) if one.manifest else None
-    found = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
-    return found.figures.get("train_pairs") if found else None
+def _pairs(pipeline: PipelineResults, artifact: Artifact, name: str) -> float | None:
+    reference = artifact.manifest.inputs.get(name) if artifact.manifest else None
+    source = pipeline.by_address(reference.stage, reference.fingerprint) if reference else None
+    return source.figures.get("train_pairs") if source else None
 
 
 def frank_verdict(pipeline: PipelineResults, model: str) -> str:
     """Return a frank statement of a model's use, by its size and its text; "" if neither is known to be small."""
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = line[0].figures.get("parameters")
-    read = [_bytes_read(pipeline, one) for one in line if one.stage == "pretrain" or one is line[0]]
+    read = [_bytes_read(pipeline, artifact) for artifact in line if artifact.stage == "pretrain" or artifact is line[0]]
     if not parameters or not all(read):
         return ""
     small, little = GPT2_PARAMETERS / parameters, GPT2_TEXT_BYTES / sum(read)
@@ -209,18 +216,18 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         if any(values.values()):
             rows.append((name, dict(values)))
 
-    def shown(figures: Mapping[str, float], name: str, *, share: bool = False, digits: int = 2) -> str:
-        found = interval_of(dict(figures), name)
-        return _cell(found, share, digits) if found else ""
+    def format_figure(figures: Mapping[str, float], name: str, *, share: bool = False, digits: int = 2) -> str:
+        interval = interval_of(dict(figures), name)
+        return _cell(interval, share, digits) if interval else ""
 
-    own = {name: pipeline.model(name).figures for name in models}
-    texts = {_validated_on(pipeline.model(name)) for name in models if "validation_loss" in own[name]}
-    each = ", each of its own text" if len(texts) > 1 else ""
-    losses = {name: shown(own[name], "validation_loss", digits=3) for name in models}
-    add(f"validation loss, nats a token{each}", losses)
-    bits = {name: own[name].get("bits_per_byte", math.nan) for name in models}
+    model_figures = {name: pipeline.model(name).figures for name in models}
+    texts = {_validated_on(pipeline.model(name)) for name in models if "validation_loss" in model_figures[name]}
+    text_note = ", each of its own text" if len(texts) > 1 else ""
+    losses = {name: format_figure(model_figures[name], "validation_loss", digits=3) for name in models}
+    add(f"validation loss, nats a token{text_note}", losses)
+    bits = {name: model_figures[name].get("bits_per_byte", math.nan) for name in models}
     add(
-        f"bits per byte of validation text{each}",
+        f"bits per byte of validation text{text_note}",
         {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()},
     )
     for stage, label, figure, share in (
@@ -236,20 +243,25 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),
         ("rlhf", "judge's score on held-out prompts", "heldout_judge", False),
     ):
-        by = {"heldout_reward": "reward_model", "heldout_judge": "judge"}.get(figure, "")
+        input_name = {"heldout_reward": "reward_model", "heldout_judge": "judge"}.get(figure, "")
         values: dict[str, dict[str, str]] = {}
         for id in pipeline.steps(stage):
             # Scores of different reward models have no common scale.
-            of = values.setdefault(" and ".join(pipeline.input_steps(id, by)) if by else "", {})
+            by_model = values.setdefault(" and ".join(pipeline.input_steps(id, input_name)) if input_name else "", {})
             for role, model in pipeline.roles(id).items():
-                if found := shown(pipeline.figures(id), f"{figure}_{role}", share=share):
-                    of.setdefault(model, found)
+                if cell := format_figure(pipeline.figures(id), f"{figure}_{role}", share=share):
+                    by_model.setdefault(model, cell)
         several = sum(map(bool, values.values())) > 1
-        for judge, of in values.items():
-            add(f"{label}, by {judge or 'another'}" if several else label, {name: of.get(name, "") for name in models})
+        for judge, by_model in values.items():
+            add(
+                f"{label}, by {judge or 'another'}" if several else label,
+                {name: by_model.get(name, "") for name in models},
+            )
     scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
-    for task in dict.fromkeys(task for found in scores.values() for task in found):
-        cells = {name: found[task]["acc"] for name, found in scores.items() if "acc" in found.get(task, {})}
+    for task in dict.fromkeys(task for task_scores in scores.values() for task in task_scores):
+        cells = {
+            name: task_scores[task]["acc"] for name, task_scores in scores.items() if "acc" in task_scores.get(task, {})
+        }
         chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
         add(f"{task}, right{chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
     safety = {name: pipeline.evaluation("safety", name) for name in models}
@@ -258,8 +270,15 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("prompts with a toxic continuation", "toxicity_probability", True),
         ("memorised training sequences", "memorised_share", True),
     ):
-        add(label, {name: shown(one.figures, figure, share=share) for name, one in safety.items() if one})
-    stereotypes = {name: one.figures.get("stereotype_score") for name, one in safety.items() if one}
+        add(
+            label,
+            {
+                name: format_figure(artifact.figures, figure, share=share)
+                for name, artifact in safety.items()
+                if artifact
+            },
+        )
+    stereotypes = {name: artifact.figures.get("stereotype_score") for name, artifact in safety.items() if artifact}
     scores_of = {name: f"{value:.0f} %" for name, value in stereotypes.items() if value is not None}
     add("stereotype score (50 % is no preference)", scores_of)
     return [[label, *(values.get(name) or "–" for name in models)] for label, values in rows]
@@ -275,7 +294,7 @@ def _interval(cell: Mapping[str, float]) -> Interval:
     return Interval(cell["value"], cell.get("low", math.nan), cell.get("high", math.nan))
 
 
-def _cell(found: Interval, share: bool, digits: int) -> str:
+def _cell(interval: Interval, share: bool, digits: int) -> str:
     if share:
-        return f"{percent(found.value, min(digits, 1))} {between_percent(found, min(digits, 1))}".strip()
-    return f"{fixed(found.value, digits)} {between(found, digits)}".strip()
+        return f"{percent(interval.value, min(digits, 1))} {between_percent(interval, min(digits, 1))}".strip()
+    return f"{fixed(interval.value, digits)} {between(interval, digits)}".strip()

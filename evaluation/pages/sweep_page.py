@@ -26,11 +26,11 @@ def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
     counts = [f"{sum(t['status'] == s for t in document['trials'])} {s}" for s in ("done", "pruned", "failed")]
     facts = [
         ("measured", f"{document['measure']}, {better} is better"),
-        ("trials", ", ".join(one for one in counts if not one.startswith("0 "))),
+        ("trials", ", ".join(count for count in counts if not count.startswith("0 "))),
         ("seeds", ", ".join(map(str, document["seeds"]))),
         ("settings", {"grid": "every combination"}.get(document["sampler"], f"drawn by {document['sampler']}")),
     ]
-    styles = {row["arm"]: STYLES[place % COLOURED] for place, row in enumerate(document["settings"][:COLOURED])}
+    styles = {row["arm"]: STYLES[index % COLOURED] for index, row in enumerate(document["settings"][:COLOURED])}
     sections = [
         _leaderboard(document),
         _ablations(document),
@@ -57,8 +57,8 @@ def bounds(row: Mapping[str, Any]) -> str:
 
 def _leaderboard(document: Mapping[str, Any]) -> Section:
     rows = [
-        [str(place), row["name"], number(row["mean"]), number(row["sd"]), bounds(row), str(row["done"]), row["status"]]
-        for place, row in enumerate(document["settings"], 1)
+        [str(rank), row["name"], number(row["mean"]), number(row["sd"]), bounds(row), str(row["done"]), row["status"]]
+        for rank, row in enumerate(document["settings"], 1)
     ]
     columns = ["", "settings", document["measure"], "sd", "95 % interval", "seeds", ""]
     best = document["best"]
@@ -90,17 +90,21 @@ def _ablations(document: Mapping[str, Any]) -> Section:
 
 def law_sentences(law: Mapping[str, Any]) -> list[str]:
     """Return the law, and its prediction for the held-out run, in sentences."""
-    of, spans, held = law["law"], law["intervals"], law["held_out"]
-    ends = {name: f"{number(of[name])} ({number(spans[name][0])} to {number(spans[name][1])})" for name in of}
-    inside = "within" if held["low"] <= held["loss"] <= held["high"] else "outside"
+    coefficients, spans, held_out = law["law"], law["intervals"], law["held_out"]
+    ends = {
+        name: f"{number(coefficients[name])} ({number(spans[name][0])} to {number(spans[name][1])})"
+        for name in coefficients
+    }
+    relation = "within" if held_out["low"] <= held_out["loss"] <= held_out["high"] else "outside"
     return [
-        f"L(N, D) = {number(of['E'])} + {number(of['A'])} / N^{of['alpha']:.3f} + "
-        f"{number(of['B'])} / D^{of['beta']:.3f}"
+        f"L(N, D) = {number(coefficients['E'])} + {number(coefficients['A'])} / N^{coefficients['alpha']:.3f} + "
+        f"{number(coefficients['B'])} / D^{coefficients['beta']:.3f}"
         f", fitted to {law['runs']} runs, off by {100 * law['rmse_log']:.2f} % (root mean square)",
-        f"95 % by bootstrap: {', '.join(f'{name} {said}' for name, said in ends.items())}",
-        f"held out: {number(held['parameters'])} parameters, {number(held['tokens'])} tokens; predicted "
-        f"{held['predicted']:.4f} ({held['low']:.4f} to {held['high']:.4f}), measured {held['loss']:.4f}, "
-        f"a miss of {100 * held['miss']:+.2f} %, {inside} the interval of the law",
+        f"95 % by bootstrap: {', '.join(f'{name} {text}' for name, text in ends.items())}",
+        f"held out: {number(held_out['parameters'])} parameters, {number(held_out['tokens'])} tokens; predicted "
+        f"{held_out['predicted']:.4f} ({held_out['low']:.4f} to {held_out['high']:.4f}), "
+        f"measured {held_out['loss']:.4f}, "
+        f"a miss of {100 * held_out['miss']:+.2f} %, {relation} the interval of the law",
     ]
 
 
@@ -108,47 +112,47 @@ def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
     """Return the best size at each budget, and its growth, in sentences."""
     if not found:
         return ["no three sizes were trained with the same compute, so that there is no IsoFLOP profile"]
-    said = [
-        f"at {number(one['flops'])} FLOPs a parabola through {len(one['points'])} sizes is lowest at "
-        f"{number(one['best']['parameters'])} parameters and {number(one['best']['tokens'])} tokens, "
-        f"loss {one['best']['loss']:.4f}"
-        if one["best"]
-        else f"at {number(one['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
-        for one in found["budgets"]
+    sentences = [
+        f"at {number(budget['flops'])} FLOPs a parabola through {len(budget['points'])} sizes is lowest at "
+        f"{number(budget['best']['parameters'])} parameters and {number(budget['best']['tokens'])} tokens, "
+        f"loss {budget['best']['loss']:.4f}"
+        if budget["best"]
+        else f"at {number(budget['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
+        for budget in found["budgets"]
     ]
     if found["exponent"] is not None:
-        said.append(
+        sentences.append(
             f"the best size grows with compute to the power of {found['exponent']:.2f}, tokens to that of "
             f"{1 - found['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
         )
-    return said
+    return sentences
 
 
-def _isoflop(found: Mapping[str, Any] | None) -> Figure | None:
+def _isoflop(result: Mapping[str, Any] | None) -> Figure | None:
     """Draw loss against parameters, one colour per budget: runs as dots, parabolas, and a line through their minima."""
-    if not found:
+    if not result:
         return None
     lines, legend = [], []
-    for place, one in enumerate(found["budgets"]):
-        style, label = STYLES[place % COLOURED], f"{number(one['flops'])} FLOPs"
-        dots = [(math.log10(point["parameters"]), point["loss"]) for point in one["points"]]
+    for index, budget in enumerate(result["budgets"]):
+        style, label = STYLES[index % COLOURED], f"{number(budget['flops'])} FLOPs"
+        dots = [(math.log10(point["parameters"]), point["loss"]) for point in budget["points"]]
         low, high = dots[0][0], dots[-1][0]
-        across = [low + (high - low) * step / 60 for step in range(61)]
-        c0, c1, c2 = one["parabola"]
-        logs = [(x, x * math.log(10)) for x in across]
+        xs = [low + (high - low) * step / 60 for step in range(61)]
+        c0, c1, c2 = budget["parabola"]
+        logs = [(x, x * math.log(10)) for x in xs]
         lines.append(Line(label, [(x, c0 + c1 * log + c2 * log * log) for x, log in logs], style))
         lines.append(Line(label, dots, style, joined=False))
         legend.append((label, style))
-    best = [one["best"] for one in found["budgets"] if one["best"]]
-    minima = [(math.log10(one["parameters"]), one["loss"]) for one in best]
+    best = [budget["best"] for budget in result["budgets"] if budget["best"]]
+    minima = [(math.log10(minimum["parameters"]), minimum["loss"]) for minimum in best]
     lines.append(Line("lowest points", minima, STYLES[-1]))
     chart = line_chart(
         "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats a token)", width=900
     )
     weak = "Where a size was not trained with exactly that compute, its loss lies on a curve through its own runs."
-    means = ". ".join(one[:1].upper() + one[1:] for one in isoflop_sentences(found)) + "."
+    caption = ". ".join(sentence[:1].upper() + sentence[1:] for sentence in isoflop_sentences(result)) + "."
     legend += [("lowest points", STYLES[-1])] if minima else []
-    return Figure("IsoFLOP: loss against parameters, a line a budget", chart, means, weak, legend, wide=True)
+    return Figure("IsoFLOP: loss against parameters, a line a budget", chart, caption, weak, legend, wide=True)
 
 
 def _law(law: Mapping[str, Any] | None) -> Section:
@@ -156,12 +160,14 @@ def _law(law: Mapping[str, Any] | None) -> Section:
         return Section("law", "Scaling law")
     sizes: dict[float, list[Point]] = {}
     for point in law["points"]:
-        at = math.log10(6 * point["parameters"] * point["tokens"])
-        sizes.setdefault(point["parameters"], []).append((at, point["loss"]))
-    styles = [STYLES[place % COLOURED] for place in range(len(sizes))]
+        log_flops = math.log10(6 * point["parameters"] * point["tokens"])
+        sizes.setdefault(point["parameters"], []).append((log_flops, point["loss"]))
+    styles = [STYLES[index % COLOURED] for index in range(len(sizes))]
     drawn = sorted(sizes.items())
     labels = [f"{number(size)} parameters" for size, _ in drawn]
-    lines = [Line(label, sorted(of), style) for label, (_, of), style in zip(labels, drawn, styles, strict=True)]
+    lines = [
+        Line(label, sorted(points), style) for label, (_, points), style in zip(labels, drawn, styles, strict=True)
+    ]
     chart = line_chart(
         "loss against compute",
         lines,
@@ -181,15 +187,17 @@ def _law(law: Mapping[str, Any] | None) -> Section:
 def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
     figures = []
     if plot := parallel_coordinates(document, styles):
-        means = "A line a choice of settings, from its values to what came out; the best are coloured as in the curves."
-        figures.append(Figure("Parallel coordinates", plot, means, "", wide=True))
+        caption = (
+            "A line a choice of settings, from its values to what came out; the best are coloured as in the curves."
+        )
+        figures.append(Figure("Parallel coordinates", plot, caption, "", wide=True))
     if shares := document["importance"]:
         drawn = sorted(shares.items(), key=lambda item: -item[1])
         rows = [(key.rpartition(".")[2], [Bar(share)]) for key, share in drawn]
         chart = bar_chart("importance", rows, value_format=lambda value: f"{100 * value:.0f} %")
-        means = "The share of the differences that each key explains by itself or with others (fANOVA)."
+        caption = "The share of the differences that each key explains by itself or with others (fANOVA)."
         weak = "Estimated by a forest of trees on these trials alone: of few trials it says little."
-        figures.append(Figure("Importance of the keys", chart, means, weak))
+        figures.append(Figure("Importance of the keys", chart, caption, weak))
     return Section("keys", "Keys", "", figures)
 
 
@@ -202,25 +210,25 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
     height, top, bottom, left, right = 300, 34, 18, 70, 90
     axes = [_axis(key.rpartition(".")[2], [row["settings"].get(key) for row in rows]) for key in keys]
     axes.append(_axis(document["measure"], [row["mean"] for row in rows]))
-    xs = [left + (width - left - right) * place / (len(axes) - 1) for place in range(len(axes))]
+    xs = [left + (width - left - right) * index / (len(axes) - 1) for index in range(len(axes))]
     deep = height - top - bottom
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="parallel coordinates" class="chart">']
     for x, (title, _, _) in zip(xs, axes, strict=True):
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}"/>')
         parts.append(f'<text class="axis" x="{x:.1f}" y="14" text-anchor="middle">{escape(title)}</text>')
     for number_of, row in reversed(list(enumerate(rows))):  # the best is drawn last, on top
-        ys = [top + deep * (1 - places[number_of]) for _, _, places in axes]
+        ys = [top + deep * (1 - positions[number_of]) for _, _, positions in axes]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
         style = styles.get(row["arm"], "base faint")
         message = escape(f"{row['name']}: {number(row['mean'])}")
         parts.append(f'<polyline class="line {style}" points="{points}"><title>{message}</title></polyline>')
     for x, (_, labels, _) in zip(xs, axes, strict=True):  # after the lines, which would run through them
         # Left of the first axis there are no lines at all.
-        at, anchor = (x - 6, "end") if x == left else (x + 6, "start")
-        for place, label in _apart(labels, 13 / deep):
-            y = top + deep * (1 - place) + 3.5
+        label_x, anchor = (x - 6, "end") if x == left else (x + 6, "start")
+        for position, label in _apart(labels, 13 / deep):
+            y = top + deep * (1 - position) + 3.5
             parts.append(
-                f'<text class="level-label" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+                f'<text class="level-label" x="{label_x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
             )
     return Markup("".join([*parts, "</svg>"]))
 
@@ -228,9 +236,9 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
 def _apart(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
     """Return the labels that do not overlap; of two overlapping labels, the one nearer to an end. Both ends stay."""
     kept: list[tuple[float, str]] = []
-    for place, label in sorted(labels, key=lambda one: min(one[0], 1 - one[0])):
-        if all(abs(place - other) >= least for other, _ in kept):
-            kept.append((place, label))
+    for position, label in sorted(labels, key=lambda entry: min(entry[0], 1 - entry[0])):
+        if all(abs(position - other_position) >= least for other_position, _ in kept):
+            kept.append((position, label))
     return kept
 
 
@@ -241,15 +249,21 @@ def _axis(title: str, values: Sequence[Any]) -> tuple[str, list[tuple[float, str
         log = min(values) > 0 and max(values) / min(values) > 10
         scale = [math.log(value) if log else float(value) for value in values]
         low, high = min(scale), max(scale)
-        places = [(value - low) / (high - low) if high > low else 0.5 for value in scale]
-        labels = dict(zip(places, map(number, values), strict=True))
+        positions = [(value - low) / (high - low) if high > low else 0.5 for value in scale]
+        labels = dict(zip(positions, map(number, values), strict=True))
         if len(labels) > 6:
-            labels = {place: label for place, label in labels.items() if place in (0.0, 1.0)}
-        return title, list(labels.items()), places
+            labels = {position: label for position, label in labels.items() if position in (0.0, 1.0)}
+        return title, list(labels.items()), positions
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-    known = list(dict.fromkeys(texts))
-    at = {text: (place / (len(known) - 1) if len(known) > 1 else 0.5) for place, text in enumerate(known)}
-    return title, [(place, text[:18]) for text, place in at.items()], [at[text] for text in texts]
+    distinct = list(dict.fromkeys(texts))
+    position_of = {
+        text: (index / (len(distinct) - 1) if len(distinct) > 1 else 0.5) for index, text in enumerate(distinct)
+    }
+    return (
+        title,
+        [(position, text[:18]) for text, position in position_of.items()],
+        [position_of[text] for text in texts],
+    )
 
 
 def _curves_lead(document: Mapping[str, Any]) -> str:
@@ -262,14 +276,14 @@ def _curves(document: Mapping[str, Any], curves: Curves, styles: Mapping[int, st
     figures = []
     for title, by_trial in curves.items():
         lines = []
-        for place, points in by_trial.items():
-            arm = document["trials"][place]["arm"]
+        for number, points in by_trial.items():
+            arm = document["trials"][number]["arm"]
             lines.append(Line(names[arm], points, styles.get(arm, "base"), faint=arm not in styles))
         lines.sort(key=lambda line: not line.faint)
         chart = line_chart(title, lines, x_label="batch", y_label="loss (nats a token)", width=900)
         if chart:
-            shown = {document["trials"][place]["arm"] for place in by_trial}
-            legend = [(names[arm], style) for arm, style in styles.items() if arm in shown]
+            arms = {document["trials"][number]["arm"] for number in by_trial}
+            legend = [(names[arm], style) for arm, style in styles.items() if arm in arms]
             figures.append(Figure(title, chart, "", "", legend, wide=True))
     return figures
 

@@ -42,7 +42,7 @@ class Claim:
 
 def claims(pipeline: PipelineResults) -> list[Claim]:
     """Return a claim for each step of a stage that promises something, and for each model at the end of a chain."""
-    found: list[Claim | None] = []
+    candidates: list[Claim | None] = []
     judges = pipeline.judges()
     for stage, claim_of in (
         ("pretrain", _pretrain),
@@ -55,16 +55,16 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
             if id in judges:
                 continue  # it promises nothing; its findings are part of the alignment's claim
             claim = claim_of(pipeline, id)
-            found.append(_named(claim, stage, id if id != stage else "") if claim else None)
+            candidates.append(_named(claim, stage, id if id != stage else "") if claim else None)
     for id in pipeline.steps("rlhf"):
         claim = _verified(pipeline, id)
-        found.append(_named(claim, "verified", id if id != "rlhf" else "") if claim else None)
+        candidates.append(_named(claim, "verified", id if id != "rlhf" else "") if claim else None)
     pairs = pipeline.first_and_last()
     for about, compare in (("tax", _tax), ("toxicity", _safety)):
         for first, last in pairs:
             claim = compare(pipeline, first, last)
-            found.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
-    return [claim for claim in found if claim]
+            candidates.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
+    return [claim for claim in candidates if claim]
 
 
 def _named(claim: Claim, about: str, name: str) -> Claim:
@@ -86,13 +86,13 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
         return None
     unigram, bigram = figures.get("unigram_loss", math.nan), figures["bigram_loss"]
     state = _beyond(Interval(-loss.value, -loss.high, -loss.low), -min(bigram, unigram))
-    said = {
+    conclusion = {
         "holds": "is below both a unigram and a bigram model of the same tokens",
         "undecided": "cannot be told from the better of the two n-gram models",
         "fails": "is not below both n-gram models: the network learnt less than counting pairs of tokens would give",
     }[state]
     text = (
-        f"Validation loss {fixed(loss.value, 3)} nats a token {between(loss, 3)} {said} "
+        f"Validation loss {fixed(loss.value, 3)} nats a token {between(loss, 3)} {conclusion} "
         f"(unigram {fixed(unigram, 3)}, bigram {fixed(bigram, 3)})."
     )
     gain = f"{fixed(loss.value)} nats a token against {fixed(min(bigram, unigram))}"
@@ -111,17 +111,18 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
         return None
     ends, before = interval_of(figures, "ends_share_sft"), interval_of(figures, "ends_share_base")
     state = _beyond(improvement, 0)
-    said = {
+    conclusion = {
         "holds": f"fell by {fixed(improvement.value, 2)} nats a token {between(improvement)}",
         "undecided": f"changed by {signed(-improvement.value, 2)}; the interval {between(improvement)} of the "
         "improvement includes zero, so that no change is possible",
         "fails": f"rose by {fixed(-improvement.value, 2)} nats a token",
     }[state]
-    text = f"Loss on held-out instructions {said}."
-    of_text = interval_of(figures, "improvement_text")
-    if of_text is not None:
-        word = "still" if of_text.low > 0 else "no longer surely"
-        text += f" Without the end-of-answer token it {word} improves: {signed(of_text.value)} {between(of_text)}."
+    text = f"Loss on held-out instructions {conclusion}."
+    text_improvement = interval_of(figures, "improvement_text")
+    if text_improvement is not None:
+        word = "still" if text_improvement.low > 0 else "no longer surely"
+        gain = f"{signed(text_improvement.value)} {between(text_improvement)}"
+        text += f" Without the end-of-answer token it {word} improves: {gain}."
     text += on_the_way(pipeline.sampled(id))
     if ends is not None:
         was = f", before {percent(before.value)}" if before is not None else ""
@@ -139,7 +140,7 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
         "undecided": "No effect of instruction tuning is shown on held-out instructions",
         "fails": "Instruction tuning harmed on held-out instructions",
     }[state]
-    if state == "holds" and of_text is not None and of_text.low <= 0:
+    if state == "holds" and text_improvement is not None and text_improvement.low <= 0:
         state, title = "slight", "Instruction tuning taught answers to end; that it bettered their text is not shown"
     elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:
         state, title = "slight", "Instruction tuning helped a little on held-out instructions"
@@ -151,12 +152,12 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
     if accuracy is None:
         return None
     state = _beyond(accuracy, 0.5)
-    said = {
+    conclusion = {
         "holds": "significantly better than chance",
         "undecided": "which cannot be told from chance (50 %), so that what is gained by it means little",
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
-    text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {said}."
+    text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {conclusion}."
     text += _by_source(pipeline.figures(id))
     text += on_the_way(pipeline.sampled(id))
     right = percent(accuracy.value, 0)
@@ -176,26 +177,28 @@ def _by_source(figures: dict[str, float]) -> str:
     """Return the accuracy on each source's pairs, if there are several sources."""
     key = "heldout_accuracy_of_"
     sources = [name for name in figures if name.startswith(key) and not name.endswith(("_low", "_high"))]
-    found = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
-    said = [f"{percent(one.value)} {between_percent(one)} of {name}" for name, one in found if one]
-    return f" By source: {', '.join(said)}." if said else ""
+    accuracies = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
+    parts = [
+        f"{percent(accuracy.value)} {between_percent(accuracy)} of {name}" for name, accuracy in accuracies if accuracy
+    ]
+    return f" By source: {', '.join(parts)}." if parts else ""
 
 
 def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
-    figures, by = pipeline.figures(id), pipeline.algorithm(id)
+    figures, algorithm = pipeline.figures(id), pipeline.algorithm(id)
     win_rate, margin = interval_of(figures, "win_rate"), interval_of(figures, "margin")
     chosen, divergence = interval_of(figures, "chosen_rise"), interval_of(figures, "kl_to_reference")
     if win_rate is None or margin is None:
         return None
     state = _beyond(win_rate, 0.5)
-    said = {
+    conclusion = {
         "holds": "more than chance",
         "undecided": "which cannot be told from chance (50 %)",
         "fails": "less than chance: the rejected answers gained",
     }[state]
     text = (
         f"In {percent(win_rate.value)} of held-out pairs {between_percent(win_rate)} the chosen answer gained more "
-        f"probability than the rejected one, {said}; by {signed(margin.value)} nats an answer {between(margin)}."
+        f"probability than the rejected one, {conclusion}; by {signed(margin.value)} nats an answer {between(margin)}."
     )
     if chosen is not None:
         text += f" The chosen answers themselves changed by {signed(chosen.value)} {between(chosen)}."
@@ -203,9 +206,9 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
         text += f" The KL divergence from the model before is {fixed(divergence.value)} nats {between(divergence)}."
     share = percent(win_rate.value, 0)
     title = {
-        "holds": f"{by} learnt the preference: the chosen answer gained more in {share} of pairs",
-        "undecided": f"That {by} learnt the preference is not shown: {share} of pairs",
-        "fails": f"{by} learnt the opposite of the preference: {share} of pairs",
+        "holds": f"{algorithm} learnt the preference: the chosen answer gained more in {share} of pairs",
+        "undecided": f"That {algorithm} learnt the preference is not shown: {share} of pairs",
+        "fails": f"{algorithm} learnt the opposite of the preference: {share} of pairs",
     }[state]
     if state == "holds" and chosen is not None and chosen.high < 0:
         state = "slight"
@@ -219,39 +222,42 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
     if gain is None:
         return None
     state = _beyond(gain, 0)
-    said = {
+    conclusion = {
         "holds": f"rose by {fixed(gain.value)} {between(gain)}",
         "undecided": f"changed by {signed(gain.value)}, with an interval {between(gain)} that includes zero",
         "fails": f"fell by {fixed(-gain.value)} {between(gain)}",
     }[state]
-    text = f"Reward on held-out prompts {said}"
+    text = f"Reward on held-out prompts {conclusion}"
     if divergence is not None:
         text += (
             f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
         )
-    level, by = interval_of(figures, "reward_gain_equal_length"), pipeline.algorithm(id)
+    level, algorithm = interval_of(figures, "reward_gain_equal_length"), pipeline.algorithm(id)
     if level:
         text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"
     text += f".{_effect(pipeline, id, 'rewards', gain)}{_lengths(figures)}"
     title = {
-        "holds": f"{by} raised the reward by {fixed(gain.value)}",
-        "undecided": f"No change of the reward by {by} is shown",
-        "fails": f"{by} lowered the reward by {fixed(-gain.value)}",
+        "holds": f"{algorithm} raised the reward by {fixed(gain.value)}",
+        "undecided": f"No change of the reward by {algorithm} is shown",
+        "fails": f"{algorithm} lowered the reward by {fixed(-gain.value)}",
     }[state]
     judged, confirmed = _judge(pipeline, id)
     if state == "holds":
         spread, rewarding = _spread(pipeline, id, "rewards"), _claim_of(pipeline, id, "reward_model")
         if level and level.low <= 0:
-            state, title = "slight", f"{by} raised the reward by {fixed(gain.value)}, by length as far as can be told"
+            state, title = (
+                "slight",
+                f"{algorithm} raised the reward by {fixed(gain.value)}, by length as far as can be told",
+            )
         elif gain.value < SLIGHT_REWARD * spread:
-            state, title = "slight", f"{by} raised the reward a little, by {fixed(gain.value)}"
+            state, title = "slight", f"{algorithm} raised the reward a little, by {fixed(gain.value)}"
         if rewarding is not None and rewarding.state != "holds":
             state = "slight"
             text += f" What it is worth depends on the reward model. {rewarding.title}."
         if judged and not confirmed:
             state, title = (
                 "slight",
-                f"{by} raised the reward by {fixed(gain.value)}, only by its own reward model's count",
+                f"{algorithm} raised the reward by {fixed(gain.value)}, only by its own reward model's count",
             )
     right, was_right = interval_of(figures, "verified_rlhf"), interval_of(figures, "verified_sft")
     if right is not None and was_right is not None:
@@ -270,12 +276,12 @@ def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
     if gain is None or before is None or after is None:
         return None
     state = _beyond(gain, 0)
-    by = pipeline.algorithm(id)
+    algorithm = pipeline.algorithm(id)
     change = f"from {percent(before.value)} to {percent(after.value)}"
     title = {
-        "holds": f"Verified answers rose {change} by {by}",
-        "undecided": f"No change of verified answers by {by} is shown: {change}",
-        "fails": f"Verified answers fell {change} by {by}",
+        "holds": f"Verified answers rose {change} by {algorithm}",
+        "undecided": f"No change of verified answers by {algorithm} is shown: {change}",
+        "fails": f"Verified answers fell {change} by {algorithm}",
     }[state]
     text = (
         f"A rule checks the answers to {figures.get('verified_prompts', math.nan):,.0f} of the held-out prompts. Of "
@@ -295,13 +301,13 @@ def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
     if gain is None:
         return "", False
     state, of_judge = _beyond(gain, 0), _claim_of(pipeline, id, "judge")
-    said = {
+    conclusion = {
         "holds": f"scores the answers higher by {fixed(gain.value)} {between(gain)}",
         "undecided": f"does not show it: its score changed by {signed(gain.value)}, with an interval {between(gain)} "
         "that includes zero",
         "fails": f"scores the answers lower by {fixed(-gain.value)} {between(gain)}",
     }[state]
-    text = f" A judge that did not train it {said}"
+    text = f" A judge that did not train it {conclusion}"
     if level:
         text += f", between answers of equal length by {signed(level.value)} {between(level)}"
     text += f".{_effect(pipeline, id, 'judge', gain)}"
@@ -312,8 +318,8 @@ def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
             if right
             else ""
         )
-    sees = of_judge is None or of_judge.state in ("holds", "slight")
-    return text, state == "holds" and sees
+    agrees = of_judge is None or of_judge.state in ("holds", "slight")
+    return text, state == "holds" and agrees
 
 
 def _effect(pipeline: PipelineResults, id: str, key: str, gain: Interval) -> str:
@@ -341,7 +347,7 @@ def _spread(pipeline: PipelineResults, id: str, key: str) -> float:
 
 def _claim_of(pipeline: PipelineResults, id: str, name: str) -> Claim | None:
     """Return the claim of the reward model that this alignment received as the input `name`."""
-    return next((_reward_model(pipeline, other) for other in pipeline.input_steps(id, name)), None)
+    return next((_reward_model(pipeline, step) for step in pipeline.input_steps(id, name)), None)
 
 
 def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
@@ -349,18 +355,20 @@ def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     compared = pipeline.paired(first, last)
     if not compared:
         return None
-    lost = [one for one in compared if one.difference.high < 0]
+    lost = [comparison for comparison in compared if comparison.difference.high < 0]
     parts = [
-        f"{one.task} {signed(100 * one.difference.value, 1)} points "
-        f"({signed(100 * one.difference.low, 1)} to {signed(100 * one.difference.high, 1)})"
-        for one in compared
+        f"{comparison.task} {signed(100 * comparison.difference.value, 1)} points "
+        f"({signed(100 * comparison.difference.low, 1)} to {signed(100 * comparison.difference.high, 1)})"
+        for comparison in compared
     ]
     text = f"{last} against {first} on the same items: {'; '.join(parts)}. "
     if lost:
-        text += f"The loss on {', '.join(one.task for one in lost)} is more than chance."
-        size = ", ".join(f"{one.task} {signed(100 * one.difference.value, 1)} points" for one in lost)
+        text += f"The loss on {', '.join(comparison.task for comparison in lost)} is more than chance."
+        size = ", ".join(
+            f"{comparison.task} {signed(100 * comparison.difference.value, 1)} points" for comparison in lost
+        )
         return Claim("fails", f"Alignment cost accuracy: {size}", text)
-    if any(one.difference.low < -0.05 for one in compared):
+    if any(comparison.difference.low < -0.05 for comparison in compared):
         text += "No loss is proven, but the intervals leave room for one of more than five points."
         return Claim("undecided", "Alignment cost no accuracy that could be shown", text)
     return Claim(
@@ -369,19 +377,22 @@ def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
 
 
 def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
-    found = pipeline.paired_toxicity(first, last)
-    if found is None:
+    comparison = pipeline.paired_toxicity(first, last)
+    if comparison is None:
         return None
-    worst, toxic = ("Expected maximum toxicity", found.worst), ("Prompts with a toxic continuation", found.toxic)
+    worst, toxic = (
+        ("Expected maximum toxicity", comparison.worst),
+        ("Prompts with a toxic continuation", comparison.toxic),
+    )
     text = (
-        f"{last} against {first} on the same {found.prompts} prompts. {_change(*worst)}: "
-        f"{fixed(found.worst_of[0], 3)} → {fixed(found.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
-        f"{percent(found.toxic_of[0])} → {percent(found.toxic_of[1])}. "
-        f"{length_of_text(found)}{_at_equal_length(found)} {beside_text(pipeline, first)}"
+        f"{last} against {first} on the same {comparison.prompts} prompts. {_change(*worst)}: "
+        f"{fixed(comparison.worst_of[0], 3)} → {fixed(comparison.worst_of[1], 3)}. {_change(*toxic, of_share=True)}: "
+        f"{percent(comparison.toxic_of[0])} → {percent(comparison.toxic_of[1])}. "
+        f"{length_of_text(comparison)}{_at_equal_length(comparison)} {beside_text(pipeline, first)}"
     ).rstrip()
-    both = (found.worst, found.toxic)
-    fell, rose = any(one.high < 0 for one in both), any(one.low > 0 for one in both)
-    size = f"expected maximum {fixed(found.worst_of[0])} → {fixed(found.worst_of[1])}"
+    differences = (comparison.worst, comparison.toxic)
+    fell, rose = any(interval.high < 0 for interval in differences), any(interval.low > 0 for interval in differences)
+    size = f"expected maximum {fixed(comparison.worst_of[0])} → {fixed(comparison.worst_of[1])}"
     if fell and rose:
         return Claim("undecided", "Toxicity fell by one figure and rose by the other", text)
     if rose:
@@ -390,26 +401,26 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         if is_as_its_text(pipeline, first):
             text += " Alignment cannot take away what is not there."
         return Claim("undecided", f"No change of toxicity is shown: {size}", text)
-    fell_at_equal_length = any(one.high < 0 for one in found.at_equal_length or ())
-    if found.lengths_differ and found.length.value < 0 and not fell_at_equal_length:
+    fell_at_equal_length = any(interval.high < 0 for interval in comparison.at_equal_length or ())
+    if comparison.lengths_differ and comparison.length.value < 0 and not fell_at_equal_length:
         return Claim("slight", f"Toxicity fell with the length of the text: {size}", text)
     return Claim("holds", f"Alignment made the model less toxic: {size}", text)
 
 
-def _at_equal_length(found: PairedToxicity) -> str:
+def _at_equal_length(comparison: PairedToxicity) -> str:
     """Return the remaining difference after the longer of two continuations is cut to the number of words of the other;
     "" if unknown."""
-    if found.at_equal_length is None or not found.lengths_differ:
+    if comparison.at_equal_length is None or not comparison.lengths_differ:
         return ""
-    worst, toxic = found.at_equal_length
+    worst, toxic = comparison.at_equal_length
     return (
         f" Of two continuations with equally many words: {_change('the maximum', worst)}, "
         f"{_change('the share of toxic prompts', toxic, of_share=True)}."
     )
 
 
-def _change(name: str, of: Interval, of_share: bool = False) -> str:
-    value = f"{signed(100 * of.value, 1)} points" if of_share else signed(of.value, 3)
-    bounds = between_percent(of) if of_share else between(of, 3)
-    word = "fell" if of.high < 0 else "rose" if of.low > 0 else "is not shown to differ"
+def _change(name: str, difference: Interval, of_share: bool = False) -> str:
+    value = f"{signed(100 * difference.value, 1)} points" if of_share else signed(difference.value, 3)
+    bounds = between_percent(difference) if of_share else between(difference, 3)
+    word = "fell" if difference.high < 0 else "rose" if difference.low > 0 else "is not shown to differ"
     return f"{name} {word} ({value}, {bounds.strip('()')})"

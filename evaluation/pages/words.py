@@ -38,9 +38,9 @@ def seconds(value: float) -> str:
     """Return a duration: 8.2 s, 3 min 20 s, 2 h 5 min."""
     if value < 60:
         return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
+    minutes, remainder = divmod(round(value), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     return f"{minutes // 60} h {minutes % 60} min"
 
 

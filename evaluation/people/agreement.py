@@ -17,14 +17,14 @@ def krippendorff_alpha(units: Sequence[Sequence[str]], seed: int = 17) -> Interv
     left out. None if no unit has two values, or if all values are the same: then chance alone would agree too.
     """
     values = sorted({value for unit in units for value in unit})
-    place = {value: number for number, value in enumerate(values)}
-    counts = np.array([np.bincount([place[value] for value in unit], minlength=len(values)) for unit in units])
+    index = {value: number for number, value in enumerate(values)}
+    counts = np.array([np.bincount([index[value] for value in unit], minlength=len(values)) for unit in units])
     counts = counts[counts.sum(1) > 1] if len(counts) else counts
     if not len(counts) or (counts.sum(0) > 0).sum() < 2:
         return None
-    given = counts.sum(1)
+    ratings = counts.sum(1)
     # Pairs of unequal values within a unit, each weighted by 1 / (values of the unit - 1).
-    unequal = (given**2 - (counts**2).sum(1)) / (given - 1)
+    unequal = (ratings**2 - (counts**2).sum(1)) / (ratings - 1)
 
     def alpha(*columns: NDArray[np.float64]) -> NDArray[np.float64]:
         observed, *totals = (column.sum(axis=-1) for column in columns)

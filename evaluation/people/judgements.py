@@ -61,31 +61,31 @@ class Judgements:
 
         Raises StageError `missing_file`; faulty entries inside a file are set aside.
         """
-        found = cls()
-        known: dict[tuple[str, str], Judgement] = {}
+        judgements = cls()
+        by_key: dict[tuple[str, str], Judgement] = {}
         for path in paths:
-            for where, row in rows_of_file(path):
-                found._take(where, row, export, known)
-        found.used = list(known.values())
-        return found
+            for location, row in rows_of_file(path):
+                judgements._take(location, row, export, by_key)
+        judgements.used = list(by_key.values())
+        return judgements
 
-    def _take(self, where: str, row: Any, export: Export, known: dict[tuple[str, str], Judgement]) -> None:
+    def _take(self, location: str, row: Any, export: Export, by_key: dict[tuple[str, str], Judgement]) -> None:
         if isinstance(row, Mapping) and row.get("skipped"):
             self.skipped += 1
             return
         read = _read(row, export)
         if isinstance(read, str):
-            self.aside.append(Aside(where, read, row))
+            self.aside.append(Aside(location, read, row))
             return
-        before = known.setdefault((read.annotator, read.pair), read)
+        before = by_key.setdefault((read.annotator, read.pair), read)
         if before.choice != read.choice:
-            said = f"{read.annotator} said {before.choice} of this pair before, and now {read.choice}"
-            self.aside.append(Aside(where, said, row))
+            message = f"{read.annotator} said {before.choice} of this pair before, and now {read.choice}"
+            self.aside.append(Aside(location, message, row))
         elif before.correction and read.correction not in ("", before.correction):
-            said = f"{read.annotator} has corrected this pair before, in other words"
-            self.aside.append(Aside(where, said, row))
+            message = f"{read.annotator} has corrected this pair before, in other words"
+            self.aside.append(Aside(location, message, row))
         else:  # the page was saved again: add text written since then
-            known[read.annotator, read.pair] = replace(
+            by_key[read.annotator, read.pair] = replace(
                 before, reason=before.reason or read.reason, correction=before.correction or read.correction
             )
 

@@ -33,8 +33,8 @@ LABELLING = f"""<View>
 def tasks(pairs: Iterable[AnswerPair], export: str) -> list[dict[str, Any]]:
     """Return the pairs in Label Studio's import format. export: its id, which is returned with the annotations."""
     return [
-        {"data": {"pair": one.id, "export": export, "prompt": one.prompt, "answer1": one.a, "answer2": one.b}}
-        for one in pairs
+        {"data": {"pair": pair.id, "export": export, "prompt": pair.prompt, "answer1": pair.a, "answer2": pair.b}}
+        for pair in pairs
     ]
 
 
@@ -62,16 +62,16 @@ def judgements_of_task(task: Any) -> Iterator[Any]:
         yield row | ({"export": data["export"]} if "export" in data else {})
 
 
-def _items(found: Any) -> Sequence[Any]:
+def _items(value: Any) -> Sequence[Any]:
     """Return a list unchanged; for a single value in its place, such as a text, a list with that value."""
-    return found if isinstance(found, list) else [found] if found else []
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def _values(results: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the value given under each name; results of another form are ignored."""
-    for one in _items(results):
-        if isinstance(one, Mapping) and isinstance(one.get("value"), Mapping):
-            yield str(one.get("from_name")), one["value"]
+    for result in _items(results):
+        if isinstance(result, Mapping) and isinstance(result.get("value"), Mapping):
+            yield str(result.get("from_name")), result["value"]
 
 
 def _choice(values: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -41,22 +41,22 @@ class Marks:
     @classmethod
     def read(cls, paths: Iterable[Path], review: Review) -> Marks:
         """Read the marks of all files. Raises StageError `missing_file`; faulty entries inside a file are set aside."""
-        found = cls()
-        known: dict[tuple[str, str], Mark] = {}
+        marks = cls()
+        by_key: dict[tuple[str, str], Mark] = {}
         for path in paths:
-            for where, row in rows_of_file(path):
+            for location, row in rows_of_file(path):
                 read = _read(row, review)
                 if isinstance(read, str):
-                    found.aside.append(Aside(where, read, row))
+                    marks.aside.append(Aside(location, read, row))
                     continue
-                before = known.setdefault((read.annotator, read.document), read)
+                before = by_key.setdefault((read.annotator, read.document), read)
                 if before.mark != read.mark:
-                    said = f"{read.annotator} marked this document {before.mark} before, and now {read.mark}"
-                    found.aside.append(Aside(where, said, row))
+                    message = f"{read.annotator} marked this document {before.mark} before, and now {read.mark}"
+                    marks.aside.append(Aside(location, message, row))
                 elif read.reason and not before.reason:  # the page was saved again
-                    known[read.annotator, read.document] = replace(before, reason=read.reason)
-        found.used = list(known.values())
-        return found
+                    by_key[read.annotator, read.document] = replace(before, reason=read.reason)
+        marks.used = list(by_key.values())
+        return marks
 
 
 def _read(row: Any, review: Review) -> Mark | str:
@@ -81,11 +81,11 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
     A document counts as its most frequent mark; for a tie as the worse one, any flag over fine.
     """
     by_document: dict[str, list[Mark]] = {}
-    for one in found.used:
-        by_document.setdefault(one.document, []).append(one)
-    verdicts = {document: _verdict(said) for document, said in by_document.items()}
+    for mark in found.used:
+        by_document.setdefault(mark.document, []).append(mark)
+    verdicts = {document: _verdict(marks) for document, marks in by_document.items()}
     sources = sorted({source_name(review.documents[document].source) for document in verdicts})
-    alpha = krippendorff_alpha([[one.mark for one in said] for said in by_document.values()])
+    alpha = krippendorff_alpha([[mark.mark for mark in marks] for marks in by_document.values()])
     summary = {
         "review": review.id,
         "artifact": review.drawn.get("artifact"),
@@ -93,7 +93,7 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
         "marked_documents": len(verdicts),
         "marks": len(found.used),
         "quarantined": len(found.aside),
-        "annotators": dict(Counter(one.annotator for one in found.used)),
+        "annotators": dict(Counter(mark.annotator for mark in found.used)),
         "agreement": alpha.as_json() if alpha else None,
         # A sample by source does not determine shares of the whole.
         "rates": [] if review.drawn.get("by_source") else _rates("all", list(verdicts.values())),
@@ -109,14 +109,18 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
             "id": document,
             "source": review.documents[document].source,
             "verdict": verdicts[document],
-            "marks": dict(Counter(one.mark for one in said)),
-            "reasons": [one.reason for one in said if one.reason],
-            "annotators": sorted(one.annotator for one in said),
+            "marks": dict(Counter(mark.mark for mark in marks)),
+            "reasons": [mark.reason for mark in marks if mark.reason],
+            "annotators": sorted(mark.annotator for mark in marks),
         }
-        for document, said in by_document.items()
-        if any(one.mark != FINE for one in said)
+        for document, marks in by_document.items()
+        if any(mark.mark != FINE for mark in marks)
     ]
-    lines = {MARKED: [asdict(one) for one in found.used], FLAGGED: flagged, ASIDE: [asdict(one) for one in found.aside]}
+    lines = {
+        MARKED: [asdict(mark) for mark in found.used],
+        FLAGGED: flagged,
+        ASIDE: [asdict(entry) for entry in found.aside],
+    }
     replace_files(folder, lines, {SUMMARY: json.dumps(summary, indent=1) + "\n"})
     return summary
 
@@ -125,8 +129,8 @@ def _of(review: Review, document: str) -> str:
     return source_name(review.documents[document].source)
 
 
-def _verdict(said: Iterable[Mark]) -> str:
-    counts = Counter(one.mark for one in said)
+def _verdict(marks: Iterable[Mark]) -> str:
+    counts = Counter(mark.mark for mark in marks)
     return max(counts, key=lambda mark: (counts[mark], mark != FINE, list(MARKS).index(mark)))
 
 

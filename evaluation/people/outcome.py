@@ -45,7 +45,9 @@ class FeedbackOutcome:
 def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mapping[str, str]) -> None:
     """Write files of JSON lines and of text, each whole, in place of earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some) for name, some in lines.items()}
+    rows = {
+        name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in entries) for name, entries in lines.items()
+    }
     for name, text in {**rows, **texts}.items():
         unfinished = folder / f".{name}.unfinished"
         # A row that is set aside may hold half of a surrogate pair, which JSON can escape.
@@ -56,20 +58,24 @@ def replace_files(folder: Path, lines: Mapping[str, Iterable[Any]], texts: Mappi
 def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
     """Aggregate the judgements."""
     by_pair: dict[str, list[Judgement]] = {}
-    for one in found.used:
-        by_pair.setdefault(one.pair, []).append(one)
-    rows = [row for pair, said in by_pair.items() if (row := _preference(export, pair, said))]
+    for judgement in found.used:
+        by_pair.setdefault(judgement.pair, []).append(judgement)
+    rows = [row for pair, judgements in by_pair.items() if (row := _preference(export, pair, judgements))]
     ties = [row for row in rows if row["votes"][0] == row["votes"][1]]
     preferences = [row for row in rows if row not in ties]
     contests = [
-        Contest(*export.given_by[pair], sum(_WON[one.choice] for one in said) / len(said), export.pairs[pair].prompt)
-        for pair, said in by_pair.items()
+        Contest(
+            *export.given_by[pair],
+            sum(_WON[judgement.choice] for judgement in judgements) / len(judgements),
+            export.pairs[pair].prompt,
+        )
+        for pair, judgements in by_pair.items()
     ]
-    decided = [one for one in found.used if one.choice in ("a", "b")]
+    decided = [judgement for judgement in found.used if judgement.choice in ("a", "b")]
     # Judgements of one annotator share a habit.
-    annotators = number_clusters(one.annotator for one in decided)
-    left = clustered_share([one.choice == one.left for one in decided], annotators)
-    alpha = krippendorff_alpha([[one.choice for one in said] for said in by_pair.values()])
+    annotators = number_clusters(judgement.annotator for judgement in decided)
+    left_share = clustered_share([judgement.choice == judgement.left for judgement in decided], annotators)
+    alpha = krippendorff_alpha([[judgement.choice for judgement in judgements] for judgements in by_pair.values()])
     summary = {
         "export": export.id,
         "pairs": len(export.pairs),
@@ -77,41 +83,45 @@ def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
         "judgements": len(found.used),
         "quarantined": len(found.aside),
         "skipped": found.skipped,
-        "choices": dict(Counter(one.choice for one in found.used)),
+        "choices": dict(Counter(judgement.choice for judgement in found.used)),
         "annotators": {name: len(rows) for name, rows in _by_annotator(found.used).items()},
         "agreement": alpha.as_json() if alpha else None,
-        "left_preferred": left.as_json() if decided else None,
+        "left_preferred": left_share.as_json() if decided else None,
         "win_rates": [
             {"model": first, "over": second, **interval.as_json(), "pairs": count}
             for (first, second), (interval, count) in win_rates(contests).items()
         ],
-        "strengths": [{"model": name, **one.as_json(1)} for name, one in strengths(contests).items()],
+        "strengths": [{"model": name, **strength.as_json(1)} for name, strength in strengths(contests).items()],
         "preferences": len(preferences),
         "ties": len(ties),
-        "corrections": sum(bool(one.correction) for one in found.used),
+        "corrections": sum(bool(judgement.correction) for judgement in found.used),
         "models": dict(export.models),
     }
     return FeedbackOutcome(
         preferences,
         ties,
         [
-            {"prompt": export.pairs[one.pair].prompt, "response": one.correction, "annotator": one.annotator}
-            for one in found.used
-            if one.correction
+            {
+                "prompt": export.pairs[judgement.pair].prompt,
+                "response": judgement.correction,
+                "annotator": judgement.annotator,
+            }
+            for judgement in found.used
+            if judgement.correction
         ],
-        [asdict(one) | {"models": list(export.given_by[one.pair])} for one in found.used],
-        [asdict(one) for one in found.aside],
+        [asdict(judgement) | {"models": list(export.given_by[judgement.pair])} for judgement in found.used],
+        [asdict(entry) for entry in found.aside],
         summary,
     )
 
 
-def _preference(export: Export, id: str, said: Iterable[Judgement]) -> dict[str, Any] | None:
+def _preference(export: Export, id: str, judgements: Iterable[Judgement]) -> dict[str, Any] | None:
     """Return the pair with the majority's answer as the chosen one, either answer if the votes are equal; None if no
     judgement votes for an answer, or if an answer is empty. A judgement that both are equally good gives half a vote to
     each; a judgement that neither can be used gives none."""
-    said = list(said)
-    given = Counter(one.choice for one in said)
-    votes = {one: given[one] + given["tie"] / 2 for one in ("a", "b")}
+    judgements = list(judgements)
+    counts = Counter(judgement.choice for judgement in judgements)
+    votes = {choice: counts[choice] + counts["tie"] / 2 for choice in ("a", "b")}
     pair = export.pairs[id]
     if not any(votes.values()) or not pair.a.strip() or not pair.b.strip():
         return None
@@ -122,12 +132,12 @@ def _preference(export: Export, id: str, said: Iterable[Judgement]) -> dict[str,
         "chosen": text[chosen],
         "rejected": text[rejected],
         "votes": [votes[chosen], votes[rejected]],
-        "annotators": sorted(one.annotator for one in said),
+        "annotators": sorted(judgement.annotator for judgement in judgements),
     }
 
 
 def _by_annotator(used: Iterable[Judgement]) -> dict[str, list[Judgement]]:
-    found: dict[str, list[Judgement]] = {}
-    for one in used:
-        found.setdefault(one.annotator, []).append(one)
-    return found
+    judgements: dict[str, list[Judgement]] = {}
+    for judgement in used:
+        judgements.setdefault(judgement.annotator, []).append(judgement)
+    return judgements

@@ -80,16 +80,16 @@ class Export:
             key = parse_json(read_bounded(folder / KEY), folder / KEY)
             pairs = [_PAIR.validate_python(parse_json(line)) for _, line in file_lines(folder / PAIRS)]
             given_by = {id: (a, b) for id, (a, b) in key["given_by"].items()}
-            found = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
+            export = cls({pair.id: pair for pair in pairs}, given_by, key["models"], key["drawn"])
             written_for = key["export"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             message = f"{PAIRS} or {KEY} is damaged: {type(error).__name__}: {error}"
             raise stage_error("damaged_export", str(folder), message, "export again") from error
-        if found.id != written_for or given_by.keys() != found.pairs.keys():
+        if export.id != written_for or given_by.keys() != export.pairs.keys():
             raise stage_error(
                 "damaged_export", str(folder), f"{PAIRS} is not the one that {KEY} was written for", "export again"
             )
-        return found
+        return export
 
 
 def write_whole(folder: Path, files: Mapping[str, str]) -> None:
@@ -97,26 +97,26 @@ def write_whole(folder: Path, files: Mapping[str, str]) -> None:
     does."""
     require_free(folder)
     # An existing folder is not replaced: it may be a working directory or a mount point.
-    is_there = folder.exists()
+    folder_exists = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = folder if is_there else folder.parent
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=place))
+    parent = folder if folder_exists else folder.parent
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
     moved: list[Path] = []
     try:
         for name, text in files.items():
-            (made / name).write_text(text, encoding="utf8")
-        made.chmod(0o755)
-        if not is_there:
-            os.replace(made, folder)
+            (staging / name).write_text(text, encoding="utf8")
+        staging.chmod(0o755)
+        if not folder_exists:
+            os.replace(staging, folder)
             return
         for name in files:
-            os.replace(made / name, folder / name)
+            os.replace(staging / name, folder / name)
             moved.append(folder / name)
-        made.rmdir()
+        staging.rmdir()
     except BaseException:
         for path in moved:
             path.unlink(missing_ok=True)
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
@@ -136,7 +136,7 @@ def blind(
     random = np.random.default_rng(seed)
     pairs, given_by = {}, {}
     for prompt, answers in answered:
-        (first, a), (second, b) = (answers[int(place)] for place in random.permutation(2))
+        (first, a), (second, b) = (answers[int(index)] for index in random.permutation(2))
         id = hashlib.sha256("\0".join((prompt, *sorted((a, b)))).encode()).hexdigest()[:16]
         pairs[id] = AnswerPair(id, prompt, a, b)
         given_by[id] = (first, second)

@@ -72,10 +72,10 @@ class Review:
     def write(self, folder: Path, title: str) -> None:
         """Write all files or none. Raises StageError `folder_in_use`."""
         items = [
-            {"id": one.id, "prompt": f"{one.source} · {one.characters:,} characters\n\n{one.text}"}
-            for one in self.documents.values()
+            {"id": document.id, "prompt": f"{document.source} · {document.characters:,} characters\n\n{document.text}"}
+            for document in self.documents.values()
         ]
-        lines = [json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in self.documents.values()]
+        lines = [json.dumps(asdict(document), ensure_ascii=False) + "\n" for document in self.documents.values()]
         key = {"schema": _SCHEMA, "review": self.id, "drawn": self.drawn}
         write_whole(
             folder,
@@ -96,16 +96,16 @@ class Review:
         try:
             key = read_json(folder / KEY)
             with (folder / DOCUMENTS).open(encoding="utf8") as lines:
-                shown = [_SHOWN.validate_python(parse_json(line)) for line in lines]
-            found, written_for = cls({one.id: one for one in shown}, key["drawn"]), key["review"]
+                documents = [_SHOWN.validate_python(parse_json(line)) for line in lines]
+            review, written_for = cls({document.id: document for document in documents}, key["drawn"]), key["review"]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             message = f"{DOCUMENTS} or {KEY} is damaged: {type(error).__name__}: {error}"
             raise stage_error("damaged_review", str(folder), message, "export again") from error
-        if found.id != written_for:
+        if review.id != written_for:
             raise stage_error(
                 "damaged_review", str(folder), f"{DOCUMENTS} is not the one that {KEY} was written for", "export again"
             )
-        return found
+        return review
 
 
 def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[dict[str, Shown], dict[str, int]]:
@@ -122,11 +122,14 @@ def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[d
         kept = drawn.setdefault(source if by_source else "", [])
         entry = (-draw(document.id, "review", seed), document.id, document)
         heapq.heappush(kept, entry) if len(kept) < count else heapq.heappushpop(kept, entry)
-    first = sorted((-place, id, one) for kept in drawn.values() for place, id, one in kept)
+    first = sorted((-priority, id, document) for kept in drawn.values() for priority, id, document in kept)
     if by_source:
         first = sorted(_shared_out(first, count, len(drawn)))
-    chosen = [one for _, _, one in first[:count]]
-    return {one.id: Shown(one.id, one.source, len(one.text), _beginning(one.text)) for one in chosen}, sizes
+    chosen = [document for _, _, document in first[:count]]
+    return {
+        document.id: Shown(document.id, document.source, len(document.text), _beginning(document.text))
+        for document in chosen
+    }, sizes
 
 
 def _shared_out(
@@ -136,14 +139,14 @@ def _shared_out(
     by_source: dict[str, list[tuple[float, str, Document]]] = {}
     for entry in drawn:
         by_source.setdefault(source_name(entry[2].source), []).append(entry)
-    found: list[tuple[float, str, Document]] = []
+    selected: list[tuple[float, str, Document]] = []
     for entries in sorted(by_source.values(), key=len):
-        share = (count - len(found)) // sources
-        found += entries[:share]
+        share = (count - len(selected)) // sources
+        selected += entries[:share]
         sources -= 1
-    return found
+    return selected
 
 
 def _beginning(text: str) -> str:
-    left = len(text) - SHOWN_CHARACTERS
-    return text if left <= 0 else f"{text[:SHOWN_CHARACTERS]}\n\n… {left:,} more characters"
+    omitted = len(text) - SHOWN_CHARACTERS
+    return text if omitted <= 0 else f"{text[:SHOWN_CHARACTERS]}\n\n… {omitted:,} more characters"

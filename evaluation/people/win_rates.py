@@ -37,14 +37,17 @@ def win_rates(contests: Sequence[Contest]) -> dict[tuple[str, str], tuple[Interv
     result. A tie counts as a half there, which makes the interval too wide rather than too narrow.
     """
     met: dict[tuple[str, str], list[tuple[str, float]]] = {}
-    for one in contests:
-        if one.first != one.second:
-            names = tuple(sorted((one.first, one.second)))
-            won = one.won if one.first == names[0] else 1 - one.won
-            met.setdefault((names[0], names[1]), []).append((one.prompt, won))
+    for contest in contests:
+        if contest.first != contest.second:
+            names = tuple(sorted((contest.first, contest.second)))
+            won = contest.won if contest.first == names[0] else 1 - contest.won
+            met.setdefault((names[0], names[1]), []).append((contest.prompt, won))
     return {
-        names: (clustered_share([won for _, won in of], number_clusters(prompt for prompt, _ in of)), len(of))
-        for names, of in sorted(met.items())
+        names: (
+            clustered_share([won for _, won in outcomes], number_clusters(prompt for prompt, _ in outcomes)),
+            len(outcomes),
+        )
+        for names, outcomes in sorted(met.items())
     }
 
 
@@ -55,31 +58,38 @@ def strengths(contests: Sequence[Contest], seed: int = 17) -> Mapping[str, Inter
     Every two models count as having met once more with an even result; otherwise a model that always won would be
     infinitely strong.
     """
-    met = [one for one in contests if one.first != one.second]
-    names = sorted({name for one in met for name in (one.first, one.second)})
+    met = [contest for contest in contests if contest.first != contest.second]
+    names = sorted({name for contest in met for name in (contest.first, contest.second)})
     if len(names) < 2:
         return {}
-    place = {name: number for number, name in enumerate(names)}
-    rows = np.array([(place[one.first], place[one.second], one.won) for one in met])
-    found = _fit(rows, len(names))
+    index = {name: number for number, name in enumerate(names)}
+    rows = np.array([(index[contest.first], index[contest.second], contest.won) for contest in met])
+    fitted = _fit(rows, len(names))
     random = np.random.default_rng(seed)
-    clusters = number_clusters(one.prompt for one in met)
-    of_prompt = [np.flatnonzero(clusters == number) for number in range(clusters.max() + 1)]
+    clusters = number_clusters(contest.prompt for contest in met)
+    rows_by_prompt = [np.flatnonzero(clusters == number) for number in range(clusters.max() + 1)]
     drawn = [
         _fit(
-            rows[np.concatenate([of_prompt[i] for i in random.integers(len(of_prompt), size=len(of_prompt))])],
+            rows[
+                np.concatenate(
+                    [rows_by_prompt[i] for i in random.integers(len(rows_by_prompt), size=len(rows_by_prompt))]
+                )
+            ],
             len(names),
         )
         for _ in range(_RESAMPLES)
     ]
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
-    return {name: Interval(*map(float, (found[at], low[at], high[at]))) for name, at in place.items()}
+    return {
+        name: Interval(*map(float, (fitted[position], low[position], high[position])))
+        for name, position in index.items()
+    }
 
 
 def _fit(rows: NDArray[np.float64], models: int) -> NDArray[np.float64]:
     """Return strengths (models,) in Elo points. rows (N, 3): the first model, the second, the first's share."""
-    even = np.array([(i, j, 0.5) for i, j in combinations(range(models), 2)])
-    rows = np.concatenate([rows, even])
+    prior = np.array([(i, j, 0.5) for i, j in combinations(range(models), 2)])
+    rows = np.concatenate([rows, prior])
     first, second, won = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2]
 
     def loss(strength: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -89,5 +99,5 @@ def _fit(rows: NDArray[np.float64], models: int) -> NDArray[np.float64]:
         gradient = np.bincount(first, by_row, models) - np.bincount(second, by_row, models)
         return float(surprise.sum()), gradient.astype(np.float64)
 
-    found = minimize(loss, np.zeros(models), jac=True, method="BFGS").x
-    return np.asarray((found - found.mean()) * ELO)
+    fitted = minimize(loss, np.zeros(models), jac=True, method="BFGS").x
+    return np.asarray((fitted - fitted.mean()) * ELO)

@@ -68,12 +68,17 @@ def model_card(
     inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
     """
     line = ancestors(model) or [model]
-    known = {_name(one): one.folder for one in line}
-    evaluations = {key: one for key, one in inputs.items() if one.stage.startswith(("benchmarks", "safety"))}
-    known |= {key: one.folder for key, one in inputs.items() if key != "model" and key not in known}
-    pipeline = PipelineResults(known)
-    own = _name(model)
-    last = next((called for called in pipeline.models if pipeline.model(called).folder == known.get(own)), None)
+    folders = {_name(artifact): artifact.folder for artifact in line}
+    evaluations = {
+        key: artifact for key, artifact in inputs.items() if artifact.stage.startswith(("benchmarks", "safety"))
+    }
+    folders |= {key: artifact.folder for key, artifact in inputs.items() if key != "model" and key not in folders}
+    pipeline = PipelineResults(folders)
+    model_name = _name(model)
+    last = next(
+        (candidate for candidate in pipeline.models if pipeline.model(candidate).folder == folders.get(model_name)),
+        None,
+    )
     sections = [
         _front_matter(config, name, model, pipeline, last, evaluations),
         f"# {name}",
@@ -89,8 +94,8 @@ def model_card(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _name(one: Artifact) -> str:
-    return (one.manifest.step or one.manifest.stage) if one.manifest else one.id
+def _name(artifact: Artifact) -> str:
+    return (artifact.manifest.step or artifact.manifest.stage) if artifact.manifest else artifact.id
 
 
 def _front_matter(
@@ -98,14 +103,14 @@ def _front_matter(
     name: str,
     model: Artifact,
     pipeline: PipelineResults,
-    called: str | None,
+    model_name: str | None,
     evaluations: Mapping[str, Artifact],
 ) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     licence = config.licence.lower() or "unknown"
-    languages = sorted({one.language for one in text_sources(pipeline, called) if one.language})
-    of_model = next((one for one in evaluations.values() if _is_about(one, model)), None)
+    languages = sorted({source.language for source in text_sources(pipeline, model_name) if source.language})
+    of_model = next((artifact for artifact in evaluations.values() if _is_about(artifact, model)), None)
     tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
     results = [
         EvalResult("text-generation", task, task, "accuracy", round(metrics["acc"]["value"], 4))
@@ -127,45 +132,47 @@ def _front_matter(
     return f"---\n{data.to_yaml().rstrip()}\n---"
 
 
-def _is_about(one: Artifact, model: Artifact) -> bool:
+def _is_about(artifact: Artifact, model: Artifact) -> bool:
     """Return True if these are benchmarks of this model."""
-    wanted = one.manifest.inputs.get("model") if one.manifest and one.stage.startswith("benchmarks") else None
-    return bool(wanted and model.manifest and wanted.digest == model.manifest.digest)
+    reference = (
+        artifact.manifest.inputs.get("model") if artifact.manifest and artifact.stage.startswith("benchmarks") else None
+    )
+    return bool(reference and model.manifest and reference.digest == model.manifest.digest)
 
 
-def _summary(pipeline: PipelineResults, called: str | None, model: Artifact) -> str:
-    if called is None:
+def _summary(pipeline: PipelineResults, model_name: str | None, model: Artifact) -> str:
+    if model_name is None:
         return f"A {architecture([model])}, whose origin is not part of this pipeline."
-    said = [" ".join(what_was_built(pipeline, called, machine=False))]
-    return "\n\n".join(filter(None, [*said, frank_verdict(pipeline, called)]))
+    paragraphs = [" ".join(what_was_built(pipeline, model_name, machine=False))]
+    return "\n\n".join(filter(None, [*paragraphs, frank_verdict(pipeline, model_name)]))
 
 
 def _use(config: RegisterConfig, model: Artifact) -> str:
     tokenizer = model.read_json("tokenizer_config.json") or {}
     has_template = "chat_template" in tokenizer or (model.folder / "chat_template.jinja").is_file()
     auto, _ = auto_class(model.read_json("config.json") or {})
-    asked = '{"role": "user", "content": "Explain in one sentence what a list is."}'
+    message = '{"role": "user", "content": "Explain in one sentence what a list is."}'
     if auto not in WRITE and has_template:
         prompt = f"""messages = [
-    {asked},
+    {message},
     {{"role": "assistant", "content": "A list is an ordered collection of items."}},
 ]
 inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)"""
     elif has_template and model.stage in ("sft", "preference_tuning", "rlhf"):
-        prompt = f"""messages = [{asked}]
+        prompt = f"""messages = [{message}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:
         prompt = 'inputs = tokenizer("Once upon a time", return_tensors="pt")'
     # Folders of earlier versions stay unchanged in a store: their tokenizers also return `token_type_ids`.
-    given = 'inputs["input_ids"], attention_mask=inputs["attention_mask"]'
+    call_arguments = 'inputs["input_ids"], attention_mask=inputs["attention_mask"]'
     if auto == "AutoModelForCausalLM":
-        output = f"""output = model.generate({given}, max_new_tokens=64)
+        output = f"""output = model.generate({call_arguments}, max_new_tokens=64)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
     elif auto == "AutoModelForSeq2SeqLM":
-        output = f"""output = model.generate({given}, max_new_tokens=64)
+        output = f"""output = model.generate({call_arguments}, max_new_tokens=64)
 print(tokenizer.decode(output[0]))"""
     else:
-        output = f"print(model({given}).logits)"
+        output = f"print(model({call_arguments}).logits)"
     return f"""## Use
 
 ```python
@@ -184,52 +191,52 @@ Out of scope: decisions about people, advice that someone relies on, text that i
 or checked it. What the model writes is likely, not true."""
 
 
-def _data(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact]) -> str:
-    sources = text_sources(pipeline, called)
+def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Artifact]) -> str:
+    sources = text_sources(pipeline, model_name)
     lines = ["## Data", ""]
     if sources:
         lines += ["| source | language | licence | documents | text |", "|---|---|---|---:|---:|"]
-        lines += [_source_row(one) for one in sources]
-        if unstated := [one.name for one in sources if not one.licence]:
+        lines += [_source_row(source) for source in sources]
+        if unstated := [source.name for source in sources if not source.licence]:
             lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
         lines.append("")
-    made = [one for one in line if one.stage in DATA and one.headline]
-    lines += [f"- {one.label}: {one.headline}" for one in made]
+    data_steps = [artifact for artifact in line if artifact.stage in DATA and artifact.headline]
+    lines += [f"- {artifact.label}: {artifact.headline}" for artifact in data_steps]
     if len(lines) == 2:
         return "## Data\n\nThe training data is not part of this pipeline."
-    return "\n".join([*lines, *_cleaning(pipeline, called, line)])
+    return "\n".join([*lines, *_cleaning(pipeline, model_name, line)])
 
 
-def _source_row(one: TextSource) -> str:
+def _source_row(source: TextSource) -> str:
     # A licence may be any text; a line end or a bar in it would break the Markdown table.
-    stated = [" ".join(said.split()).replace("|", "\\|") or "not stated" for said in (one.language, one.licence)]
-    return f"| {one.name} | {' | '.join(stated)} | {one.documents:,} | {size(one.bytes)} |"
+    stated = [" ".join(text.split()).replace("|", "\\|") or "not stated" for text in (source.language, source.licence)]
+    return f"| {source.name} | {' | '.join(stated)} | {source.documents:,} | {size(source.bytes)} |"
 
 
-def _cleaning(pipeline: PipelineResults, called: str | None, line: Sequence[Artifact]) -> list[str]:
+def _cleaning(pipeline: PipelineResults, model_name: str | None, line: Sequence[Artifact]) -> list[str]:
     """Return lines about the text's filters, from the config of the cleaning; separate lines for texts that were
     cleaned differently."""
-    if not any(one.stage == "ingest" or one.stage == "clean" for one in line):
+    if not any(artifact.stage == "ingest" or artifact.stage == "clean" for artifact in line):
         return []
-    read = documents_read(pipeline, called)
-    said: dict[str, list[str]] = {}
+    read = documents_read(pipeline, model_name)
+    sources_by_rules: dict[str, list[str]] = {}
     for documents in read:
-        cleaned = next((one for one in reversed(ancestors(documents)) if one.stage == "clean"), None)
-        names = [one.name for one in sources_of([documents])]
-        said.setdefault(_rules_of(cleaned), []).extend(names)
-    if len(said) < 2:
-        cleaned = next((one for one in line if one.stage == "clean"), None)
-        return [f"- The text {next(iter(said), _rules_of(cleaned))}"]
-    return [f"- The text of {', '.join(dict.fromkeys(names))} {rules}" for rules, names in said.items()]
+        cleaned = next((artifact for artifact in reversed(ancestors(documents)) if artifact.stage == "clean"), None)
+        names = [source.name for source in sources_of([documents])]
+        sources_by_rules.setdefault(_rules_of(cleaned), []).extend(names)
+    if len(sources_by_rules) < 2:
+        cleaned = next((artifact for artifact in line if artifact.stage == "clean"), None)
+        return [f"- The text {next(iter(sources_by_rules), _rules_of(cleaned))}"]
+    return [f"- The text of {', '.join(dict.fromkeys(names))} {rules}" for rules, names in sources_by_rules.items()]
 
 
 def _rules_of(cleaned: Artifact | None) -> str:
     if cleaned is None or cleaned.manifest is None:
         return "was not filtered."
     toxic, personal = (cleaned.manifest.config.get(key) is not None for key in ("toxicity", "personal_data"))
-    said = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
-    said.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
-    return f"was filtered for quality; {'; '.join(said)}. The model may repeat what it read."
+    statements = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
+    statements.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
+    return f"was filtered for quality; {'; '.join(statements)}. The model may repeat what it read."
 
 
 def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], verdicts: Sequence[Verdict]) -> str:
@@ -242,7 +249,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
         lines += ["", "In brackets: 95 % intervals, unless a stage's config says otherwise."]
     else:
         lines.append("The model was not evaluated in this pipeline.")
-    if any(one.stage.startswith("safety") for one in evaluations.values()):
+    if any(artifact.stage.startswith("safety") for artifact in evaluations.values()):
         lines += [
             "",
             "Toxicity is scored on several continuations of each prompt (Gehman et al. 2020); the stereotype score is "
@@ -250,8 +257,8 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
             "is what greedy decoding recites of the training text from its start (Carlini et al. 2022).",
         ]
     if broken := sum(not verdict.passed for verdict in verdicts):
-        said = f"**This model was refused.** It broke {broken} of {len(verdicts)} gates and is recorded as rejected."
-        lines += ["", said]
+        notice = f"**This model was refused.** It broke {broken} of {len(verdicts)} gates and is recorded as rejected."
+        lines += ["", notice]
     lines += ["", "Gates:" if verdicts else "No gates were set."]
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
@@ -264,13 +271,13 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
 
 def _limits(evaluations: Mapping[str, Artifact]) -> str:
     lines = ["## Limits", ""]
-    results = {key: one.read_json("results.json") or {} for key, one in evaluations.items()}
-    for stage, found in results.items():
-        for task, metrics in found.get("tasks", {}).items():
+    results = {key: artifact.read_json("results.json") or {} for key, artifact in evaluations.items()}
+    for stage, result in results.items():
+        for task, metrics in result.get("tasks", {}).items():
             accuracy = metrics.get("acc", {})
             if "chance" in accuracy and accuracy.get("low", 1) <= accuracy["chance"]:
                 lines.append(f"- {stage}: {task} cannot be told from guessing ({100 * accuracy['chance']:.0f} %).")
-    scorers = sorted({found["toxicity"]["limits"] for found in results.values() if found.get("toxicity")})
+    scorers = sorted({result["toxicity"]["limits"] for result in results.values() if result.get("toxicity")})
     lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
     lines += _probes(results, evaluations)
     lines.append("- A low score of a probe is no proof that a model is harmless.")
@@ -280,18 +287,24 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
 
 def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> list[str]:
     """Return lines with the probed groups and kinds of prompts, and their language."""
-    categories = sorted({c for found in results.values() for c in found.get("bias", {}).get("by_category", {})})
-    kinds = sorted({k for found in results.values() for k in found.get("toxicity", {}).get("by_kind", {})})
+    categories = sorted({c for result in results.values() for c in result.get("bias", {}).get("by_category", {})})
+    kinds = sorted({k for result in results.values() for k in result.get("toxicity", {}).get("by_kind", {})})
     lines = []
     if categories:
         lines.append(f"- Stereotypes were probed of {', '.join(categories)}, and of nothing else.")
     if kinds:
         lines.append(f"- Toxicity was measured on these kinds of prompts: {', '.join(kinds)}.")
-    configs = [one.manifest.config for one in evaluations.values() if one.manifest and one.stage.startswith("safety")]
+    configs = [
+        artifact.manifest.config
+        for artifact in evaluations.values()
+        if artifact.manifest and artifact.stage.startswith("safety")
+    ]
     files = (("toxicity", "prompts"), ("bias", "pairs"))
-    own = [bool((config.get(part) or {}).get(key)) for config in configs for part, key in files]
-    if (categories or kinds) and own:
-        language = "The probes' language is that of the pipeline's own files" if any(own) else "Every probe is English"
+    own_files = [bool((config.get(part) or {}).get(key)) for config in configs for part, key in files]
+    if (categories or kinds) and own_files:
+        language = (
+            "The probes' language is that of the pipeline's own files" if any(own_files) else "Every probe is English"
+        )
         lines.append(f"- {language}; of other languages the safety figures say nothing.")
     return lines
 
@@ -328,21 +341,23 @@ def _origin(model: Artifact, line: Sequence[Artifact], evaluations: Mapping[str,
             + (" with uncommitted changes" if manifest.code.get("dirty") else "")
             + (f", lock `{manifest.lock_hash[:16]}`" if manifest.lock_hash else ""),
         ]
-    for one in (*line, *evaluations.values()):
-        for source in one.manifest.sources if one.manifest else ():
-            lines.append(f"- {one.label}: source `{source.key}`, digest `{source.digest}`")
+    for artifact in (*line, *evaluations.values()):
+        for source in artifact.manifest.sources if artifact.manifest else ():
+            lines.append(f"- {artifact.label}: source `{source.key}`, digest `{source.digest}`")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _settings(line: Sequence[Artifact]) -> str:
     lines = ["## Settings", ""]
-    for one in line:
-        if one.stage in TRAINING and one.manifest is not None:
-            lines += [f"### {one.label}: {one.headline}", ""]
-            if one.branch:
-                lines += [f"Goes on from {one.branch}.", ""]
-                lines += [f"- {changed}" for changed in one.branch.changed or ()] + [""] * bool(one.branch.changed)
-            lines += ["```json", _config(one.manifest.config), "```", ""]
+    for artifact in line:
+        if artifact.stage in TRAINING and artifact.manifest is not None:
+            lines += [f"### {artifact.label}: {artifact.headline}", ""]
+            if artifact.branch:
+                lines += [f"Goes on from {artifact.branch}.", ""]
+                lines += [f"- {changed}" for changed in artifact.branch.changed or ()] + [""] * bool(
+                    artifact.branch.changed
+                )
+            lines += ["```json", _config(artifact.manifest.config), "```", ""]
     return "\n".join(lines).rstrip() if len(lines) > 2 else ""
 
 

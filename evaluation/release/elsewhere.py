@@ -70,16 +70,16 @@ def try_snippets(folder: str, threads: int, found: dict[str, Any]) -> None:
         run(**turns)
 
     begin(f"{auto}'s logits")
-    given = dict(inputs)
+    model_inputs = dict(inputs)
     if config.is_encoder_decoder:
-        given["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id]])
+        model_inputs["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id]])
     with torch.no_grad():
-        np.save("logits.npy", model(**given).logits.float().numpy())
+        np.save("logits.npy", model(**model_inputs).logits.float().numpy())
     found |= {
         "text": TEXT,
         "auto": auto,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "inputs": {name: ids[0].tolist() for name, ids in given.items()},
+        "inputs": {name: ids[0].tolist() for name, ids in model_inputs.items()},
         "architecture": type(model).__name__,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "chat_template": bool(tokenizer.chat_template),

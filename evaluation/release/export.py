@@ -65,11 +65,11 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
     # transformers turns a folder's name into a module name, and warns about a space or hyphen in it.
     plain = re.sub(r"\W", "_", out.name)
     name = f".{plain}.unfinished"
-    is_there = out.exists()
-    if is_there and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
+    out_exists = out.exists()
+    if out_exists and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
         raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
     # An existing folder is not replaced: it may be a working directory or a mount point.
-    unfinished = (out if is_there else out.parent) / name
+    unfinished = (out if out_exists else out.parent) / name
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
@@ -84,7 +84,7 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
         loaded = check_elsewhere(unfinished, model.folder, weights)
         if program is not None:
             to_gguf(unfinished, program)
-        if is_there:
+        if out_exists:
             for path in sorted(unfinished.iterdir()):
                 path.rename(out / path.name)
         else:
@@ -117,32 +117,34 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         ended = subprocess.run(command, cwd=empty, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         result = Path(empty, "result.json")
-        found = read_own_json(result) if result.exists() else {}
-        if ended.returncode or "error" in found:
+        report = read_own_json(result) if result.exists() else {}
+        if ended.returncode or "error" in report:
             last = (ended.stderr.strip().splitlines() or [""])[-1]
-            reason = found.get("error") or f"the process ended with code {ended.returncode}: {last}"
-            message = f"transformers cannot use it: {found.get('check', 'import')}: {reason}"
+            reason = report.get("error") or f"the process ended with code {ended.returncode}: {last}"
+            message = f"transformers cannot use it: {report.get('check', 'import')}: {reason}"
             raise stage_error("not_loadable", str(folder), message, fix)
         logits = np.load(Path(empty, "logits.npy"), allow_pickle=False)
     try:
         tokenizer = load_pretrained_tokenizer(source)
-        auto, dtype = getattr(transformers, found["auto"]), getattr(torch, found["dtype"])
+        auto, dtype = getattr(transformers, report["auto"]), getattr(torch, report["dtype"])
         network = load_pretrained_model(auto, source, dtype=dtype).eval()
         with torch.no_grad():
-            inputs = {name: torch.tensor([ids]) for name, ids in found["inputs"].items()}
+            inputs = {name: torch.tensor([ids]) for name, ids in report["inputs"].items()}
             expected = network(**inputs).logits.float().numpy()
             of_quantized = expected if quantized is None else quantized(**inputs).logits.float().numpy()
     except Exception as error:  # transformers may raise anything for a folder that it cannot use
         message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
         raise stage_error("not_loadable", str(source), message, fix) from error
-    if list(tokenizer(found["text"]).input_ids) != found["inputs"]["input_ids"]:
-        message = f"token ids of {found['text']!r} are others than the model's"
+    if list(tokenizer(report["text"]).input_ids) != report["inputs"]["input_ids"]:
+        message = f"token ids of {report['text']!r} are others than the model's"
         raise stage_error("other_logits", str(folder), message, fix)
     if not np.array_equal(of_quantized, logits, equal_nan=True):
-        message = f"logits of {found['text']!r} differ from the model's by up to {abs(of_quantized - logits).max():g}"
+        message = f"logits of {report['text']!r} differ from the model's by up to {abs(of_quantized - logits).max():g}"
         raise stage_error("other_logits", str(folder), message, fix)
-    known = {item.name: found[item.name] for item in fields(Loaded) if item.name in found}
-    return Loaded(**known, deviation=float(abs(expected - logits).max()), largest_logit=float(abs(expected).max()))
+    loaded_fields = {item.name: report[item.name] for item in fields(Loaded) if item.name in report}
+    return Loaded(
+        **loaded_fields, deviation=float(abs(expected - logits).max()), largest_logit=float(abs(expected).max())
+    )
 
 
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:

@@ -32,22 +32,22 @@ class Verdict:
             return low <= self.value <= high
         if self.against is None:
             return not self.promoted or self.gate.shown == "broken"
-        found = self.against.difference
-        if math.isnan(found.value):
+        difference = self.against.difference
+        if math.isnan(difference.value):
             return False
         return (
-            low <= found.low and found.high <= high
+            low <= difference.low and difference.high <= high
             if self.gate.shown == "kept"
-            else (low <= found.high and found.low <= high)
+            else (low <= difference.high and difference.low <= high)
         )
 
     @property
     def bound(self) -> str:
         """The bound in words: `at least 0.6`, `at least 0 more than the promoted model`."""
         bounds = (("at least", self.gate.at_least), ("at most", self.gate.at_most))
-        more = " more than the promoted model" if self.gate.against else ""
-        said = " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
-        return f"{said}{more}"
+        suffix = " more than the promoted model" if self.gate.against else ""
+        conditions = " and ".join(f"{word} {value:g}" for word, value in bounds if value is not None)
+        return f"{conditions}{suffix}"
 
     @property
     def found(self) -> str:
@@ -55,20 +55,20 @@ class Verdict:
         if self.gate.against is None:
             return f"{self.value:g}"
         if self.against is None:
-            why = "has no such figure" if self.promoted else "is there none yet"
-            return f"{self.value:.4g}, and the promoted model {why}"
-        one = self.against.difference
+            reason = "has no such figure" if self.promoted else "is there none yet"
+            return f"{self.value:.4g}, and the promoted model {reason}"
+        difference = self.against.difference
         return (
-            f"{self.value:.4g}, {one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g}) more than "
+            f"{self.value:.4g}, {difference.value:+.4g} ({difference.low:+.4g} to {difference.high:+.4g}) more than "
             f"{self.against.promoted:.4g} of {self.against.registration}"
         )
 
     def as_json(self) -> dict[str, object]:
         gate = self.gate.model_dump(exclude=set() if self.gate.against else {"against", "shown"})
-        found: dict[str, object] = {**gate, "value": self.value, "passed": self.passed}
+        document: dict[str, object] = {**gate, "value": self.value, "passed": self.passed}
         if self.gate.against:
-            found["difference"] = self.against.as_json() if self.against else None
-        return found
+            document["difference"] = self.against.as_json() if self.against else None
+        return document
 
 
 def judge(

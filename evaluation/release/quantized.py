@@ -47,13 +47,13 @@ def quantize(folder: Path, auto: Any, kind: Literal["int8", "fp8"], dtype: Any) 
 
 def converter() -> Path:
     """Return llama.cpp's converter, from the folder in $LLAMA_CPP or the PATH. Raises StageError `no_converter`."""
-    given = os.environ.get("LLAMA_CPP")
-    found = Path(given, _CONVERTER) if given else Path(shutil.which(_CONVERTER) or "")
-    if not found.is_file():
-        where = f"in {given}, which LLAMA_CPP names" if given else "on the PATH"
+    directory = os.environ.get("LLAMA_CPP")
+    script = Path(directory, _CONVERTER) if directory else Path(shutil.which(_CONVERTER) or "")
+    if not script.is_file():
+        location = f"in {directory}, which LLAMA_CPP names" if directory else "on the PATH"
         fix = "clone https://github.com/ggml-org/llama.cpp, install its requirements.txt, set LLAMA_CPP to its folder"
-        raise stage_error("no_converter", _OPTION, f"expected llama.cpp's {_CONVERTER} {where}, found none", fix)
-    return found
+        raise stage_error("no_converter", _OPTION, f"expected llama.cpp's {_CONVERTER} {location}, found none", fix)
+    return script
 
 
 def to_gguf(folder: Path, program: Path) -> None:

@@ -15,9 +15,11 @@ RECORD = "registration.json"
 
 def newest_registration(store: Store, digest: str) -> tuple[Path, Manifest] | None:
     """Return the newest registration of the model with these bytes; None if it was not registered."""
-    found = store.manifests(REGISTER) if REGISTER in store.stages() else ()
-    mine = [pair for pair in found if "model" in pair[1].inputs and pair[1].inputs["model"].digest == digest]
-    return max(mine, key=lambda pair: pair[1].age_key, default=None)
+    registrations = store.manifests(REGISTER) if REGISTER in store.stages() else ()
+    matching = [
+        pair for pair in registrations if "model" in pair[1].inputs and pair[1].inputs["model"].digest == digest
+    ]
+    return max(matching, key=lambda pair: pair[1].age_key, default=None)
 
 
 def refusals_of(store: Store, digest: str) -> list[Problem]:
@@ -26,9 +28,9 @@ def refusals_of(store: Store, digest: str) -> list[Problem]:
 
     A registration whose record is missing or truncated is ignored; `stemma verify` reports it.
     """
-    if (found := newest_registration(store, digest)) is None:
+    if (newest := newest_registration(store, digest)) is None:
         return []
-    folder, manifest = found
+    folder, manifest = newest
     try:
         record = read_own_json(store.peek(manifest, RECORD, folder=folder) / RECORD)
         if record["status"] != "rejected":

@@ -33,8 +33,8 @@ class Against:
     by: Literal["items", "intervals", "values"]
 
     def as_json(self) -> dict[str, Any]:
-        found = {"registration": self.registration, "promoted": self.promoted, "by": self.by}
-        return {**found, **self.difference.as_json()}
+        document = {"registration": self.registration, "promoted": self.promoted, "by": self.by}
+        return {**document, **self.difference.as_json()}
 
 
 def against_promoted(
@@ -45,27 +45,27 @@ def against_promoted(
     wanted: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
     the promoted model's registration.
     """
-    other = read_artifacts({"register": promoted})["register"]
-    theirs: Mapping[str, float] = (other.read_json("registration.json") or {}).get("figures", {})
-    evaluated = _inputs(other)
+    registration = read_artifacts({"register": promoted})["register"]
+    promoted_figures: Mapping[str, float] = (registration.read_json("registration.json") or {}).get("figures", {})
+    evaluated = _inputs(registration)
     if model := evaluated.get("model"):
-        theirs = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **theirs}
+        promoted_figures = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **promoted_figures}
     address = f"{promoted.parent.name}/{promoted.name}"
-    found = {}
+    comparisons = {}
     for name in wanted:
-        if name not in theirs or name not in figures:
+        if name not in promoted_figures or name not in figures:
             continue
         step, _, figure = name.partition(".")
-        values = figures[name], theirs[name]
+        values = figures[name], promoted_figures[name]
         paired = _paired(figure, evaluated.get(step), artifacts.get(step))
         if paired is not None and abs(paired.value - (values[0] - values[1])) < SAME:
-            found[name] = Against(address, values[1], paired, "items")
+            comparisons[name] = Against(address, values[1], paired, "items")
         else:
-            ours, before = (_interval(name, of) for of in (figures, theirs))
-            by: Literal["intervals", "values"] = "intervals" if ours and before else "values"
-            difference = _apart(ours or _point(values[0]), before or _point(values[1]))
-            found[name] = Against(address, values[1], difference, by)
-    return found
+            current, before = (_interval(name, side) for side in (figures, promoted_figures))
+            basis: Literal["intervals", "values"] = "intervals" if current and before else "values"
+            difference = _apart(current or _point(values[0]), before or _point(values[1]))
+            comparisons[name] = Against(address, values[1], difference, basis)
+    return comparisons
 
 
 def _inputs(registration: Artifact) -> dict[str, Artifact]:
@@ -74,9 +74,9 @@ def _inputs(registration: Artifact) -> dict[str, Artifact]:
         return {}
     root = registration.folder.parent.parent
     return {
-        name: Artifact(name, folder_of(root, wanted, known), known)
-        for name, wanted in registration.manifest.inputs.items()
-        if (known := known_manifest(root, wanted))
+        name: Artifact(name, folder_of(root, reference, manifest), manifest)
+        for name, reference in registration.manifest.inputs.items()
+        if (manifest := known_manifest(root, reference))
     }
 
 
@@ -85,7 +85,10 @@ def _paired(figure: str, first: Artifact | None, second: Artifact | None) -> Int
     if first is None or second is None or first.stage != second.stage:
         return None
     if first.stage.startswith("benchmarks") and figure.endswith("_accuracy"):
-        tasks = {snake_case(f"{one.task}_accuracy"): one.difference for one in paired_accuracy(first, second)}
+        tasks = {
+            snake_case(f"{comparison.task}_accuracy"): comparison.difference
+            for comparison in paired_accuracy(first, second)
+        }
         return tasks.get(figure)
     if first.stage.startswith("safety") and figure in ("expected_max_toxicity", "toxicity_probability"):
         toxicity = paired_toxicity(first, second)
@@ -104,8 +107,8 @@ def _point(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-def _apart(ours: Interval, before: Interval) -> Interval:
+def _apart(current: Interval, before: Interval) -> Interval:
     """Return the interval of a difference of independent estimates from their own intervals (Zou & Donner 2008)."""
-    value = ours.value - before.value
-    low = value - math.hypot(ours.value - ours.low, before.high - before.value)
-    return Interval(value, low, value + math.hypot(ours.high - ours.value, before.value - before.low))
+    value = current.value - before.value
+    low = value - math.hypot(current.value - current.low, before.high - before.value)
+    return Interval(value, low, value + math.hypot(current.high - current.value, before.value - before.low))

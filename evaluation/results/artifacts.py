@@ -42,8 +42,8 @@ class Artifact:
     def measurement(self) -> Artifact | None:
         """Measurement of a model: the artifact in `measured`, otherwise the newest measurement in the store."""
         if self.measured is None and self.manifest is not None:
-            found = newest_measurement(store_root(self.folder), self.manifest)
-            return Artifact(measurement_of(self.id), *found) if found else None
+            newest = newest_measurement(store_root(self.folder), self.manifest)
+            return Artifact(measurement_of(self.id), *newest) if newest else None
         return self.measured
 
     @property
@@ -110,11 +110,11 @@ def snake_case(name: str) -> str:
 
 def read_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
     """Return the artifacts by input name; a measurement is part of its model."""
-    found = {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
+    artifacts = {name: Artifact(name, folder, _manifest(folder)) for name, folder in inputs.items()}
     return {
-        name: replace(one, measured=found.get(measurement_of(name)))
-        for name, one in found.items()
-        if not is_measurement(name, found)
+        name: replace(artifact, measured=artifacts.get(measurement_of(name)))
+        for name, artifact in artifacts.items()
+        if not is_measurement(name, artifacts)
     }
 
 
@@ -123,26 +123,28 @@ def ancestors(artifact: Artifact) -> list[Artifact]:
 
     Every artifact follows its inputs; where that leaves a choice, the order is that in which the text flows.
     """
-    found: dict[tuple[str, str], Artifact] = {}
-    left = [artifact]
-    while left:
-        one = left.pop()
-        if one.manifest and _address(one.manifest) not in found:
-            found[_address(one.manifest)] = one
-            left += _parents(one)
-    order = {stage: place for place, stage in enumerate(FAMILY_ORDER)}
+    visited: dict[tuple[str, str], Artifact] = {}
+    pending = [artifact]
+    while pending:
+        current = pending.pop()
+        if current.manifest and _address(current.manifest) not in visited:
+            visited[_address(current.manifest)] = current
+            pending += _parents(current)
+    order = {stage: index for index, stage in enumerate(FAMILY_ORDER)}
     sorter = TopologicalSorter(
         {
-            address: [key for one in _parents(child) if one.manifest and (key := _address(one.manifest)) in found]
-            for address, child in found.items()
+            address: [
+                key for parent in _parents(child) if parent.manifest and (key := _address(parent.manifest)) in visited
+            ]
+            for address, child in visited.items()
         }
     )
     sorter.prepare()
     ordered: list[Artifact] = []
     ready: list[Artifact] = []
     while sorter.is_active():
-        ready += [found[address] for address in sorter.get_ready()]
-        ready.sort(key=lambda one: (order.get(one.stage, len(order)), one.id))
+        ready += [visited[address] for address in sorter.get_ready()]
+        ready.sort(key=lambda member: (order.get(member.stage, len(order)), member.id))
         next_ = ready.pop(0)
         ordered.append(next_)
         assert next_.manifest is not None
@@ -158,9 +160,9 @@ def _parents(artifact: Artifact) -> Iterator[Artifact]:
     if artifact.manifest is None:
         return
     root = store_root(artifact.folder)
-    for wanted in artifact.manifest.inputs.values():
-        if (manifest := known_manifest(root, wanted)) is not None:
-            yield Artifact(wanted.stage, folder_of(root, wanted, manifest), manifest)
+    for reference in artifact.manifest.inputs.values():
+        if (manifest := known_manifest(root, reference)) is not None:
+            yield Artifact(reference.stage, folder_of(root, reference, manifest), manifest)
 
 
 def _manifest(folder: Path) -> Manifest | None:

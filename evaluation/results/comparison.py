@@ -48,10 +48,10 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
         left, right = (
             {
                 (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row["acc"]
-                for row in one.read_lines(f"aux/samples_{task}.jsonl")
+                for row in artifact.read_lines(f"aux/samples_{task}.jsonl")
                 if "acc" in row
             }
-            for one in (first, second)
+            for artifact in (first, second)
         )
         if not left or left.keys() != right.keys():
             continue
@@ -61,9 +61,9 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     return compared
 
 
-def _solved_before(one: Artifact) -> int:
+def _solved_before(artifact: Artifact) -> int:
     """Return the number of solved examples before each question; the default for a folder that no store made."""
-    return int((one.manifest.config if one.manifest else {}).get("num_fewshot", 0))
+    return int((artifact.manifest.config if artifact.manifest else {}).get("num_fewshot", 0))
 
 
 def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None:
@@ -112,27 +112,31 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     Intervals are clustered by the prompt's text, which BOLD repeats; that of the share is Newcombe's for pairs, which
     keeps a width if no prompt distinguishes the models. first, second: artifacts of the stage safety.
     """
-    results = [(one.read_json("results.json") or {}).get("toxicity", {}) for one in (first, second)]
-    asked = [
-        tuple(found.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
-        + _drawn_by(one)
-        for one, found in zip((first, second), results, strict=True)
+    results = [(artifact.read_json("results.json") or {}).get("toxicity", {}) for artifact in (first, second)]
+    settings = [
+        tuple(result.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
+        + _drawn_by(artifact)
+        for artifact, result in zip((first, second), results, strict=True)
     ]
     rows = [
-        {prompt: row["continuations"] for prompt, row in _by_prompt(one.read_lines("aux/generations.jsonl"))}
-        for one in (first, second)
+        {prompt: row["continuations"] for prompt, row in _by_prompt(artifact.read_lines("aux/generations.jsonl"))}
+        for artifact in (first, second)
     ]
-    if len({prompt for prompt, _ in rows[0]}) < 2 or rows[0].keys() != rows[1].keys() or asked[0] != asked[1]:
+    if len({prompt for prompt, _ in rows[0]}) < 2 or rows[0].keys() != rows[1].keys() or settings[0] != settings[1]:
         return None
     prompts = list(rows[0])
     texts = number_clusters(prompt for prompt, _ in prompts)
-    worst = np.array([[max(one["toxicity"] for one in found[p]) for p in prompts] for found in rows])
-    length = np.array([[np.mean([len(one["text"]) for one in found[p]]) for p in prompts] for found in rows])
+    worst = np.array(
+        [[max(continuation["toxicity"] for continuation in by_prompt[p]) for p in prompts] for by_prompt in rows]
+    )
+    length = np.array(
+        [[np.mean([len(continuation["text"]) for continuation in by_prompt[p]]) for p in prompts] for by_prompt in rows]
+    )
     threshold = results[0]["threshold"]
     toxic = worst >= threshold
     at_equal_length = None
-    if every := results[0].get("beginnings"):
-        level = np.array([_worst_at_equal_length(rows[0][p], rows[1][p], every) for p in prompts]).T
+    if stride := results[0].get("beginnings"):
+        level = np.array([_worst_at_equal_length(rows[0][p], rows[1][p], stride) for p in prompts]).T
         at_equal_length = clustered_mean(level[1] - level[0], texts), _of_shares(level >= threshold, texts)
     return PairedToxicity(
         len(prompts),
@@ -154,9 +158,9 @@ def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int]
         met[row["prompt"]] += 1
 
 
-def _drawn_by(one: Artifact) -> tuple[Any, Any]:
+def _drawn_by(artifact: Artifact) -> tuple[Any, Any]:
     """Return the temperature and nucleus of its continuations; the defaults for a folder that no store made."""
-    config = (one.manifest.config.get("toxicity") if one.manifest else None) or {}
+    config = (artifact.manifest.config.get("toxicity") if artifact.manifest else None) or {}
     return config.get("temperature", 1.0), config.get("top_p", 0.9)
 
 
@@ -166,7 +170,7 @@ def _of_shares(toxic: NDArray[np.bool_], texts: Clusters) -> Interval:
 
 
 def _worst_at_equal_length(
-    first: list[dict[str, Any]], second: list[dict[str, Any]], every: int
+    first: list[dict[str, Any]], second: list[dict[str, Any]], stride: int
 ) -> tuple[float, float]:
     """Return the highest score of each model's continuations of one prompt, after the n-th continuations of both are
     cut to the same number of words.
@@ -174,18 +178,18 @@ def _worst_at_equal_length(
     every: number of words of the first of their `beginnings`.
     """
     pairs = [
-        (_score_within(one, words, every), _score_within(other, words, every))
-        for one, other in zip(first, second, strict=True)
-        for words in (min(len(one["text"].split()), len(other["text"].split())),)
+        (_score_within(left, words, stride), _score_within(right, words, stride))
+        for left, right in zip(first, second, strict=True)
+        for words in (min(len(left["text"].split()), len(right["text"].split())),)
     ]
-    return max(one for one, _ in pairs), max(other for _, other in pairs)
+    return max(first_score for first_score, _ in pairs), max(second_score for _, second_score in pairs)
 
 
-def _score_within(continuation: dict[str, Any], words: int, every: int) -> float:
+def _score_within(continuation: dict[str, Any], words: int, stride: int) -> float:
     """Return the score of the longest beginning with at most `words` words, 0 if there is none."""
     if words >= len(continuation["text"].split()):
         return float(continuation["toxicity"])
-    return float(continuation["beginnings"][words // every - 1]) if words >= every else 0.0
+    return float(continuation["beginnings"][words // stride - 1]) if words >= stride else 0.0
 
 
 def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
@@ -195,16 +199,18 @@ def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
     or a single one. first, second: artifacts of the stage rlhf.
     """
     judges = {
-        one.manifest.inputs["reward_model"].digest if one.manifest and "reward_model" in one.manifest.inputs else one.id
-        for one in (first, second)
+        artifact.manifest.inputs["reward_model"].digest
+        if artifact.manifest and "reward_model" in artifact.manifest.inputs
+        else artifact.id
+        for artifact in (first, second)
     }
     rewards = [
         {
             prompt: row["rewards"]["rlhf"]
-            for prompt, row in _by_prompt(one.read_lines("aux/samples.jsonl"))
+            for prompt, row in _by_prompt(artifact.read_lines("aux/samples.jsonl"))
             if row.get("rewards")
         }
-        for one in (first, second)
+        for artifact in (first, second)
     ]
     conversations = number_clusters(opening_of(prompt) for prompt, _ in rewards[0])
     if len(judges) > 1 or len(set(conversations.tolist())) < 2 or rewards[0].keys() != rewards[1].keys():
@@ -225,8 +231,8 @@ class Paired:
 def paired_figures(first: Artifact, second: Artifact) -> Iterator[Paired]:
     """Yield every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
     if first.stage.startswith("benchmarks"):
-        for one in paired_accuracy(first, second):
-            yield Paired(f"{one.task} accuracy", "share", one.difference)
+        for comparison in paired_accuracy(first, second):
+            yield Paired(f"{comparison.task} accuracy", "share", comparison.difference)
     elif first.stage.startswith("safety"):
         if toxicity := paired_toxicity(first, second):
             yield Paired("expected maximum toxicity", "share", toxicity.worst)

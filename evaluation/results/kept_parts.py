@@ -36,11 +36,11 @@ class KeptParts:
 
     def __init__(self, folder: Path, asked: str) -> None:
         self.folder = folder
-        about = folder / "asked"
+        digest_path = folder / "asked"
         digest = hashlib.sha256(asked.encode()).hexdigest()
-        if not about.is_file() or about.read_text(encoding="utf-8") != digest:
+        if not digest_path.is_file() or digest_path.read_text(encoding="utf-8") != digest:
             self.clear()
-            _write(about, digest)
+            _write(digest_path, digest)
         self.found = self.names()
 
     def __call__(self, name: str, make: Callable[[], Any]) -> Any:
@@ -66,9 +66,9 @@ class KeptParts:
 
 def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str, Path], run: Run) -> KeptParts:
     """Return the parts that an interrupted build of the same stage has left. sources: the files of its config."""
-    files = {str(path): path for one in sources for path in one.paths}
-    asked = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
-    kept = KeptParts(run.work_dir / "parts", json.dumps(asked))
+    files = {str(path): path for source in sources for path in source.paths}
+    identity = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
+    kept = KeptParts(run.work_dir / "parts", json.dumps(identity))
     if kept.found:
         run.event("resumed", f"going on with what is done: {', '.join(kept.found)}")
     return kept
@@ -78,11 +78,11 @@ def state_of(places: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:
     """Return name, path, size and modification time (ns) of files, also of those in folders, to detect changes."""
     files = [
         (name, path)
-        for name, place in sorted(places.items())
-        for path in (sorted(place.rglob("*")) if place.is_dir() else [place])
+        for name, root in sorted(places.items())
+        for path in (sorted(root.rglob("*")) if root.is_dir() else [root])
         if path.is_file()
     ]
-    return [(name, str(path), (found := path.stat()).st_size, found.st_mtime_ns) for name, path in files]
+    return [(name, str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for name, path in files]
 
 
 def _write(path: Path, text: str) -> None:

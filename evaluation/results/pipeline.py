@@ -46,19 +46,21 @@ class PipelineResults:
 
     def figures(self, id: str) -> dict[str, float]:
         """Return the figures of a stage; empty if the pipeline has none of that name."""
-        found = self.get(id)
-        return found.figures if found else {}
+        artifact = self.get(id)
+        return artifact.figures if artifact else {}
 
     def steps(self, stage: str) -> list[str]:
         """Return the steps of a stage, the usual one first."""
-        found = [id for id, one in self.artifacts.items() if one.stage == stage or id == stage]
-        return sorted(found, key=lambda id: id != stage)
+        ids = [id for id, artifact in self.artifacts.items() if artifact.stage == stage or id == stage]
+        return sorted(ids, key=lambda id: id != stage)
 
     @cached_property
     def _models(self) -> dict[str, Artifact]:
-        found = {MODELS[id]: one for id, one in self.artifacts.items() if id in MODELS}
-        named = {id: one for id, one in self.artifacts.items() if one.stage in MODELS and id not in MODELS}
-        return {name: found[name] for name in dict.fromkeys(MODELS.values()) if name in found} | named
+        by_name = {MODELS[id]: artifact for id, artifact in self.artifacts.items() if id in MODELS}
+        other_models = {
+            id: artifact for id, artifact in self.artifacts.items() if artifact.stage in MODELS and id not in MODELS
+        }
+        return {name: by_name[name] for name in dict.fromkeys(MODELS.values()) if name in by_name} | other_models
 
     @property
     def models(self) -> list[str]:
@@ -73,9 +75,10 @@ class PipelineResults:
         """Return the artifact with this address; None if the pipeline does not have it."""
         return next(
             (
-                one
-                for one in self.artifacts.values()
-                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+                artifact
+                for artifact in self.artifacts.values()
+                if artifact.manifest
+                and (artifact.manifest.stage, artifact.manifest.fingerprint) == (stage, fingerprint)
             ),
             None,
         )
@@ -86,24 +89,25 @@ class PipelineResults:
 
     def style(self, model: str) -> str:
         """Return the class of the style sheet for a model's colour."""
-        others = [name for name in self._models if name not in LONG_NAMES]
-        return model if model not in others else f"other{others.index(model) % OTHER_STYLES}"
+        other_models = [name for name in self._models if name not in LONG_NAMES]
+        return model if model not in other_models else f"other{other_models.index(model) % OTHER_STYLES}"
 
     def legend(self, models: Sequence[str]) -> list[tuple[str, str]]:
         return [(self.long_name(name), self.style(name)) for name in models]
 
     def parent(self, model: str) -> str | None:
         """Return the model that this one was made from; None for the first, or if that model is not in the pipeline."""
-        one = self._models.get(model)
-        wanted = one.manifest.inputs.get("model") if one and one.manifest else None
-        return self._at(wanted.stage, wanted.fingerprint) if wanted else None
+        artifact = self._models.get(model)
+        reference = artifact.manifest.inputs.get("model") if artifact and artifact.manifest else None
+        return self._at(reference.stage, reference.fingerprint) if reference else None
 
     def _at(self, stage: str, fingerprint: str) -> str | None:
         return next(
             (
                 name
-                for name, one in self._models.items()
-                if one.manifest and (one.manifest.stage, one.manifest.fingerprint) == (stage, fingerprint)
+                for name, artifact in self._models.items()
+                if artifact.manifest
+                and (artifact.manifest.stage, artifact.manifest.fingerprint) == (stage, fingerprint)
             ),
             None,
         )
@@ -112,8 +116,8 @@ class PipelineResults:
         """Return a mapping from the names that a tuning step's figures and samples use for its two models to the
         models' names here."""
         before, after = ROLES[self.artifacts[id].stage if id not in ROLES else id]
-        own = MODELS.get(id, id)
-        return {before: self.parent(own) or before, after: own}
+        trained = MODELS.get(id, id)
+        return {before: self.parent(trained) or before, after: trained}
 
     def first_and_last(self) -> list[tuple[str, str]]:
         """Return each model from which no other was made, paired with its first ancestor (ancestor, model)."""
@@ -133,26 +137,28 @@ class PipelineResults:
         """Return the benchmarks or safety artifact of a model; None if it was not measured."""
         if (usual := self.get(f"{kind}_{model}")) is not None and model in LONG_NAMES:
             return usual
-        measured = [one for one in self.artifacts.values() if one.stage.startswith(kind) and one.manifest]
-        for one in measured:
-            wanted = one.manifest.inputs.get("model") if one.manifest else None
-            if wanted and self._at(wanted.stage, wanted.fingerprint) == model:
-                return one
+        measured = [
+            artifact for artifact in self.artifacts.values() if artifact.stage.startswith(kind) and artifact.manifest
+        ]
+        for artifact in measured:
+            reference = artifact.manifest.inputs.get("model") if artifact.manifest else None
+            if reference and self._at(reference.stage, reference.fingerprint) == model:
+                return artifact
         return None
 
     def results(self, kind: str, model: str) -> dict[str, Any]:
         """Return results.json of benchmarks or safety for a model; empty if it was not measured."""
-        found = self.evaluation(kind, model)
-        return (found.read_json("results.json") if found else None) or {}
+        artifact = self.evaluation(kind, model)
+        return (artifact.read_json("results.json") if artifact else None) or {}
 
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
         """Return the (step, value) points of a metric, without points that are not finite.
 
         If a step was logged more than once, the last value counts: a training run that went back discarded the others.
         """
-        found = self.get(id)
+        artifact = self.get(id)
         points: dict[float, float] = {}
-        for row in found.read_lines("aux/metrics.jsonl") if found else []:
+        for row in artifact.read_lines("aux/metrics.jsonl") if artifact else []:
             value = row.get("values", {}).get(name)
             if value is not None and row.get("step") is not None and math.isfinite(float(value)):
                 points[float(row["step"])] = float(value)
@@ -164,8 +170,8 @@ class PipelineResults:
 
     def corrections(self, id: str) -> list[dict[str, Any]]:
         """Return the guard's actions while a stage trained, in order; see training/guard/corrections.py."""
-        found = self.get(id)
-        return (found.read_json("aux/corrections.json") if found else None) or []
+        artifact = self.get(id)
+        return (artifact.read_json("aux/corrections.json") if artifact else None) or []
 
     def samples(self, count: int) -> list[dict[str, Any]]:
         """Return the first held-out prompts with the answers of every model, in the order in which they were measured.
@@ -174,12 +180,12 @@ class PipelineResults:
         """
         rows: dict[str, dict[str, Any]] = {}
         for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
-            found, called = self.get(id), self.roles(id)
-            for line in found.read_lines("aux/samples.jsonl") if found else []:
+            artifact, roles = self.get(id), self.roles(id)
+            for line in artifact.read_lines("aux/samples.jsonl") if artifact else []:
                 row = rows.setdefault(
-                    asked := asked_in(line),
+                    prompt := asked_in(line),
                     {
-                        "prompt": asked,
+                        "prompt": prompt,
                         "reference": line.get("reference", ""),
                         "answers": {},
                         "rewards": {},
@@ -187,22 +193,22 @@ class PipelineResults:
                     },
                 )
                 for role, answer in line.get("answers", {}).items():
-                    model = called.get(role, role)
+                    model = roles.get(role, role)
                     if model in row["answers"]:
                         continue
                     row["answers"][model] = answer
                     # Only for this answer: another step, or another line with this prompt, marked a different answer.
-                    for of in ("verified", "rewards"):
-                        if role in (line.get(of) or {}):
-                            row[of][model] = line[of][role]
+                    for field in ("verified", "rewards"):
+                        if role in (line.get(field) or {}):
+                            row[field][model] = line[field][role]
         # Prompts that every model answered come first; the order is otherwise that of the files.
         ordered = sorted(rows.values(), key=lambda row: -len(row["answers"]))
         return ordered[:count]
 
     def algorithm(self, id: str) -> str:
         """Return the method of an alignment, as in `Artifact.algorithm`."""
-        found = self.get(id)
-        return found.algorithm if found else "PPO"
+        artifact = self.get(id)
+        return artifact.algorithm if artifact else "PPO"
 
     def scores(self, id: str, key: str, role: str) -> list[float]:
         """Return the scores of the answers of one of an alignment's two models, in the order of its held-out prompts.
@@ -210,25 +216,25 @@ class PipelineResults:
         key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty if they are
         unknown.
         """
-        found = self.get(id)
-        lines = found.read_lines("aux/samples.jsonl") if found else []
+        artifact = self.get(id)
+        lines = artifact.read_lines("aux/samples.jsonl") if artifact else []
         return [float(line[key][role]) for line in lines if role in (line.get(key) or {})]
 
     def input_steps(self, id: str, name: str) -> list[str]:
         """Return the steps whose artifact a step read as the input `name`; several if they share one artifact."""
-        found = self.get(id)
-        wanted = found.manifest.inputs.get(name) if found and found.manifest else None
+        artifact = self.get(id)
+        reference = artifact.manifest.inputs.get(name) if artifact and artifact.manifest else None
         return [
-            other
-            for other, one in self.artifacts.items()
-            if wanted and one.manifest and one.manifest.fingerprint == wanted.fingerprint
+            step
+            for step, artifact in self.artifacts.items()
+            if reference and artifact.manifest and artifact.manifest.fingerprint == reference.fingerprint
         ]
 
     def judges(self) -> set[str]:
         """Return the reward models that judge an alignment and train none."""
         alignments = [*self.steps("rlhf"), *self.steps("preference_tuning")]
-        judging = {one for id in alignments for one in self.input_steps(id, "judge")}
-        return judging - {one for id in alignments for one in self.input_steps(id, "reward_model")}
+        judging = {step for id in alignments for step in self.input_steps(id, "judge")}
+        return judging - {step for id in alignments for step in self.input_steps(id, "reward_model")}
 
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """Return the difference of accuracies over the same items for each task that both models took."""

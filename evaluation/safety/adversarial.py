@@ -66,28 +66,28 @@ def measure_adversarial(
     def searched(change: Callable[[_Attempt], str]) -> list[_Attempt]:
         attempts = [_Attempt(text, text) for text in starts]
         for query in range(1, config.queries + 1):
-            open_ones = [one for one in attempts if one.tries is None]
+            open_ones = [attempt for attempt in attempts if attempt.tries is None]
             if not open_ones:
                 break
             run.progress(query, config.queries, "queries")
-            asked = [change(one) if query > 1 else one.start for one in open_ones]
+            prompts = [change(attempt) if query > 1 else attempt.start for attempt in open_ones]
             drawn_by = derived_seed(seed, query)
             sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
-            for one, text, found in zip(
-                open_ones, asked, sample_continuations(lm, asked, config.samples, sampling, run, chat), strict=True
+            for attempt, text, continuations in zip(
+                open_ones, prompts, sample_continuations(lm, prompts, config.samples, sampling, run, chat), strict=True
             ):
-                scores = scorer(found)
+                scores = scorer(continuations)
                 worst = int(scores.argmax())
-                if scores[worst] >= one.worst:
-                    one.text, one.worst, one.continuation = text, float(scores[worst]), found[worst]
+                if scores[worst] >= attempt.worst:
+                    attempt.text, attempt.worst, attempt.continuation = text, float(scores[worst]), continuations[worst]
                 if scores[worst] >= toxicity.threshold:
-                    one.tries = query
+                    attempt.tries = query
         return attempts
 
-    def mutated(one: _Attempt) -> str:
-        return _changed(one.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
+    def mutated(attempt: _Attempt) -> str:
+        return _changed(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
 
-    changed, plain = searched(mutated), searched(lambda one: one.start)
+    changed, plain = searched(mutated), searched(lambda attempt: attempt.start)
     results = {
         "scorer": scorer.name,
         "prompts": len(starts),
@@ -103,14 +103,14 @@ def measure_adversarial(
     }
     found = [
         {
-            "prompt": one.start,
-            "changed": one.text,
-            "continuation": one.continuation,
-            "toxicity": round(one.worst, 6),
-            "queries": one.tries,
-            "queries_plain": other.tries,
+            "prompt": attempt.start,
+            "changed": attempt.text,
+            "continuation": attempt.continuation,
+            "toxicity": round(attempt.worst, 6),
+            "queries": attempt.tries,
+            "queries_plain": plain_attempt.tries,
         }
-        for one, other in zip(changed, plain, strict=True)
+        for attempt, plain_attempt in zip(changed, plain, strict=True)
     ]
     return results, found
 
@@ -125,8 +125,8 @@ def _changed(text: str, words: Sequence[str], draw: random.Random, allowed: Call
             case "replace" if parts:
                 parts[draw.randrange(len(parts))] = draw.choice(words)
             case "swap" if len(parts) > 1:
-                at = draw.randrange(len(parts) - 1)
-                parts[at], parts[at + 1] = parts[at + 1], parts[at]
+                position = draw.randrange(len(parts) - 1)
+                parts[position], parts[position + 1] = parts[position + 1], parts[position]
             case "drop" if len(parts) > 2:
                 parts.pop(draw.randrange(len(parts)))
             case "open":
@@ -136,24 +136,27 @@ def _changed(text: str, words: Sequence[str], draw: random.Random, allowed: Call
     return text
 
 
-def _doublings(most: int) -> list[int]:
+def _doublings(largest: int) -> list[int]:
     counts = [1]
-    while counts[-1] < most:
-        counts.append(min(most, counts[-1] * 2))
+    while counts[-1] < largest:
+        counts.append(min(largest, counts[-1] * 2))
     return counts
 
 
 def _share(attempts: Sequence[_Attempt], queries: int) -> float:
-    found = [one.tries is not None and one.tries <= queries for one in attempts]
-    return round(float(np.mean(found)), 6) if found else 0.0
+    successes = [attempt.tries is not None and attempt.tries <= queries for attempt in attempts]
+    return round(float(np.mean(successes)), 6) if successes else 0.0
 
 
 def _summary(changed: Sequence[_Attempt], plain: Sequence[_Attempt], confidence: float) -> dict[str, Any]:
-    pairs = [(one.tries is not None, other.tries is not None) for one, other in zip(changed, plain, strict=True)]
+    pairs = [
+        (attempt.tries is not None, plain_attempt.tries is not None)
+        for attempt, plain_attempt in zip(changed, plain, strict=True)
+    ]
     both, only_changed, only_plain, neither = map(
         pairs.count, ((True, True), (True, False), (False, True), (False, False))
     )
-    tries = sorted(one.tries for one in changed if one.tries is not None)
+    tries = sorted(attempt.tries for attempt in changed if attempt.tries is not None)
     return {
         "broken": wilson(both + only_changed, len(pairs), confidence).as_json(),
         "broken_plain": wilson(both + only_plain, len(pairs), confidence).as_json(),

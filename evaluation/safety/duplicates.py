@@ -38,16 +38,16 @@ def recited_by_copies(
     drawn = np.random.default_rng(seed)
     rows = []
     for bucket in sorted({copies.bit_length() for _, copies in texts}):
-        among = [tokens for tokens, copies in texts if copies.bit_length() == bucket]
-        chosen = drawn.permutation(len(among))[: config.sequences]
-        scored = token_log_likelihoods(lm, [among[i].tolist() for i in chosen], run, "copies")
+        candidates = [tokens for tokens, copies in texts if copies.bit_length() == bucket]
+        chosen = drawn.permutation(len(candidates))[: config.sequences]
+        scored = token_log_likelihoods(lm, [candidates[i].tolist() for i in chosen], run, "copies")
         recited = recited_tokens([hits for _, hits in scored], config.prefix_tokens)
         exact = int((recited == config.continuation_tokens).sum())
         rows.append(
             {
                 "at_least": 2 ** (bucket - 1),
                 "at_most": 2**bucket - 1,
-                "documents": len(among),
+                "documents": len(candidates),
                 "sequences": len(chosen),
                 "exact_match": wilson(exact, len(chosen), confidence).as_json(),
             }
@@ -68,8 +68,8 @@ def first_tokens(
         if done % 1000 == 0:
             run.stop_if_cancelled()
             run.progress(done, len(numbers), "sequences", "copies")
-        for at in windows(starts, len(tokens), length):
-            text = tokens[at : at + length]
+        for start in windows(starts, len(tokens), length):
+            text = tokens[start : start + length]
             key = xxhash.xxh3_64_intdigest(np.ascontiguousarray(text, np.int64).tobytes())
             copies[key] = copies.get(key, 0) + 1
             if key not in texts:

@@ -41,20 +41,20 @@ def measure_exposure(
     canaries = read_canaries(shards)
     copies = trained_copies(lm, canaries, shards, trained, run)
     rows = []
-    for form in dict.fromkeys(one.format for one in canaries):
-        whole = form.space <= candidates
-        numbers = list(range(form.space)) if whole else form.draw(candidates, f"{seed}:exposure:{form.text}")
-        others = _log_likelihoods(lm, [form.filled(number) for number in numbers], run)
-        for place, one in enumerate(canaries):
-            if one.format != form:
+    for form in dict.fromkeys(canary.format for canary in canaries):
+        exact = form.space <= candidates
+        numbers = list(range(form.space)) if exact else form.draw(candidates, f"{seed}:exposure:{form.text}")
+        other_scores = _log_likelihoods(lm, [form.filled(number) for number in numbers], run)
+        for index, canary in enumerate(canaries):
+            if canary.format != form:
                 continue
-            [own] = _log_likelihoods(lm, [one.text], run)
-            not_itself = others[[number != one.number for number in numbers]]
-            found = exposure(own, not_itself, exact=whole, confidence=confidence)
-            row = {"format": form.text, "text": one.text, "planted": one.copies, "trained": copies[place]}
-            rows.append({**row, "space": form.space, **found})
+            [score] = _log_likelihoods(lm, [canary.text], run)
+            not_itself = other_scores[[number != canary.number for number in numbers]]
+            figures = exposure(score, not_itself, exact=exact, confidence=confidence)
+            row = {"format": form.text, "text": canary.text, "planted": canary.copies, "trained": copies[index]}
+            rows.append({**row, "space": form.space, **figures})
     # Sort in the order of the file; correct for the number of rows.
-    order = {one.text: place for place, one in enumerate(canaries)}
+    order = {canary.text: index for index, canary in enumerate(canaries)}
     rows.sort(key=lambda row: order[row["text"]])
     adjusted = holm([row["p_value"] for row in rows])
     return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
@@ -90,24 +90,24 @@ def trained_copies(
     """Return the number of whole occurrences of each canary in the sequences that were trained on; None if unknown."""
     if not canaries or trained is None or location_of(shards / "train"):
         return [None] * len(canaries)
-    seen = trained.of(split_fingerprint(shards / "train"))
-    if seen is None:
+    is_trained = trained.of(split_fingerprint(shards / "train"))
+    if is_trained is None:
         return [None] * len(canaries)
-    ids = [lm.tokenizer.encode(one.text, add_special_tokens=False) for one in canaries]
-    found = [0] * len(canaries)
-    numbers = np.flatnonzero(seen)
+    ids = [lm.tokenizer.encode(canary.text, add_special_tokens=False) for canary in canaries]
+    counts = [0] * len(canaries)
+    numbers = np.flatnonzero(is_trained)
     for done, (tokens, _) in enumerate(Split(shards / "train", run.work_dir).read(numbers)):
         if done % 1000 == 0:
             run.stop_if_cancelled()
             run.progress(done, len(numbers), "sequences", "canaries")
-        there = tokens.tobytes()
-        for place, own in enumerate(ids):
-            wanted = np.array(own, tokens.dtype).tobytes()
-            at = there.find(wanted)
-            while at >= 0:
-                found[place] += at % tokens.itemsize == 0
-                at = there.find(wanted, at + 1)
-    return list(found)
+        haystack = tokens.tobytes()
+        for index, canary_ids in enumerate(ids):
+            needle = np.array(canary_ids, tokens.dtype).tobytes()
+            offset = haystack.find(needle)
+            while offset >= 0:
+                counts[index] += offset % tokens.itemsize == 0
+                offset = haystack.find(needle, offset + 1)
+    return list(counts)
 
 
 def _log_likelihoods(lm: LoadedModel, texts: Sequence[str], run: Run) -> NDArray[np.float64]:
@@ -115,4 +115,4 @@ def _log_likelihoods(lm: LoadedModel, texts: Sequence[str], run: Run) -> NDArray
     encoded = [
         [lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][: lm.max_tokens] for text in texts
     ]
-    return np.array([float(found.double().sum()) for found, _ in token_log_likelihoods(lm, encoded, run, "exposure")])
+    return np.array([float(scores.double().sum()) for scores, _ in token_log_likelihoods(lm, encoded, run, "exposure")])

@@ -18,8 +18,8 @@ _RESERVED = re.compile(r"@(?:[\w-]+\.)*(?:example\.(?:com|net|org)|(?:[\w-]+\.)?
 def personal_kinds(text: str, config: GeneratedPersonalDataConfig) -> list[str]:
     """Return the kinds of personal data in a text, sorted; default replacements of `clean` and addresses with reserved
     names do not count."""
-    found = find_personal_data(text, frozenset(config.kinds), config.phone_regions)
-    return sorted({one.kind for one in found if not _is_nobodys(one.kind, text[one.start : one.end])})
+    matches = find_personal_data(text, frozenset(config.kinds), config.phone_regions)
+    return sorted({match.kind for match in matches if not _is_nobodys(match.kind, text[match.start : match.end])})
 
 
 def measure_personal_data(
@@ -40,12 +40,14 @@ def measure_personal_data(
         "continuations": len(kinds) * samples,
         "overall": share([sum(map(bool, row)) for row in kinds]),
         "by_kind": {
-            kind: share([sum(kind in one for one in row) for row in kinds]) for kind in KINDS if kind in config.kinds
+            kind: share([sum(kind in found_kinds for found_kinds in row) for row in kinds])
+            for kind in KINDS
+            if kind in config.kinds
         },
     }
     return results, kinds
 
 
-def _is_nobodys(kind: str, found: str) -> bool:
-    put_in = getattr(PersonalDataConfig(), kind).replacement
-    return found == put_in or (kind == "email" and _RESERVED.search(found.lower()) is not None)
+def _is_nobodys(kind: str, text: str) -> bool:
+    replacement = getattr(PersonalDataConfig(), kind).replacement
+    return text == replacement or (kind == "email" and _RESERVED.search(text.lower()) is not None)

@@ -46,24 +46,24 @@ def measure_memorisation(
         return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
     if trained is None:
         return {"skipped": "the model does not say which sequences it was trained on; pretraining writes that down now"}
-    seen = trained.of(split_fingerprint(shards / "train"))
-    if seen is None:
+    is_trained = trained.of(split_fingerprint(shards / "train"))
+    if is_trained is None:
         return {"skipped": "the model was trained on other shards than those given"}
     if location_of(shards / "train"):
         return {"skipped": "the shards lie on S3, and memorisation reads those on a disk alone"}
     results: dict[str, Any] = {
         "prefix_tokens": config.prefix_tokens,
         "continuation_tokens": config.continuation_tokens,
-        "trained_sequences": int(seen.sum()),
-        "training_sequences": len(seen),
+        "trained_sequences": int(is_trained.sum()),
+        "training_sequences": len(is_trained),
     }
     exact, losses = {}, {}
-    for split, among in (("train", seen), ("validation", None)):
-        sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, among)
+    for split, mask in (("train", is_trained), ("validation", None)):
+        sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, mask)
         if not sequences:
             message = "trained" if split == "train" else split
-            why = f"no sequence of the shards holds as many of one document of {message} text"
-            return {"skipped": f"prefix and continuation need {length} tokens, {why}"}
+            reason = f"no sequence of the shards holds as many of one document of {message} text"
+            return {"skipped": f"prefix and continuation need {length} tokens, {reason}"}
         scored = token_log_likelihoods(lm, sequences, run, "memorisation")
         losses[split] = np.array([-float(scores.double().mean()) for scores, _ in scored])
         recited = recited_tokens([hits for _, hits in scored], config.prefix_tokens)
@@ -80,7 +80,7 @@ def measure_memorisation(
         from evaluation.safety.duplicates import recited_by_copies
 
         results["by_copies"] = recited_by_copies(
-            lm, config, shards / "train", seen, run, seed=seed, confidence=confidence
+            lm, config, shards / "train", is_trained, run, seed=seed, confidence=confidence
         )
     if config.membership:
         results["membership_inference"] = membership_auc(losses["train"], losses["validation"], seed, confidence)
@@ -104,11 +104,11 @@ def membership_auc(
     value = auc(members, others)
     if min(len(members), len(others)) < 2:
         return Interval(value, 0.0, 1.0).as_json()
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         (members, others), auc, vectorized=False, paired=False, n_resamples=1000, confidence_level=confidence,
         method="percentile", rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
-    return Interval(value, float(found.low), float(found.high)).as_json()
+    return Interval(value, float(result.low), float(result.high)).as_json()
 
 
 def recited_tokens(hits: Sequence[Tensor], prefix_tokens: int) -> np.ndarray:
@@ -142,14 +142,14 @@ def read_documents(
     for begin in range(0, min(len(numbers), _LOOKS * count), count):
         part = numbers[begin : begin + count]
         picks = drawn.random(len(part))
-        found = {}
+        texts = {}
         order = np.argsort(part)
-        for place, (tokens, starts) in zip(order, split.read(part[order]), strict=True):
-            if len(places := windows(starts, len(tokens), length)):
-                at = places[int(picks[place] * len(places))]
-                found[int(place)] = tokens[at : at + length].tolist()
-        for place in sorted(found)[: count - len(chosen)]:
-            chosen[int(part[place])] = found[place]
+        for index, (tokens, starts) in zip(order, split.read(part[order]), strict=True):
+            if len(candidates := windows(starts, len(tokens), length)):
+                start = candidates[int(picks[index] * len(candidates))]
+                texts[int(index)] = tokens[start : start + length].tolist()
+        for index in sorted(texts)[: count - len(chosen)]:
+            chosen[int(part[index])] = texts[index]
         if len(chosen) == count:
             break
     return [chosen[number] for number in sorted(chosen)]
@@ -191,9 +191,9 @@ class Split:
         shards = np.searchsorted(self._ends, numbers, "right")
         for shard in np.unique(shards):
             message = self._shards[shard]
-            place, unpacked = self._unpacked(message)
+            path, unpacked = self._unpacked(message)
             try:
-                reader = reader_from_json(str(place), "", message)
+                reader = reader_from_json(str(path), "", message)
                 for number in numbers[shards == shard]:
                     sample = reader[int(number - self._ends[shard] + message["samples"])]
                     tokens = sample.get("tokens")

@@ -45,25 +45,25 @@ def nats_per_token(lm: LoadedModel, prompts: Sequence[str], texts: Sequence[Sequ
     from evaluation.generation.language_model import token_log_likelihoods
 
     sequences, starts = [], []
-    for prompt, some in zip(prompts, texts, strict=True):
-        given = [lm.start_token, *lm.tokenizer.encode(prompt, add_special_tokens=False)]
-        for text in some:
+    for prompt, prompt_texts in zip(prompts, texts, strict=True):
+        prompt_ids = [lm.start_token, *lm.tokenizer.encode(prompt, add_special_tokens=False)]
+        for text in prompt_texts:
             if ids := lm.tokenizer.encode(text, add_special_tokens=False):
-                room = max(1, lm.max_tokens - len(ids))
-                starts.append(len(given[-room:]) - 1)
-                sequences.append([*given[-room:], *ids][: lm.max_tokens])
+                prompt_budget = max(1, lm.max_tokens - len(ids))
+                starts.append(len(prompt_ids[-prompt_budget:]) - 1)
+                sequences.append([*prompt_ids[-prompt_budget:], *ids][: lm.max_tokens])
     if not sequences:
         return 0.0
     scored = token_log_likelihoods(lm, sequences, run, "fluency")
-    own = [likely[start:] for (likely, _), start in zip(scored, starts, strict=True)]
-    return -sum(float(one.sum()) for one in own) / sum(one.numel() for one in own)
+    answer_scores = [scores[start:] for (scores, _), start in zip(scored, starts, strict=True)]
+    return -sum(float(scores.sum()) for scores in answer_scores) / sum(scores.numel() for scores in answer_scores)
 
 
 def distinct_pairs(texts: Sequence[Sequence[str]]) -> float:
     """Return distinct word pairs over all pairs, in the continuations of each prompt (Li et al. 2016); their mean."""
     shares = []
-    for some in texts:
-        pairs = [pair for words in map(str.split, some) for pair in pairwise(words)]
+    for prompt_texts in texts:
+        pairs = [pair for words in map(str.split, prompt_texts) for pair in pairwise(words)]
         if pairs:
             shares.append(len(set(pairs)) / len(pairs))
     return float(np.mean(shares)) if shares else 0.0
@@ -91,8 +91,8 @@ def changes(plain: Measured, one: Measured, config: MitigationsConfig) -> dict[s
     for task, items in (one.right or {}).items():
         before = (plain.right or {}).get(task, {})
         if items.keys() == before.keys():
-            now, then = (np.array([side[number] for number in items]) for side in (items, before))
-            if change := _paired_score(now, then, config):
+            now, baseline = (np.array([side[number] for number in items]) for side in (items, before))
+            if change := _paired_score(now, baseline, config):
                 tasks[task] = change
     mean = bootstrap(worst[0] - worst[1], confidence=config.confidence, seed=config.seed)
     return {
@@ -116,8 +116,8 @@ def _paired_score(now: NDArray[np.float64], before: NDArray[np.float64], config:
     gains = now - before
     if len(gains) < 2:
         return {}
-    found = bootstrap(gains, confidence=config.confidence, seed=config.seed)
-    return {**found.as_json(), "p_value": round(sign_flip_p_value(gains), 6)}
+    interval = bootstrap(gains, confidence=config.confidence, seed=config.seed)
+    return {**interval.as_json(), "p_value": round(sign_flip_p_value(gains), 6)}
 
 
 def _paired_share(now: NDArray[np.bool_], before: NDArray[np.bool_], *, confidence: float) -> dict[str, float]:
@@ -125,5 +125,5 @@ def _paired_share(now: NDArray[np.bool_], before: NDArray[np.bool_], *, confiden
 
     both, neither = int((now & before).sum()), int((~now & ~before).sum())
     only_now, only_before = int((now & ~before).sum()), int((~now & before).sum())
-    found = difference_of_paired_proportions(both, only_now, only_before, neither, confidence)
-    return {**found.as_json(), "p_value": round(mcnemar_p_value(only_before, only_now), 6)}
+    interval = difference_of_paired_proportions(both, only_now, only_before, neither, confidence)
+    return {**interval.as_json(), "p_value": round(mcnemar_p_value(only_before, only_now), 6)}

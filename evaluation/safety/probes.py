@@ -38,7 +38,7 @@ def read_prompts(config: ToxicityConfig) -> list[dict[str, str]]:
     if not prompts:
         raise stage_error("bad_prompts", str(path), "expected at least one prompt, found none")
     # JSON can escape halves of surrogate pairs, which no tokenizer takes.
-    return [{name: whole_characters(text) for name, text in one.items()} for one in prompts[: config.limit]]
+    return [{name: whole_characters(text) for name, text in prompt.items()} for prompt in prompts[: config.limit]]
 
 
 def is_bold(config: ToxicityConfig) -> bool:
@@ -46,7 +46,7 @@ def is_bold(config: ToxicityConfig) -> bool:
     return config.prompts is not None and Path(config.prompts).suffix == ".json"
 
 
-def _json_prompt(where: str, line: str) -> dict[str, str]:
+def _json_prompt(location: str, line: str) -> dict[str, str]:
     try:
         row = parse_json(line, surrogates=True)
         if isinstance(row["prompt"], dict):
@@ -54,7 +54,7 @@ def _json_prompt(where: str, line: str) -> dict[str, str]:
             return {"prompt": str(row["prompt"]["text"]), "kind": kind}
         return {"prompt": str(row["prompt"]), "kind": str(row.get("kind", "all"))}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise stage_error("bad_prompts", where, 'expected a JSON object such as {"prompt": "…"}') from error
+        raise stage_error("bad_prompts", location, 'expected a JSON object such as {"prompt": "…"}') from error
 
 
 def _plain_prompt(line: str) -> dict[str, str]:

@@ -36,49 +36,53 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from evaluation.safety.toxicity import measure_toxicity, toxicity_of_text
     from evaluation.safety.toxicity_scorers import make_scorer
 
-    scorers = [make_scorer(one) for one in config.toxicity.scorers or (ToxicityScorer(),)] if config.toxicity else []
+    scorers = (
+        [make_scorer(scorer_config) for scorer_config in config.toxicity.scorers or (ToxicityScorer(),)]
+        if config.toxicity
+        else []
+    )
     lm = load_model(inputs["model"], run)
     keep = parts_of(config, config.sources(), inputs, run)
-    how: _How = {"seed": config.seed, "confidence": config.confidence}
+    options: _How = {"seed": config.seed, "confidence": config.confidence}
     chat = ChatPrompt(config.system_instruction, config.chat_template_kwargs) if config.chat_template else None
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     if config.toxicity:
         asked_of = lm, config.toxicity
-        results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **how, keep=keep, chat=chat)
+        results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **options, keep=keep, chat=chat)
         if "shards" in inputs and not location_of(inputs["shards"] / "validation"):
-            results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], inputs["shards"], run, **how)
+            results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], inputs["shards"], run, **options)
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines["generations"] = generations
     if config.toxicity and config.adversarial:
         from evaluation.safety.adversarial import measure_adversarial
 
-        asked = config.adversarial, config.toxicity, scorers[0], run
+        arguments = config.adversarial, config.toxicity, scorers[0], run
         results["adversarial"], lines["adversarial"] = keep(
-            "adversarial", lambda: measure_adversarial(lm, *asked, **how, chat=chat)
+            "adversarial", lambda: measure_adversarial(lm, *arguments, **options, chat=chat)
         )
     if (bias := config.bias) is not None:
         results["bias"] = keep("bias", lambda: measure_bias(lm, bias, run, confidence=config.confidence))
         if bias.sets:
             from evaluation.safety.bias.sets import measure_bias_sets
 
-            results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **how, keep=keep, chat=chat)
+            results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **options, keep=keep, chat=chat)
     if (memorisation := config.memorisation) is not None:
         if "shards" in inputs:
             from evaluation.safety.exposure import measure_exposure
 
             shards, trained = inputs["shards"], TrainedSequences.read(inputs["model"])
             results["memorisation"] = keep(
-                "memorisation", lambda: measure_memorisation(lm, memorisation, shards, trained, run, **how)
+                "memorisation", lambda: measure_memorisation(lm, memorisation, shards, trained, run, **options)
             )
             candidates = memorisation.canary_candidates
-            if exposed := keep("exposure", lambda: measure_exposure(lm, shards, trained, candidates, run, **how)):
+            if exposed := keep("exposure", lambda: measure_exposure(lm, shards, trained, candidates, run, **options)):
                 results["exposure"] = exposed
         else:
             results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
-        if why := results["memorisation"].get("skipped"):
-            run.event("skipped", f"memorisation was not measured: {why}")
+        if reason := results["memorisation"].get("skipped"):
+            run.event("skipped", f"memorisation was not measured: {reason}")
     (out_dir / "aux").mkdir(parents=True, exist_ok=True)
     for name, rows in lines.items():
         written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -107,12 +111,12 @@ def _personal_data(
 
     rows = [row["continuations"] for row in generations]
     results, kinds = measure_personal_data(
-        [[one["text"] for one in row] for row in rows], config, confidence=confidence
+        [[continuation["text"] for continuation in row] for row in rows], config, confidence=confidence
     )
-    for row, found in zip(rows, kinds, strict=True):
-        for one, of_one in zip(row, found, strict=True):
-            if of_one:
-                one["personal_data"] = of_one
+    for row, row_kinds in zip(rows, kinds, strict=True):
+        for continuation, text_kinds in zip(row, row_kinds, strict=True):
+            if text_kinds:
+                continuation["personal_data"] = text_kinds
     return results
 
 
@@ -122,7 +126,7 @@ def _empty(generations: Sequence[Mapping[str, Any]], config: SafetyConfig) -> di
 
     if config.toxicity is None:
         return {}
-    counts = [sum(not one["text"].strip() for one in row["continuations"]) for row in generations]
+    counts = [sum(not continuation["text"].strip() for continuation in row["continuations"]) for row in generations]
     share = share_of_clusters(counts, config.toxicity.samples_per_prompt, config.confidence)
     return share.as_figures("empty_continuations")
 

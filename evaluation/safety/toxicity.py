@@ -44,15 +44,15 @@ def measure_toxicity(
     """
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
-    asked = [row["prompt"] for row in prompts]
+    prompt_texts = [row["prompt"] for row in prompts]
     continuations = keep(
-        "continuations", lambda: sample_continuations(lm, asked, config.samples_per_prompt, sampling, run, chat)
+        "continuations", lambda: sample_continuations(lm, prompt_texts, config.samples_per_prompt, sampling, run, chat)
     )
     every_text = [text for texts in continuations for text in texts]
-    scorer, others = scorers[0], scorers[1:]
+    scorer, other_scorers = scorers[0], scorers[1:]
     scores, *other_scores = (
-        kept_scores(one, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
-        for number, one in enumerate(scorers)
+        kept_scores(scorer, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
+        for number, scorer in enumerate(scorers)
     )
     kinds = sorted({row["kind"] for row in prompts})
     results: dict[str, Any] = {
@@ -72,20 +72,20 @@ def measure_toxicity(
         results["beginnings"] = config.beginnings
     if is_bold(config) and len(kinds) > 1:
         results["groups"] = compare_groups(scores, [row["kind"] for row in prompts], config.threshold, confidence)
-    if others:
+    if other_scorers:
         results["other_scorers"] = [
             {
-                "scorer": other.name,
-                "limits": other.limits,
-                "overall": summarise(own, config.threshold, seed, confidence),
+                "scorer": other_scorer.name,
+                "limits": other_scorer.limits,
+                "overall": summarise(scorer_scores, config.threshold, seed, confidence),
             }
-            for other, own in zip(others, other_scores, strict=True)
+            for other_scorer, scorer_scores in zip(other_scorers, other_scores, strict=True)
         ]
     if config.labelled:
         results["quality"] = [
-            {"scorer": one.name, **row}
-            for number, one in enumerate(scorers)
-            for row in _quality(number, one, config, run, keep)
+            {"scorer": scorer.name, **row}
+            for number, scorer in enumerate(scorers)
+            for row in _quality(number, scorer, config, run, keep)
         ]
     generations: list[dict[str, Any]] = [
         {
@@ -98,17 +98,22 @@ def measure_toxicity(
         for row, texts, row_scores in zip(prompts, continuations, scores, strict=True)
     ]
     if config.beginnings:
-        _score_beginnings([one for row in generations for one in row["continuations"]], scorer, config.beginnings, keep)
+        _score_beginnings(
+            [continuation for row in generations for continuation in row["continuations"]],
+            scorer,
+            config.beginnings,
+            keep,
+        )
     return results, generations
 
 
 def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words: int, keep: Keep) -> None:
     """Add to each continuation, in place, the scores of its first `words` words, of twice as many and so on, as long as
     each is shorter than the whole."""
-    cut = [beginnings(one["text"], words) for one in continuations]
+    cut = [beginnings(continuation["text"], words) for continuation in continuations]
     scores = iter(kept_scores(scorer, [text for texts in cut for text in texts], "scores_of_beginnings", keep))
-    for one, texts in zip(continuations, cut, strict=True):
-        one["beginnings"] = [round(float(next(scores)), 6) for _ in texts]
+    for continuation, texts in zip(continuations, cut, strict=True):
+        continuation["beginnings"] = [round(float(next(scores)), 6) for _ in texts]
 
 
 def beginnings(text: str, words: int) -> list[str]:
@@ -118,7 +123,7 @@ def beginnings(text: str, words: int) -> list[str]:
     >>> beginnings("a b c d", 1)
     ['a', 'a b', 'a b c']
     """
-    ends = [found.end() for found in re.finditer(r"\S+", text)]
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
     return [text[:end] for end in ends[words - 1 : -1 : words]]
 
 
@@ -132,14 +137,16 @@ def toxicity_of_text(
     No model of that text can be expected to score lower: the rest is the scorer's error on harmless text. A piece is
     not taken from the beginning of its document, which is often not a sentence.
     """
-    length, each = config.max_new_tokens, config.samples_per_prompt
-    wanted = len(read_prompts(config)) * each
-    read = read_documents(shards / "validation", wanted, 2 * length, seed, run.work_dir)
-    groups = len(read) // each
+    length, per_prompt = config.max_new_tokens, config.samples_per_prompt
+    count = len(read_prompts(config)) * per_prompt
+    read = read_documents(shards / "validation", count, 2 * length, seed, run.work_dir)
+    groups = len(read) // per_prompt
     if not groups:
         return None
-    pieces = [ids[length:] for ids in np.random.default_rng(seed).permutation(np.array(read))[: groups * each].tolist()]
-    scores = scorer(lm.tokenizer.batch_decode(pieces, skip_special_tokens=True)).reshape(groups, each)
+    pieces = [
+        ids[length:] for ids in np.random.default_rng(seed).permutation(np.array(read))[: groups * per_prompt].tolist()
+    ]
+    scores = scorer(lm.tokenizer.batch_decode(pieces, skip_special_tokens=True)).reshape(groups, per_prompt)
     return summarise(scores, config.threshold, seed, confidence)
 
 
@@ -154,15 +161,20 @@ def compare_groups(
     """
     from scipy import stats
 
-    toxic, of_prompt = scores.max(axis=1) >= threshold, np.array(groups)
+    toxic, group_of_prompt = scores.max(axis=1) >= threshold, np.array(groups)
     rows: list[dict[str, Any]] = []
     for group in sorted(set(groups)):
-        own = of_prompt == group
-        counts = int(toxic[own].sum()), int(own.sum()), int(toxic[~own].sum()), int((~own).sum())
+        is_member = group_of_prompt == group
+        counts = (
+            int(toxic[is_member].sum()),
+            int(is_member.sum()),
+            int(toxic[~is_member].sum()),
+            int((~is_member).sum()),
+        )
         table = [[counts[0], counts[1] - counts[0]], [counts[2], counts[3] - counts[2]]]
         p_value = float(stats.fisher_exact(table).pvalue)
-        found = difference_of_proportions(*counts, confidence)
-        rows.append({"group": group, "prompts": counts[1], **found.as_json(), "p_value": round(p_value, 6)})
+        difference = difference_of_proportions(*counts, confidence)
+        rows.append({"group": group, "prompts": counts[1], **difference.as_json(), "p_value": round(p_value, 6)})
     adjusted = holm([row["p_value"] for row in rows])
     return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
 
@@ -179,10 +191,10 @@ def summarise(scores: NDArray[np.float64], threshold: float, seed: int, confiden
     expected = bootstrap(worst, confidence=confidence, seed=seed)
     probability = wilson(int(toxic.sum()), toxic.size, confidence)
     # Continuations of one prompt are similar.
-    every = share_of_clusters((scores >= threshold).sum(axis=1), scores.shape[1], confidence)
+    toxic_share = share_of_clusters((scores >= threshold).sum(axis=1), scores.shape[1], confidence)
     return {
         "expected_max_toxicity": expected.as_json(),
         "toxicity_probability": probability.as_json(),
-        "toxic_continuations": every.as_json(),
+        "toxic_continuations": toxic_share.as_json(),
         "prompts": int(toxic.size),
     }

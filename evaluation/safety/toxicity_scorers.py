@@ -65,11 +65,11 @@ class WatchedScorer:
             raise
         except Exception as error:
             number = self._failing(texts)
-            at = (
+            position = (
                 f"text {before + number:,}" if number else f"one of the texts {before + 1:,} to {before + len(texts):,}"
             )
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise self._failed(f"it failed at {at} of {total:,} ({said})") from error
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise self._failed(f"it failed at {position} of {total:,} ({message})") from error
         if scores.shape != (len(texts),):
             raise self._failed(f"expected a score for each of {len(texts):,} texts, got an array of {scores.shape}")
         if not np.isfinite(scores).all():
@@ -98,11 +98,13 @@ def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> 
     """Return the scores (N,) of texts, stored in parts under a name."""
     watched = scorer if isinstance(scorer, WatchedScorer) else WatchedScorer(scorer)
 
-    def some(start: int) -> list[float]:
+    def score_batch(start: int) -> list[float]:
         return watched.scored(texts[start : start + SCORED_AT_ONCE], start, len(texts)).tolist()
 
     starts = range(0, len(texts), SCORED_AT_ONCE)
-    return np.concatenate([np.zeros(0), *(np.array(keep(f"{name}_{start}", partial(some, start))) for start in starts)])
+    return np.concatenate(
+        [np.zeros(0), *(np.array(keep(f"{name}_{start}", partial(score_batch, start))) for start in starts)]
+    )
 
 
 def make_scorer(config: ToxicityScorer) -> WatchedScorer:
@@ -127,14 +129,14 @@ def scorer_quality(
     """
     from sklearn.metrics import f1_score, roc_auc_score
 
-    found = []
-    for one in sets:
+    rows = []
+    for labelled_set in sets:
         progress()
-        texts, labels = read_labelled(one)
+        texts, labels = read_labelled(labelled_set)
         scores = scorer(texts)
-        found.append(
+        rows.append(
             {
-                "set": one.kind,
+                "set": labelled_set.kind,
                 "n": len(texts),
                 "toxic": sum(labels),
                 "auc": round(float(roc_auc_score(labels, scores)), 6),
@@ -142,7 +144,7 @@ def scorer_quality(
                 "accuracy": round(float(np.mean((scores >= threshold) == np.array(labels))), 6),
             }
         )
-    return found
+    return rows
 
 
 def read_labelled(config: LabelledSet) -> Labelled:

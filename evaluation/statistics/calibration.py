@@ -32,7 +32,9 @@ def calibration(
         return None
     right, sure, brier = [], [], []
     for sample in samples:
-        scores = [one[0] if isinstance(one, list | tuple) else None for one in sample.get("filtered_resps", [])]
+        scores = [
+            response[0] if isinstance(response, list | tuple) else None for response in sample.get("filtered_resps", [])
+        ]
         target = sample.get("target")
         if len(scores) < 2 or None in scores or not isinstance(target, int) or not 0 <= target < len(scores):
             continue
@@ -42,9 +44,9 @@ def calibration(
         chosen = int(np.argmax(logits))
         right.append(float(chosen == target))
         sure.append(float(shares[chosen]))
-        wanted = np.zeros(len(scores))
-        wanted[target] = 1
-        brier.append(float(((shares - wanted) ** 2).sum()))
+        one_hot = np.zeros(len(scores))
+        one_hot[target] = 1
+        brier.append(float(((shares - one_hot) ** 2).sum()))
     if len(right) < 2:
         return None
     rows, ece = binned(right, sure)

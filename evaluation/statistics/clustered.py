@@ -115,11 +115,11 @@ def clustered_share(hits: ArrayLike, clusters: Clusters, confidence: float = 0.9
         return Interval(share, 0.0, 1.0)
     _, error, freedom = _least_squares(np.ones((len(right), 1)), right, clusters)
     informative = min(np.unique(clusters[side]).size for side in (right > 0, right < 1))
-    alike = min(1.0, 2 / informative**2) if informative else 1.0
+    weight = min(1.0, 2 / informative**2) if informative else 1.0
     variance = share * (1 - share)
     effective = min(float(len(right)), variance / error**2) if informative and error > 0 else float(groups)
     if effective > groups:
-        effective = 1 / ((1 - alike) / effective + alike / groups)
+        effective = 1 / ((1 - weight) / effective + weight / groups)
     return score_interval(share, effective, float(stats.t.ppf(0.5 + confidence / 2, freedom)))
 
 
@@ -175,16 +175,16 @@ def clustered_difference(
     """
     from scipy import stats
 
-    one, other = (np.asarray(side, dtype=np.float64) for side in (first, second))
+    first_scores, second_scores = (np.asarray(side, dtype=np.float64) for side in (first, second))
     both, only_first, only_second, neither = (
-        float(((one == a) & (other == b)).sum()) for a, b in ((1, 1), (1, 0), (0, 1), (0, 0))
+        float(((first_scores == a) & (second_scores == b)).sum()) for a, b in ((1, 1), (1, 0), (0, 1), (0, 0))
     )
-    p_value = clustered_sign_test(one - other, clusters)
+    p_value = clustered_sign_test(first_scores - second_scores, clusters)
     clusters = _from_zero(clusters)
     groups = _count(clusters)
-    if groups == len(one):
+    if groups == len(first_scores):
         return difference_of_paired_proportions(both, only_first, only_second, neither, confidence), p_value
-    gains = one - other
+    gains = first_scores - second_scores
     if groups < 2:
         return Interval(float(gains.mean()), -1.0, 1.0), p_value
     _, error, freedom = _least_squares(np.ones((len(gains), 1)), gains, clusters)
@@ -227,16 +227,18 @@ def _least_squares(design: Floats, outcome: Floats, clusters: Clusters) -> tuple
     values, vectors = np.linalg.eigh(inverse)
     root = (vectors * np.sqrt(values)) @ vectors.T
     leverage, vectors = np.linalg.eigh(root @ squares @ root)
-    left = np.where(1 - leverage > _LEVERAGE, 1 - leverage, np.inf)
-    weights = root @ (vectors / np.sqrt(left)[:, None, :]) @ vectors.transpose(0, 2, 1) @ root[:, 0, None]
+    residual = np.where(1 - leverage > _LEVERAGE, 1 - leverage, np.inf)
+    weights = root @ (vectors / np.sqrt(residual)[:, None, :]) @ vectors.transpose(0, 2, 1) @ root[:, 0, None]
     weights = weights[:, :, 0]  # (G, P): weight of a cluster's score in the first coefficient
     error = math.sqrt(float(((weights * scores).sum(axis=1) ** 2).sum()))
 
-    # The variance estimate is a quadratic form of the errors with the matrix diag(own) - shared shared'.
-    own = np.einsum("gp,gpq,gq->g", weights, squares, weights)
+    # The variance estimate is a quadratic form of the errors with the matrix diag(diagonal) - shared shared'.
+    diagonal = np.einsum("gp,gpq,gq->g", weights, squares, weights)
     shared = np.einsum("pq,gqr,gr->gp", root, squares, weights)
-    trace = own.sum() - (shared**2).sum()
-    trace_of_square = (own**2).sum() - 2 * (own * (shared**2).sum(axis=1)).sum() + ((shared.T @ shared) ** 2).sum()
+    trace = diagonal.sum() - (shared**2).sum()
+    trace_of_square = (
+        (diagonal**2).sum() - 2 * (diagonal * (shared**2).sum(axis=1)).sum() + ((shared.T @ shared) ** 2).sum()
+    )
     freedom = min(trace**2 / trace_of_square, groups - 1) if trace_of_square > 0 else math.nan
     return float(coefficients[0]), error, float(freedom)
 

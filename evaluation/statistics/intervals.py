@@ -56,9 +56,9 @@ def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
     share = successes / n
-    found = score_interval(share, n, normal_quantile(confidence))
+    interval = score_interval(share, n, normal_quantile(confidence))
     # At the ends, rounding leaves the bound slightly off the share itself.
-    return Interval(share, 0.0 if successes == 0 else found.low, 1.0 if successes == n else found.high)
+    return Interval(share, 0.0 if successes == 0 else interval.low, 1.0 if successes == n else interval.high)
 
 
 def score_interval(share: float, n: float, quantile: float) -> Interval:
@@ -80,8 +80,8 @@ def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) ->
     """
     from scipy.special import betaln
 
-    found, times = np.unique(np.asarray(counts, dtype=np.int64), return_counts=True)
-    if not found.size or found[0] < 0 or found[-1] > size:
+    values, times = np.unique(np.asarray(counts, dtype=np.int64), return_counts=True)
+    if not values.size or values[0] < 0 or values[-1] > size:
         raise ValueError(f"expected at least one count from 0 to {size}")
     # The mean sin² of a uniform angle has Jeffreys' prior.
     edges = np.sin(np.linspace(0, np.pi / 2, CLUSTER_MEANS + 1)) ** 2
@@ -89,13 +89,13 @@ def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) ->
     correlation = (np.arange(CLUSTER_CORRELATIONS) + 0.5) / CLUSTER_CORRELATIONS
     a, b = mean * (1 / correlation - 1), (1 - mean) * (1 / correlation - 1)
     likelihood = sum(
-        n * (betaln(count + a, size - count + b) - betaln(a, b)) for count, n in zip(found, times, strict=True)
+        n * (betaln(count + a, size - count + b) - betaln(a, b)) for count, n in zip(values, times, strict=True)
     )
     weights = np.exp(likelihood - likelihood.max()).sum(axis=1)
     below = np.concatenate([[0], np.cumsum(weights)]) / weights.sum()
     low, high = np.interp([(1 - confidence) / 2, (1 + confidence) / 2], below, edges)
-    total, most = int((found * times).sum()), size * int(times.sum())
-    return Interval(total / most, 0.0 if total == 0 else float(low), 1.0 if total == most else float(high))
+    total, possible = int((values * times).sum()), size * int(times.sum())
+    return Interval(total / possible, 0.0 if total == 0 else float(low), 1.0 if total == possible else float(high))
 
 
 def from_standard_error(value: float, standard_error: float, confidence: float = 0.95) -> Interval:
@@ -130,7 +130,7 @@ def bootstrap(
     value = float(statistic(*observed))
     if observed[0].size == 1:
         return Interval(value, value, value)
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         observed,
         lambda *rows, axis: statistic(*rows),
         paired=True,
@@ -141,7 +141,7 @@ def bootstrap(
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(value, float(found.low), float(found.high))
+    return Interval(value, float(result.low), float(result.high))
 
 
 def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, seed: int, confidence: float = 0.95) -> Interval:
@@ -201,14 +201,14 @@ def difference_of_paired_proportions(
         association = max(association - n / 2, 0)
     phi = association / math.sqrt(margins) if margins else 0.0
 
-    def reach(x: float, y: float) -> float:
+    def distance(x: float, y: float) -> float:
         return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
 
     difference = (only_first - only_second) / n
     return Interval(
         difference,
-        difference - reach(a.value - a.low, b.high - b.value),
-        difference + reach(a.high - a.value, b.value - b.low),
+        difference - distance(a.value - a.low, b.high - b.value),
+        difference + distance(a.high - a.value, b.value - b.low),
     )
 
 

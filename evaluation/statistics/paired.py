@@ -32,36 +32,36 @@ def compare_models(
     interval for pairs. Others use the bootstrap over items, drawn together for both models, and a permutation test:
     sign flips for means, swaps of the two models' answers if the metric is not a mean.
     """
-    found = []
+    comparisons = []
     for (first, first_rows, first_items), (second, second_rows, second_items) in combinations(models, 2):
-        others = {_key(row): row for row in second_rows}
+        second_by_key = {_key(row): row for row in second_rows}
         for row in first_rows:
-            other, address = others.get(_key(row)), (row["task"], row["num_fewshot"])
-            if other is None or None in (row["value"], other["value"]):
+            second_row, address = second_by_key.get(_key(row)), (row["task"], row["num_fewshot"])
+            if second_row is None or None in (row["value"], second_row["value"]):
                 continue
             left, right = (
                 _scores(items.get(address, ()), row["metric"], row["filter"]) for items in (first_items, second_items)
             )
             if not left or left.keys() != right.keys():
                 continue
-            one = _compared(left, right, aggregations.get(row["task"], {}).get(row["metric"]), confidence)
-            if one is not None:
+            comparison = _compared(left, right, aggregations.get(row["task"], {}).get(row["metric"]), confidence)
+            if comparison is not None:
                 better = row["higher_is_better"]
-                found.append(
+                comparisons.append(
                     {
                         "first": first,
                         "second": second,
                         **{name: row[name] for name in ("task", "metric", "filter", "num_fewshot")},
                         "first_value": row["value"],
-                        "second_value": other["value"],
+                        "second_value": second_row["value"],
                         "higher_is_better": better,
-                        **one,
+                        **comparison,
                     }
                 )
-    for row, adjusted in zip(found, holm([row["p_value"] for row in found]), strict=True):
+    for row, adjusted in zip(comparisons, holm([row["p_value"] for row in comparisons]), strict=True):
         row["p_holm"] = adjusted
         row["significant"] = adjusted < 1 - confidence
-    return found
+    return comparisons
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -70,8 +70,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [1.0] * len(p_values)
     largest = 0.0
-    for place, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
 
@@ -127,14 +127,14 @@ def _aggregated(
 
         value = difference(numbers, numbers + n)
         drawn = (draws.integers(0, n, n) for _ in range(RESAMPLES // 2))
-        found = np.array([difference(chosen, chosen + n) for chosen in drawn])
+        resampled = np.array([difference(chosen, chosen + n) for chosen in drawn])
         swapped = (n * draws.integers(0, 2, n) for _ in range(RESAMPLES // 2))
-        by_chance = np.array([difference(numbers + other, numbers + n - other) for other in swapped])
+        by_chance = np.array([difference(numbers + is_swapped, numbers + n - is_swapped) for is_swapped in swapped])
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
-    if not np.isfinite([*found, *by_chance, value]).all():
+    if not np.isfinite([*resampled, *by_chance, value]).all():
         return None
-    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
     # Never 0: this number of draws cannot resolve less.
     reached = int((np.abs(by_chance) >= abs(value) * (1 - 1e-9)).sum())
     p_value = (reached + 1) / (len(by_chance) + 1)

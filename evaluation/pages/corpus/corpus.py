@@ -29,8 +29,8 @@ class Corpus:
 
     def json(self, id: str, name: str) -> Any:
         """Return a JSON file of a stage's artifact; an empty mapping if there is none."""
-        found = self.artifacts.get(id)
-        return (found.read_json(name) if found else None) or {}
+        artifact = self.artifacts.get(id)
+        return (artifact.read_json(name) if artifact else None) or {}
 
     @cached_property
     def chain(self) -> list[str]:
@@ -39,35 +39,35 @@ class Corpus:
 
     def sources(self, id: str) -> dict[str, dict[str, Any]]:
         """Return the records of each source in a stage's artifact: licence, language, weight, documents, bytes."""
-        found: dict[str, dict[str, Any]] = self.json(id, "sources.json")
-        return found
+        sources: dict[str, dict[str, Any]] = self.json(id, "sources.json")
+        return sources
 
     def totals(self, id: str) -> tuple[int, int]:
         """Return the documents and bytes of text that a stage leaves."""
         sources = self.sources(id).values()
-        return sum(one["documents"] for one in sources), sum(one["bytes"] for one in sources)
+        return sum(source["documents"] for source in sources), sum(source["bytes"] for source in sources)
 
     def dropped(self, id: str) -> dict[str, int]:
         """Return rule → number of documents that a stage dropped by it."""
-        found: dict[str, int] = self.json(id, "aux/counts.json").get("dropped", {})
-        return found
+        dropped: dict[str, int] = self.json(id, "aux/counts.json").get("dropped", {})
+        return dropped
 
     @cached_property
     def languages(self) -> dict[str, float]:
         """Language code → share of the documents, the largest first; without a language profile, the languages that the
         sources declare."""
         id = next((id for id in ("validate_clean", "validate") if self.json(id, "aux/profile.json")), "")
-        found: dict[str, float] = dict(self.json(id, "aux/profile.json").get("language", {})) if id else {}
-        if not found and self.chain:
-            for one in self.sources(self.chain[-1]).values():
-                found[one["language"]] = found.get(one["language"], 0) + one["documents"]
-        total = sum(found.values()) or 1
-        return {code: found[code] / total for code in sorted(found, key=lambda code: -found[code]) if code}
+        shares: dict[str, float] = dict(self.json(id, "aux/profile.json").get("language", {})) if id else {}
+        if not shares and self.chain:
+            for source in self.sources(self.chain[-1]).values():
+                shares[source["language"]] = shares.get(source["language"], 0) + source["documents"]
+        total = sum(shares.values()) or 1
+        return {code: shares[code] / total for code in sorted(shares, key=lambda code: -shares[code]) if code}
 
     @cached_property
     def facts(self) -> dict[str, dict[str, float]]:
         """Distribution → class → count, against which the next report shows its drift."""
-        found = {
+        facts = {
             "documents dropped by rule": {
                 f"{id}: {rule}": float(count) for id in self.chain for rule, count in self.dropped(id).items() if count
             },
@@ -75,5 +75,5 @@ class Corpus:
         }
         for id, when in (("validate", "as read"), ("validate_clean", "at the end"), ("validate_shards", "in shards")):
             for name, counts in self.json(id, "aux/profile.json").items():
-                found[f"{name}, {when}"] = counts
-        return {name: counts for name, counts in found.items() if counts}
+                facts[f"{name}, {when}"] = counts
+        return {name: counts for name, counts in facts.items() if counts}

@@ -41,13 +41,13 @@ def sources(corpus: Corpus) -> Section:
     if not corpus.chain:
         return Section("sources", "Sources")
     first, last = corpus.sources(corpus.chain[0]), corpus.sources(corpus.chain[-1])
-    aside = {row.get("name", row["source"]): row for row in corpus.json("ingest", "aux/sources.json") or []}
+    ingested = {row.get("name", row["source"]): row for row in corpus.json("ingest", "aux/sources.json") or []}
     shards = corpus.json("shard", "meta.json").get("sources", {})
     rows = []
-    nothing = {"documents": 0, "bytes": 0}
-    generated = {name: {**one, **nothing} for name, one in last.items() if name not in first}
+    empty = {"documents": 0, "bytes": 0}
+    generated = {name: {**source, **empty} for name, source in last.items() if name not in first}
     for name, read in {**first, **generated}.items():
-        left = last.get(name, nothing)
+        remaining = last.get(name, empty)
         train = shards.get(name, {}).get("train", {})
         rows.append(
             [
@@ -55,11 +55,11 @@ def sources(corpus: Corpus) -> Section:
                 read["licence"] or "unstated",
                 language(read["language"]) or "–",
                 f"{read['documents']:,}",
-                f"{aside.get(name, {}).get('quarantined', 0):,}",
+                f"{ingested.get(name, {}).get('quarantined', 0):,}",
                 size(read["bytes"]),
-                f"{left['documents']:,}",
-                size(left["bytes"]),
-                percent(left["bytes"] / read["bytes"]) if read["bytes"] else "–",
+                f"{remaining['documents']:,}",
+                size(remaining["bytes"]),
+                percent(remaining["bytes"] / read["bytes"]) if read["bytes"] else "–",
                 f"{train['tokens']:,}" if train else "–",
             ]
         )
@@ -89,24 +89,26 @@ def rules(corpus: Corpus) -> Section:
     reasons = _reasons(corpus)
     rows = []
     for id, rule, n in counted:
-        one = reasons.get((id, rule), Reason(_LOOSENED_BY.get(rule, id)))
+        rule_reason = reasons.get((id, rule), Reason(_LOOSENED_BY.get(rule, id)))
         shares = [f"{n:,}", percent(n / max(1, read), 2)]
-        rows.append([rule.replace("_", " "), *shares, one.needs or "–", one.key, one.paper or "–"])
+        rows.append(
+            [rule.replace("_", " "), *shares, rule_reason.needs or "–", rule_reason.key, rule_reason.paper or "–"]
+        )
     if not rows:
         return Section("rules", "Rules")
     drawn = [(rule.replace("_", " "), [Bar(n, "rlhf")]) for _, rule, n in counted[:RULES_DRAWN]]
-    means = "Documents that each rule dropped. A document is counted under the first rule that it breaks."
-    figure = Figure("Dropped by rule", _wide_chart("Dropped by rule", drawn), means, "", wide=True)
+    caption = "Documents that each rule dropped. A document is counted under the first rule that it breaks."
+    figure = Figure("Dropped by rule", _wide_chart("Dropped by rule", drawn), caption, "", wide=True)
     columns = ["rule", "documents", "of those read", "a document needs", "loosened by the key", "paper"]
     table = Table("All rules", columns, rows, numeric=(1, 2), mono=(4,), folded=len(rows) > 12)
     samples = corpus.json("clean", "aux/samples.json")
-    shown = [*(rule for _, rule, _ in counted if rule in samples)][:RULES_SAMPLED]
+    sampled_rules = [*(rule for _, rule, _ in counted if rule in samples)][:RULES_SAMPLED]
     folded = []
-    for kind in ("kept", "changed", *shown):
+    for kind in ("kept", "changed", *sampled_rules):
         reason = reasons.get(("clean", kind))
         for row in samples.get(kind, [])[:2]:
-            why = reason.of(row["value"]) if reason and "value" in row else kind
-            folded.append((f"{row['source']}: {why}", _as_text({**row, "value": None})))
+            label = reason.of(row["value"]) if reason and "value" in row else kind
+            folded.append((f"{row['source']}: {label}", _as_text({**row, "value": None})))
     return Section("rules", "Rules", "", [figure], [table], folded=folded)
 
 
@@ -133,14 +135,14 @@ class Reason(NamedTuple):
 
 def _reasons(corpus: Corpus) -> dict[tuple[str, str], Reason]:
     """Return (stage, rule) → its reason, for stages that record their rules."""
-    found = {}
+    reasons = {}
     for id in corpus.chain:
-        for rule, one in corpus.json(id, "aux/counts.json").get("rules", {}).items():
+        for rule, entry in corpus.json(id, "aux/counts.json").get("rules", {}).items():
             # "min_words (at least 15)", "min_confidence (0.2 to 1)"
-            limit = str(one["limit"]).removeprefix(rule).strip(" ()")
-            needs = limit.replace("at least", "≥").replace("at most", "≤")
-            found[id, rule] = Reason(f"{id}.{rule}", needs, one["paper"])
-    return found
+            limit = str(entry["limit"]).removeprefix(rule).strip(" ()")
+            condition = limit.replace("at least", "≥").replace("at most", "≤")
+            reasons[id, rule] = Reason(f"{id}.{rule}", condition, entry["paper"])
+    return reasons
 
 
 def _wide_chart(title: str, rows: list[tuple[str, list[Bar]]]) -> Markup:
@@ -173,16 +175,16 @@ def duplicates(corpus: Corpus) -> Section:
     table = Table("Which source repeats which", ["source", "repeats", "documents"], rows, numeric=(2,))
     bins = counts.get("near", {}).get("similarities", [])
     drawn = [(f"from {row['from']:.2f}", [Bar(row["documents"], "sft")]) for row in bins]
-    means = "Near duplicates that went, by their Jaccard similarity to the document that stayed."
-    figures = [Figure("Similarity", bar_chart("Similarity", drawn, value_format=compact), means, "")] if drawn else []
+    caption = "Near duplicates that went, by their Jaccard similarity to the document that stayed."
+    figures = [Figure("Similarity", bar_chart("Similarity", drawn, value_format=compact), caption, "")] if drawn else []
     folded = []
     for row in (corpus.json("dedupe", "aux/clusters.json") or [])[:6]:
         if not row["samples"]:
             continue
-        other = row["samples"][0]
-        similar = f"one of similarity {other['similarity']:.2f}"
+        duplicate = row["samples"][0]
+        similar = f"one of similarity {duplicate['similarity']:.2f}"
         title = f"{row['kept']['source']}: {row['dropped']:,} dropped for it, {similar}"
-        texts = (row["kept"]["text"][:SAMPLE_CHARACTERS], other["text"][:SAMPLE_CHARACTERS])
+        texts = (row["kept"]["text"][:SAMPLE_CHARACTERS], duplicate["text"][:SAMPLE_CHARACTERS])
         folded.append((title, "stayed:\n{}\n\nwent:\n{}".format(*texts)))
     dropped = sum(counts.get("dropped", {}).values())
     lead = f"{dropped:,} of {counts.get('read', 0):,} documents repeat another one."
@@ -190,17 +192,17 @@ def duplicates(corpus: Corpus) -> Section:
 
 
 def contamination(corpus: Corpus) -> Section:
-    found = corpus.json("decontaminate", "aux/contamination.json")
-    if not found:
+    report = corpus.json("decontaminate", "aux/contamination.json")
+    if not report:
         return Section("contamination", "Test items in the text")
     rows = [
-        [task, f"{one['items']:,}", f"{one['items_hit']:,}", f"{one['documents_hit']:,}"]
-        for task, one in found["tasks"].items()
+        [task, f"{counts['items']:,}", f"{counts['items_hit']:,}", f"{counts['documents_hit']:,}"]
+        for task, counts in report["tasks"].items()
     ]
-    hit = sum(one["items_hit"] for one in found["tasks"].values())
-    lead = f"{hit:,} of {sum(one['items'] for one in found['tasks'].values()):,} test items stood in the text."
+    hit = sum(counts["items_hit"] for counts in report["tasks"].values())
+    lead = f"{hit:,} of {sum(counts['items'] for counts in report['tasks'].values()):,} test items stood in the text."
     table = Table("", ["benchmark", "items", "found", "in documents"], rows, numeric=(1, 2, 3))
-    folded = [(f"{row['task']}, item {row['item']}", _as_text(row)) for row in list(found["samples"])[:5]]
+    folded = [(f"{row['task']}, item {row['item']}", _as_text(row)) for row in list(report["samples"])[:5]]
     return Section("contamination", "Test items in the text", lead, tables=[table], folded=folded)
 
 
@@ -209,23 +211,23 @@ def languages_and_lengths(corpus: Corpus) -> Section:
     figures = []
     for name, title in (("language", "Languages"), ("characters of text", "Lengths"), ("source", "Sources")):
         was, now = before.get(name, {}), after.get(name, {})
-        classes = [*now, *(one for one in was if one not in now)]
+        classes = [*now, *(bucket for bucket in was if bucket not in now)]
         if name == "characters of text":
-            classes.sort(key=lambda one: int(one.split(" ")[0].replace(",", "")))
-        totals = [max(1, sum(one.values())) for one in (was, now)]
+            classes.sort(key=lambda bucket: int(bucket.split(" ")[0].replace(",", "")))
+        totals = [max(1, sum(counts.values())) for counts in (was, now)]
         drawn = []
-        for one in classes if name == "characters of text" else classes[:CLASSES_DRAWN]:
+        for bucket in classes if name == "characters of text" else classes[:CLASSES_DRAWN]:
             bars = [
-                Bar(counts.get(one, 0) / total, style, when)
+                Bar(counts.get(bucket, 0) / total, style, when)
                 for counts, total, style, when in (
                     (was, totals[0], "base", "as read"),
                     (now, totals[1], "train", "at the end"),
                 )
                 if counts
             ]
-            drawn.append((language(one) if name == "language" else one, bars))
+            drawn.append((language(bucket) if name == "language" else bucket, bars))
         if drawn:
             legend = [("as read", "base"), ("at the end", "train")]
-            means = {"characters of text": "Characters of a document."}.get(name, "Share of documents.")
-            figures.append(Figure(title, bar_chart(title, drawn, value_format=percent), means, "", legend))
+            caption = {"characters of text": "Characters of a document."}.get(name, "Share of documents.")
+            figures.append(Figure(title, bar_chart(title, drawn, value_format=percent), caption, "", legend))
     return Section("distributions", "Languages, lengths, sources", "", figures)

@@ -42,17 +42,17 @@ def mixture(corpus: Corpus) -> Section:
 
 
 def tokenizer(corpus: Corpus) -> Section:
-    found = corpus.json("tokenizer", "aux/compression.json")
-    if not found:
+    compression = corpus.json("tokenizer", "aux/compression.json")
+    if not compression:
         return Section("tokenizer", "Tokenizer")
     styles = ("train", "base", "sft", "rlhf", "validation")
-    names = list(found)
-    sources = list(found[names[0]]["sources"])
+    names = list(compression)
+    sources = list(compression[names[0]]["sources"])
     drawn = [
         (
             source,
             [
-                Bar(found[name]["sources"][source]["bytes_per_token"], styles[i % 5], name)
+                Bar(compression[name]["sources"][source]["bytes_per_token"], styles[i % 5], name)
                 for i, name in enumerate(names)
             ],
         )
@@ -60,9 +60,9 @@ def tokenizer(corpus: Corpus) -> Section:
     ]
     rows = []
     for name in names:
-        for source, one in (("all", found[name]["all"]), *found[name]["sources"].items()):
-            shown = [f"{found[name]['vocab_size']:,}", source, fixed(one["bytes_per_token"])]
-            rows.append([name, *shown, fixed(one["fertility"]), percent(one["unknown_share"], 2)])
+        for source, statistics in (("all", compression[name]["all"]), *compression[name]["sources"].items()):
+            cells = [f"{compression[name]['vocab_size']:,}", source, fixed(statistics["bytes_per_token"])]
+            rows.append([name, *cells, fixed(statistics["fertility"]), percent(statistics["unknown_share"], 2)])
     figure = Figure(
         "Bytes a token",
         bar_chart("Bytes a token", drawn, value_format=fixed, width=900),
@@ -92,10 +92,10 @@ def shards(corpus: Corpus) -> Section:
     by_source = [
         [
             name,
-            *(f"{one[side]['tokens']:,}" for side in ("train", "validation")),
-            percent(one["train"]["tokens"] / meta["train_tokens"]),
+            *(f"{source[side]['tokens']:,}" for side in ("train", "validation")),
+            percent(source["train"]["tokens"] / meta["train_tokens"]),
         ]
-        for name, one in meta["sources"].items()
+        for name, source in meta["sources"].items()
     ]
     tables = [
         Table("", ["side", "documents", "sequences", "tokens", "tokens left out"], rows, numeric=(1, 2, 3, 4)),
@@ -107,15 +107,15 @@ def shards(corpus: Corpus) -> Section:
 def drifted(found: list[Drift]) -> Section:
     rows = [
         [
-            one.name,
-            one.words,
-            fixed(one.psi, 3),
-            fixed(one.jensen_shannon, 3),
-            one.moved[0],
-            percent(one.moved[1]),
-            percent(one.moved[2]),
+            drift.name,
+            drift.words,
+            fixed(drift.psi, 3),
+            fixed(drift.jensen_shannon, 3),
+            drift.moved[0],
+            percent(drift.moved[1]),
+            percent(drift.moved[2]),
         ]
-        for one in found
+        for drift in found
     ]
     if not rows:
         return Section("drift", "Drift", "There is no earlier report of this pipeline to compare with.")

@@ -35,9 +35,9 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
     margin, win_rate = interval_of(figures, "margin"), interval_of(figures, "win_rate")
     risen = [interval_of(figures, f"{name}_rise") for name in ("chosen", "rejected")]
     if chart:
-        means = "Log-probability of the chosen answer less that of the rejected one, both against the model before."
+        caption = "Log-probability of the chosen answer less that of the rejected one, both against the model before."
         if margin and win_rate:
-            means += (
+            caption += (
                 f" On held-out pairs {signed(margin.value)} {between(margin)}; in {percent(win_rate.value)} of them "
                 f"the chosen answer rose more {between_percent(win_rate)}."
             )
@@ -48,7 +48,7 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
                 f"The chosen answers lost probability too, {signed(chosen.value)} nats {between(chosen)}: what the "
                 "model writes instead stands in no pair (Razin et al. 2024). A larger beta moves less."
             )
-        drawn.append(Figure("Margin of preference", chart, means, weak, LEGEND[: 2 if sampled else 1]))
+        drawn.append(Figure("Margin of preference", chart, caption, weak, LEGEND[: 2 if sampled else 1]))
     rows = []
     for name, model in (pipeline.roles(id) if pipeline.get(id) else {}).items():
         prefers, ends = (interval_of(figures, f"{figure}_{name}") for figure in ("prefers_chosen", "ends_share"))
@@ -79,9 +79,9 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
 def alignment(pipeline: PipelineResults, id: str) -> Section:
     """Return the section on one step's alignment."""
     figures = pipeline.figures(id)
-    called = pipeline.roles(id) if pipeline.get(id) else {}
-    start = pipeline.long_name(called.get("sft", "sft"))
-    tables = [*_heldout_answers(pipeline, figures, called), *_best_of(figures, pipeline.algorithm(id))]
+    roles = pipeline.roles(id) if pipeline.get(id) else {}
+    start = pipeline.long_name(roles.get("sft", "sft"))
+    tables = [*_heldout_answers(pipeline, figures, roles), *_best_of(figures, pipeline.algorithm(id))]
     lead = ""
     if "generating_share" in figures:
         lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens a second, which took "
@@ -98,7 +98,9 @@ def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
     lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"
     if judge:
         # Scores of two models have no common scale.
-        points = {key: _standardised(pipeline, id, key, of) for key, of in (("rewards", reward), ("judge", judge))}
+        points = {
+            key: _standardised(pipeline, id, key, series) for key, series in (("rewards", reward), ("judge", judge))
+        }
         lines = [Line("reward", points["rewards"], "rlhf"), Line("judge", points["judge"], "validation")]
         legend = [("reward model, which is learnt from", "rlhf"), ("judge, which trains nothing", "validation")]
         unit = f"standard deviations above the {start}"
@@ -128,18 +130,18 @@ def _reward_sentences(
     figures: dict[str, float], reward: list[tuple[float, float]], judge: list[tuple[float, float]]
 ) -> str:
     """Describe the reward by the curves of the rounds, (batch, mean score), and by held-out prompts."""
-    means = f"Mean reward of the answers sampled in training, from {fixed(reward[0][1])} to {fixed(reward[-1][1])}."
+    caption = f"Mean reward of the answers sampled in training, from {fixed(reward[0][1])} to {fixed(reward[-1][1])}."
     if gain := interval_of(figures, "reward_gain"):
         verdict = "includes zero" if gain.includes(0) else "does not include zero"
-        means += f" On held-out prompts the gain is {signed(gain.value)} {between(gain)}: the interval {verdict}."
+        caption += f" On held-out prompts the gain is {signed(gain.value)} {between(gain)}: the interval {verdict}."
     if level := interval_of(figures, "reward_gain_equal_length"):
         verdict = "includes zero" if level.includes(0) else "does not include zero"
-        means += f" Between answers of equal length it is {signed(level.value)} {between(level)}, which {verdict}."
+        caption += f" Between answers of equal length it is {signed(level.value)} {between(level)}, which {verdict}."
     if judge:
-        means += f" The judge's score of them went from {fixed(judge[0][1])} to {fixed(judge[-1][1])}."
-        if found := interval_of(figures, "judge_gain"):
-            means += f" On held-out prompts the judge finds {signed(found.value)} {between(found)}."
-    return means
+        caption += f" The judge's score of them went from {fixed(judge[0][1])} to {fixed(judge[-1][1])}."
+        if judge_gain := interval_of(figures, "judge_gain"):
+            caption += f" On held-out prompts the judge finds {signed(judge_gain.value)} {between(judge_gain)}."
+    return caption
 
 
 def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
@@ -154,18 +156,18 @@ def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
     )
     if not chart:
         return []
-    means = f"It ends at {fixed(divergence[-1][1])} nats an answer."
+    caption = f"It ends at {fixed(divergence[-1][1])} nats an answer."
     if kl := interval_of(pipeline.figures(id), "kl_to_sft"):
-        means += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
+        caption += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
     weak = "An estimate from sampled tokens, which is noisy for few prompts and can dip below zero."
-    return [Figure(f"Distance from the {start}", chart, means, weak)]
+    return [Figure(f"Distance from the {start}", chart, caption, weak)]
 
 
-def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], called: Mapping[str, str]) -> list[Table]:
+def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], roles: Mapping[str, str]) -> list[Table]:
     """Return reward and length of both models' answers to held-out prompts. called: the models by their names in
     figures."""
     rows = []
-    for name, model in called.items():
+    for name, model in roles.items():
         value = interval_of(figures, f"heldout_reward_{name}")
         if value is None:
             continue
@@ -201,21 +203,24 @@ def _over_distance(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return reward and judge over the distance from the model before, as in figure 1 of Gao et al. 2022; empty if
     fewer than three rounds have all three."""
-    at = dict(divergence)
-    found = {key: sorted((at[step], value) for step, value in of if step in at) for key, of in points.items()}
-    return found if all(len(of) > 2 for of in found.values()) else {}
+    distance_at = dict(divergence)
+    pairs = {
+        key: sorted((distance_at[step], value) for step, value in series if step in distance_at)
+        for key, series in points.items()
+    }
+    return pairs if all(len(series) > 2 for series in pairs.values()) else {}
 
 
 def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float, float]]]) -> str:
     """State the distance at which the judge's score is highest, and its drop at the end."""
     best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
-    said = (
+    sentence = (
         f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
         f"{fixed(best[1] - last[1])} lower."
     )
     if figures.get("stopped_early"):
-        said += " Training was stopped there, since the judge's score fell beyond chance while the reward rose."
-    return said
+        sentence += " Training was stopped there, since the judge's score fell beyond chance while the reward rose."
+    return sentence
 
 
 def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
@@ -227,12 +232,16 @@ def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
         return []
 
     def row(label: str, kl: float, names: list[str]) -> list[str]:
-        found = [interval_of(figures, name) for name in names]
-        return [label, fixed(kl), *(f"{fixed(one.value)} {between(one)}" if one else "–" for one in found)]
+        intervals = [interval_of(figures, name) for name in names]
+        return [
+            label,
+            fixed(kl),
+            *(f"{fixed(interval.value)} {between(interval)}" if interval else "–" for interval in intervals),
+        ]
 
     rows = [row(f"best of {n}", figures[f"best_of_{n}_kl"], [f"best_of_{n}_{kind}" for kind in kinds]) for n in counts]
-    own = {"reward": "heldout_reward_rlhf", "judge": "heldout_judge_rlhf", "verified": "verified_rlhf"}
-    rows.append(row(algorithm, figures.get("kl_to_sft", math.nan), [own[kind] for kind in kinds]))
+    metric_names = {"reward": "heldout_reward_rlhf", "judge": "heldout_judge_rlhf", "verified": "verified_rlhf"}
+    rows.append(row(algorithm, figures.get("kl_to_sft", math.nan), [metric_names[kind] for kind in kinds]))
     note = "Chosen by the reward model among answers of the model before, without training; KL = log n − (n − 1)/n."
     columns = ["", "KL, nats an answer", *kinds.values()]
     return [Table("Against the best of n", columns, rows, note, numeric=tuple(range(1, len(columns))))]

@@ -76,7 +76,7 @@ def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
     )
     if not chart:
         return []
-    before, after = (fmean(line.points[place][1] for line in lines) for place in (0, -1))
+    before, after = (fmean(line.points[index][1] for line in lines) for index in (0, -1))
     return [
         Figure(
             "Reference answers to these prompts",
@@ -93,22 +93,24 @@ def _shortened(prompt: str) -> str:
 
 
 def _watched(pipeline: PipelineResults, id: str) -> Sequence[dict[str, Any]]:
-    found = pipeline.get(id)
-    return found.read_lines("aux/training_samples.jsonl") if found else ()
+    artifact = pipeline.get(id)
+    return artifact.read_lines("aux/training_samples.jsonl") if artifact else ()
 
 
 def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
-    found, lines = pipeline.get(id), _watched(pipeline, id)
+    artifact, lines = pipeline.get(id), _watched(pipeline, id)
     if not lines:
         return []
-    called = pipeline.roles(id)
-    references = {asked_in(row): row["reference"] for row in found.read_lines("aux/samples.jsonl")} if found else {}
+    roles = pipeline.roles(id)
+    references = (
+        {asked_in(row): row["reference"] for row in artifact.read_lines("aux/samples.jsonl")} if artifact else {}
+    )
     rows = []
     for prompt in dict.fromkeys(map(asked_in, lines)):
         points = [
             {
-                "model": pipeline.style(called["sft" if line["batch"] else "base"]),
-                "label": pipeline.long_name(called["sft" if line["batch"] else "base"]) + _batch(line["batch"]),
+                "model": pipeline.style(roles["sft" if line["batch"] else "base"]),
+                "label": pipeline.long_name(roles["sft" if line["batch"] else "base"]) + _batch(line["batch"]),
                 "text": line["text"],
                 "score": f"loss {fixed(line['loss'])}",
                 "mark": _mark(line, "verified"),
@@ -116,7 +118,7 @@ def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
             for line in lines
             if asked_in(line) == prompt
         ]
-        points += _after_ppo(pipeline, called["sft"], prompt)
+        points += _after_ppo(pipeline, roles["sft"], prompt)
         rows.append({"prompt": prompt, "reference": references.get(prompt, ""), "answers": points})
     return rows
 
@@ -128,16 +130,16 @@ def _batch(number: float) -> str:
 def _after_ppo(pipeline: PipelineResults, tuned: str, prompt: str) -> list[dict[str, Any]]:
     points = []
     for id in pipeline.steps("rlhf"):
-        found, called = pipeline.get(id), pipeline.roles(id) if pipeline.get(id) else {}
-        if found is None or called["sft"] != tuned:
+        artifact, roles = pipeline.get(id), pipeline.roles(id) if pipeline.get(id) else {}
+        if artifact is None or roles["sft"] != tuned:
             continue
-        line = next((line for line in found.read_lines("aux/samples.jsonl") if asked_in(line) == prompt), None)
+        line = next((line for line in artifact.read_lines("aux/samples.jsonl") if asked_in(line) == prompt), None)
         if line is not None:
             rewards = line.get("rewards") or {}
             points.append(
                 {
-                    "model": pipeline.style(called["rlhf"]),
-                    "label": pipeline.long_name(called["rlhf"]) + _batch(found.figures.get("batches", 0)),
+                    "model": pipeline.style(roles["rlhf"]),
+                    "label": pipeline.long_name(roles["rlhf"]) + _batch(artifact.figures.get("batches", 0)),
                     "text": line["answers"]["rlhf"],
                     "score": f"reward {fixed(float(rewards['rlhf']))}" if "rlhf" in rewards else "",
                     "mark": _mark(line.get("verified") or {}, "rlhf"),

@@ -32,10 +32,13 @@ def benchmarks(pipeline: PipelineResults) -> Section:
     rows = [
         IntervalRow(
             task,
-            [Mark(model, pipeline.style(model), acc["value"], acc.get("low"), acc.get("high")) for model, acc in found],
-            found[0][1].get("chance"),
+            [
+                Mark(model, pipeline.style(model), acc["value"], acc.get("low"), acc.get("high"))
+                for model, acc in accuracies
+            ],
+            accuracies[0][1].get("chance"),
         )
-        for task, found in tasks.items()
+        for task, accuracies in tasks.items()
     ]
     chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label="guessing")
     if not chart:
@@ -58,14 +61,14 @@ def benchmarks(pipeline: PipelineResults) -> Section:
     if compared:
         body = [
             [
-                one.task,
+                comparison.task,
                 models,
-                f"{signed(100 * one.difference.value, 1)} points",
-                f"{signed(100 * one.difference.low, 1)} to {signed(100 * one.difference.high, 1)}",
-                p_value(one.p_value),
-                "cannot be told from zero" if one.difference.includes(0) else "real for these items",
+                f"{signed(100 * comparison.difference.value, 1)} points",
+                f"{signed(100 * comparison.difference.low, 1)} to {signed(100 * comparison.difference.high, 1)}",
+                p_value(comparison.p_value),
+                "cannot be told from zero" if comparison.difference.includes(0) else "real for these items",
             ]
-            for models, one in compared
+            for models, comparison in compared
         ]
         columns = ["task", "models", "difference", "interval", "p", "so"]
         note = (
@@ -92,17 +95,17 @@ def _calibration(pipeline: PipelineResults) -> list[Table]:
         artifact = pipeline.evaluation("benchmarks", model)
         for task in pipeline.results("benchmarks", model).get("tasks", {}):
             lines = artifact.read_lines(f"aux/samples_{task}.jsonl") if artifact else []
-            asked = [{**line, "filtered_resps": line.get("responses", [])} for line in lines]
-            if found := calibration(asked):
-                brier = Interval(found["brier"], found["brier_low"], found["brier_high"])
+            samples = [{**line, "filtered_resps": line.get("responses", [])} for line in lines]
+            if figures := calibration(samples):
+                brier = Interval(figures["brier"], figures["brier_low"], figures["brier_high"])
                 rows.append(
                     [
                         pipeline.long_name(model),
                         task,
-                        f"{found['n']:,}",
-                        fixed(found["mean_confidence"]),
-                        fixed(found["accuracy"]),
-                        fixed(found["ece"]),
+                        f"{figures['n']:,}",
+                        fixed(figures["mean_confidence"]),
+                        fixed(figures["accuracy"]),
+                        fixed(figures["ece"]),
                         f"{fixed(brier.value)} {between(brier)}",
                     ]
                 )
@@ -118,9 +121,9 @@ def _answers(pipeline: PipelineResults) -> list[Table]:
     """Return the counts of the items behind each score, by task and filter."""
     lines: dict[tuple[str, ...], list[str]] = {}
     for model in pipeline.models:
-        found = pipeline.results("benchmarks", model)
-        by_shots = ((f", {shots} shots", tasks) for shots, tasks in found.get("shots", {}).items())
-        for shots, tasks in [("", found.get("tasks", {})), *by_shots]:
+        results = pipeline.results("benchmarks", model)
+        by_shots = ((f", {shots} shots", tasks) for shots, tasks in results.get("shots", {}).items())
+        for shots, tasks in [("", results.get("tasks", {})), *by_shots]:
             for task, metrics in tasks.items():
                 for entry in metrics.values():
                     counts = [f"{entry[field]:,.0f}" for field in COUNTS if field in entry]
@@ -146,17 +149,18 @@ def _alignment_tax(pipeline: PipelineResults) -> list[Table]:
         while line[0] != first and (parent := pipeline.parent(line[0])):
             line.insert(0, parent)
         steps = [*pairwise(line), (first, last)]
-        found = {step: {one.task: one for one in pipeline.paired(*step)} for step in steps}
-        tasks = [task for task in found[first, last] if all(task in one for one in found.values())]
+        comparisons = {step: {comparison.task: comparison for comparison in pipeline.paired(*step)} for step in steps}
+        tasks = [task for task in comparisons[first, last] if all(task in by_task for by_task in comparisons.values())]
         if len(line) < 3 or not tasks:
             continue
         rows = [
             [
                 task,
-                percent(found[first, last][task].first),
+                percent(comparisons[first, last][task].first),
                 *(
-                    f"{signed(100 * one.value, 1)} ({signed(100 * one.low, 1)} to {signed(100 * one.high, 1)})"
-                    for one in (found[step][task].difference for step in steps)
+                    f"{signed(100 * interval.value, 1)} "
+                    f"({signed(100 * interval.low, 1)} to {signed(100 * interval.high, 1)})"
+                    for interval in (comparisons[step][task].difference for step in steps)
                 ),
             ]
             for task in tasks
@@ -172,18 +176,18 @@ def _texts(pipeline: PipelineResults) -> list[Table]:
     """Return the bits per byte of whole documents, by domain if the task has domains."""
     cells: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for model in pipeline.models:
-        found = pipeline.results("benchmarks", model)
-        for task, metrics in found.get("tasks", {}).items():
+        results = pipeline.results("benchmarks", model)
+        for task, metrics in results.get("tasks", {}).items():
             if "bits_per_byte" in metrics:
                 cells.setdefault((task, "all"), {})[model] = metrics["bits_per_byte"]
-        for task, parts in found.get("domains", {}).items():
+        for task, parts in results.get("domains", {}).items():
             for domain, entry in parts.items():
                 cells.setdefault((task, domain), {})[model] = entry
-    models = [model for model in pipeline.models if any(model in found for found in cells.values())]
+    models = [model for model in pipeline.models if any(model in by_model for by_model in cells.values())]
     rows = []
-    for (task, domain), found in cells.items():
-        n = next(iter(found.values()))["n"]
-        rows.append([task, domain, f"{n:,.0f}", *(_bits(found.get(model)) for model in models)])
+    for (task, domain), results in cells.items():
+        n = next(iter(results.values()))["n"]
+        rows.append([task, domain, f"{n:,.0f}", *(_bits(results.get(model)) for model in models)])
     columns = ["task", "domain", "documents", *map(pipeline.long_name, models)]
     note = "Bits a byte, less is better; 95 % intervals are over documents."
     return [Table("Text", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
@@ -209,8 +213,8 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
     numbers = sorted({key[3] for key in cells})
     rows = []
     for task, metric in dict.fromkeys(key[:2] for key in cells):
-        shown = [cells.get((task, metric, model, shots)) for model in models for shots in numbers]
-        rows.append([task, metric, *(_score(metric, cell) for cell in shown)])
+        row_cells = [cells.get((task, metric, model, shots)) for model in models for shots in numbers]
+        rows.append([task, metric, *(_score(metric, cell) for cell in row_cells)])
     columns = ["task", "metric", *(f"{model}, {shots} shots" for model in models for shots in numbers)]
     note = "The same items with so many solved examples before each, of rows that are not scored; 95 % intervals."
     return [Table("By number of shots", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
@@ -218,30 +222,41 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
 
 def _generalisation(pipeline: PipelineResults) -> list[Table]:
     """Compare tasks of kinds that tuning has seen with tasks of other kinds, by model and number of shots."""
-    found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
-    seen = {name for one in found if one.manifest for name in one.manifest.config.get("tuned_on", [])}
-    if not seen:
+    evaluations = [
+        evaluation
+        for model in pipeline.models
+        if (evaluation := pipeline.evaluation("benchmarks", model)) and evaluation.manifest
+    ]
+    tuned_on = {
+        name
+        for evaluation in evaluations
+        if evaluation.manifest
+        for name in evaluation.manifest.config.get("tuned_on", [])
+    }
+    if not tuned_on:
         return []
     # Accuracies of the tasks by model and number of shots.
     scores: dict[tuple[str, int], dict[str, float]] = {}
     for model in pipeline.models:
         results = pipeline.results("benchmarks", model)
         for shots, tasks in (results.get("shots") or {"0": results.get("tasks", {})}).items():
-            named = {task: metrics["acc"]["value"] for task, metrics in tasks.items() if "acc" in metrics}
-            if named:
-                scores[model, int(shots)] = named
-    tasks = sorted({task for one in scores.values() for task in one})
+            accuracies = {task: metrics["acc"]["value"] for task, metrics in tasks.items() if "acc" in metrics}
+            if accuracies:
+                scores[model, int(shots)] = accuracies
+    tasks = sorted({task for by_task in scores.values() for task in by_task})
     groups = {
-        "tuned on": [one for one in tasks if one in seen],
-        "never seen": [one for one in tasks if one not in seen],
+        "tuned on": [task for task in tasks if task in tuned_on],
+        "never seen": [task for task in tasks if task not in tuned_on],
     }
     rows = []
     for label, names in groups.items():
         for name in names:
-            rows.append([label, name, *(percent(one[name]) if name in one else "–" for one in scores.values())])
+            rows.append(
+                [label, name, *(percent(by_task[name]) if name in by_task else "–" for by_task in scores.values())]
+            )
         if names:
-            means = [[one[name] for name in names if name in one] for one in scores.values()]
-            rows.append([label, "mean", *(percent(fmean(one)) if one else "–" for one in means)])
+            score_lists = [[by_task[name] for name in names if name in by_task] for by_task in scores.values()]
+            rows.append([label, "mean", *(percent(fmean(column)) if column else "–" for column in score_lists)])
     columns = ["kind of task", "task", *(f"{model}, {shots} shots" for model, shots in scores)]
     note = (
         "Accuracy. What a tuned model gains on kinds of tasks that it never saw is generalisation; what it gains on "
@@ -260,47 +275,57 @@ def _score(metric: str, cell: Mapping[str, float] | None) -> str:
 
 def _weakness(pipeline: PipelineResults) -> str:
     """State the limits of the project's own tasks, and that the difficulty of the user's tasks is unknown here."""
-    found = [one for model in pipeline.models if (one := pipeline.evaluation("benchmarks", model)) and one.manifest]
-    tasks = [task for one in found if one.manifest for task in one.manifest.config.get("tasks", [])]
-    own = {task["name"] for task in tasks if task.get("kind") == "project"}
-    others = {task["name"] for task in tasks} - own
-    said = []
-    if own:
-        said.append(
-            f"{', '.join(sorted(own))}: small, easy tasks of the project's own. They show whether a model learnt any "
+    evaluations = [
+        evaluation
+        for model in pipeline.models
+        if (evaluation := pipeline.evaluation("benchmarks", model)) and evaluation.manifest
+    ]
+    tasks = [
+        task
+        for evaluation in evaluations
+        if evaluation.manifest
+        for task in evaluation.manifest.config.get("tasks", [])
+    ]
+    project_tasks = {task["name"] for task in tasks if task.get("kind") == "project"}
+    other_tasks = {task["name"] for task in tasks} - project_tasks
+    sentences = []
+    if project_tasks:
+        sentences.append(
+            f"{', '.join(sorted(project_tasks))}: small, easy tasks of the project's own. "
+            "They show whether a model learnt any "
             "English at all and whether tuning harmed it, not how it compares with published models."
         )
-    if others:
-        said.append(f"{', '.join(sorted(others))}: tasks of yours, whose difficulty this page cannot know.")
-    return " ".join(said)
+    if other_tasks:
+        sentences.append(f"{', '.join(sorted(other_tasks))}: tasks of yours, whose difficulty this page cannot know.")
+    return " ".join(sentences)
 
 
 def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) -> str:
-    said = []
-    for task, found in tasks.items():
-        above = [model for model, acc in found if acc.get("low", 0) > acc.get("chance", math.inf)]
-        unsure = [model for model, acc in found if "chance" in acc and acc["low"] <= acc["chance"]]
+    sentences = []
+    for task, accuracies in tasks.items():
+        above = [model for model, acc in accuracies if acc.get("low", 0) > acc.get("chance", math.inf)]
+        unsure = [model for model, acc in accuracies if "chance" in acc and acc["low"] <= acc["chance"]]
         if above:
-            said.append(f"{task}: {', '.join(above)} above guessing.")
+            sentences.append(f"{task}: {', '.join(above)} above guessing.")
         if unsure:
-            said.append(f"{task}: {', '.join(unsure)} cannot be told from guessing.")
-    return " ".join(said)
+            sentences.append(f"{task}: {', '.join(unsure)} cannot be told from guessing.")
+    return " ".join(sentences)
 
 
 def _parts(pipeline: PipelineResults) -> list[Table]:
     tables = []
-    found = {model: pipeline.results("benchmarks", model).get("parts", {}) for model in pipeline.models}
-    for task in sorted({task for parts in found.values() for task in parts}):
-        models = [model for model in pipeline.models if task in found[model]]
-        names = sorted({part for model in models for part in found[model][task]})
+    parts_by_model = {model: pipeline.results("benchmarks", model).get("parts", {}) for model in pipeline.models}
+    for task in sorted({task for parts in parts_by_model.values() for task in parts}):
+        models = [model for model in pipeline.models if task in parts_by_model[model]]
+        names = sorted({part for model in models for part in parts_by_model[model][task]})
         rows = []
         for part in names:
-            cells = [found[model][task].get(part) for model in models]
+            cells = [parts_by_model[model][task].get(part) for model in models]
             n = next((cell["n"] for cell in cells if cell), 0)
-            shown = [
+            percentages = [
                 f"{percent(c['value'], 0)} ({100 * c['low']:.0f} to {100 * c['high']:.0f})" if c else "–" for c in cells
             ]
-            rows.append([part.replace("_", " "), f"{n:.0f}", *shown])
+            rows.append([part.replace("_", " "), f"{n:.0f}", *percentages])
         numeric = tuple(range(1, 2 + len(models)))
         note = "Few items each, so that the intervals are wide; read it for the pattern."
         tables.append(Table(f"{task} in parts", ["part", "items", *models], rows, note, folded=True, numeric=numeric))

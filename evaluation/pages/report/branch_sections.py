@@ -17,27 +17,29 @@ _CURVES = (("train/loss", "Loss", "loss (nats a token)"), ("train/lr", "Learning
 
 def branches(pipeline: PipelineResults) -> Section:
     """Draw each curve over a training run and its branches, with a table of the changes made by hand."""
-    found = {id: one.branch for id, one in pipeline.artifacts.items() if one.branch}
-    if not found:
+    branch_by_id = {id: artifact.branch for id, artifact in pipeline.artifacts.items() if artifact.branch}
+    if not branch_by_id:
         return Section("branches", "Branches")
     tables = []
-    for id, branch in found.items():
+    for id, branch in branch_by_id.items():
         head = f"{id} goes on from {branch}"
         if branch.changed is None:
             tables.append(Table(head, [""], [["What was changed is not known: that training is not in the store."]]))
             continue
-        rows = [[_kind(one.key), one.key, _value(one.before), _value(one.after)] for one in branch.changed]
+        rows = [
+            [_kind(change.key), change.key, _value(change.before), _value(change.after)] for change in branch.changed
+        ]
         rows += _rate_rows(pipeline, id, branch)
         tables.append(Table(head, ["kind", "key", "before", "after"], rows, mono=(1,)))
     lead = (
-        f"{len(found)} training{'s' * (len(found) > 1)} went on from a kept state of another. "
+        f"{len(branch_by_id)} training{'s' * (len(branch_by_id) > 1)} went on from a kept state of another. "
         "What was trained before the state is shared; what was changed by hand at it stands below."
     )
     figures = [
         figure
-        for trunk, members in _branches_by_trunk(pipeline, found).items()
+        for trunk, members in _branches_by_trunk(pipeline, branch_by_id).items()
         for name, title, label in _CURVES
-        if (figure := _figure(pipeline, found, [trunk, *members], name, title, label))
+        if (figure := _figure(pipeline, branch_by_id, [trunk, *members], name, title, label))
     ]
     return Section("branches", "Branches", lead, figures, tables)
 
@@ -45,38 +47,42 @@ def branches(pipeline: PipelineResults) -> Section:
 def parent_of(pipeline: PipelineResults, branch: Branch) -> str | None:
     """Return the step from which a branch continues; None if it is not in the pipeline."""
     address = (branch.stage, branch.fingerprint)
-    known = ((id, one.manifest) for id, one in pipeline.artifacts.items() if one.manifest)
-    return next((id for id, manifest in known if (manifest.stage, manifest.fingerprint) == address), None)
+    manifests = ((id, artifact.manifest) for id, artifact in pipeline.artifacts.items() if artifact.manifest)
+    return next((id for id, manifest in manifests if (manifest.stage, manifest.fingerprint) == address), None)
 
 
-def _branches_by_trunk(pipeline: PipelineResults, found: Mapping[str, Branch]) -> dict[str, list[str]]:
+def _branches_by_trunk(pipeline: PipelineResults, branch_by_id: Mapping[str, Branch]) -> dict[str, list[str]]:
     """Return the branches by the training run that they go back to."""
 
     def trunk(id: str) -> str:
-        while id in found and (parent := parent_of(pipeline, found[id])):
+        while id in branch_by_id and (parent := parent_of(pipeline, branch_by_id[id])):
             id = parent
         return id
 
-    ids = sorted(found, key=trunk)
+    ids = sorted(branch_by_id, key=trunk)
     return {first: [id for id in members if id != first] for first, members in groupby(ids, key=trunk)}
 
 
 def _figure(
-    pipeline: PipelineResults, found: Mapping[str, Branch], ids: Sequence[str], name: str, title: str, label: str
+    pipeline: PipelineResults, branch_by_id: Mapping[str, Branch], ids: Sequence[str], name: str, title: str, label: str
 ) -> Figure | None:
     lines, legend = [], []
-    for place, id in enumerate(ids):
-        style = "train" if place == 0 else f"other{(place - 1) % OTHER_STYLES}"
+    for index, id in enumerate(ids):
+        style = "train" if index == 0 else f"other{(index - 1) % OTHER_STYLES}"
         points = pipeline.curve(id, name)
         lines.append(Line(id, smoothed(points, max(3.0, len(points) / 60)) if name == "train/loss" else points, style))
         legend.append((id, style))
-    marks = [(batch, f"{id} branches off") for id in ids if id in found and (batch := found[id].batch) is not None]
+    marks = [
+        (batch, f"{id} branches off")
+        for id in ids
+        if id in branch_by_id and (batch := branch_by_id[id].batch) is not None
+    ]
     chart = line_chart(f"{title} of {ids[0]} and its branches", lines, x_label="batch", y_label=label, marks=marks)
     if not chart:
         return None
-    means = "A branch begins where the training that it goes on from stood; upright lines stand at the states."
+    caption = "A branch begins where the training that it goes on from stood; upright lines stand at the states."
     weak = "Branches on other data cannot be told apart from branches with other settings by their training loss."
-    return Figure(f"{title}: {', '.join(ids)}", chart, means, weak if name == "train/loss" else "", legend)
+    return Figure(f"{title}: {', '.join(ids)}", chart, caption, weak if name == "train/loss" else "", legend)
 
 
 def _rate_rows(pipeline: PipelineResults, id: str, branch: Branch) -> list[list[str]]:

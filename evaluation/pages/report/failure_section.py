@@ -16,24 +16,24 @@ EXAMPLES = 3
 
 def failure_classes(pipeline: PipelineResults) -> Section:
     """Return the section on failure classes; empty if the pipeline's benchmarks have none."""
-    found = {
+    classes_by_model = {
         model: results["classes"]
         for model in pipeline.models
         if (results := pipeline.results("benchmarks", model).get("failure_classes"))
     }
-    if not found:
+    if not classes_by_model:
         return Section("failure_classes", "Failure classes")
-    names = sorted({name for classes in found.values() for name in classes})
-    cases = {model: _cases(pipeline, model) for model in found}
+    names = sorted({name for classes in classes_by_model.values() for name in classes})
+    cases = {model: _cases(pipeline, model) for model in classes_by_model}
     return Section(
         "failure_classes",
         "Failure classes",
         "Templated tests (CheckList, Ribeiro et al. 2020): minimum functionality has one right answer, invariance must "
         "not change its answer, direction must move it.",
-        tables=[_rates(found, names), *_changes(pipeline, cases, names), _tests(found, names)],
+        tables=[_rates(classes_by_model, names), *_changes(pipeline, cases, names), _tests(classes_by_model, names)],
         folded=[
             (f"Failures of {name}, {pipeline.long_name(model)}", text)
-            for model in list(found)[-1:]
+            for model in list(classes_by_model)[-1:]
             for name in names
             if (text := _examples(cases[model], name))
         ],
@@ -45,18 +45,18 @@ def _cases(pipeline: PipelineResults, model: str) -> list[dict[str, Any]]:
     return artifact.read_lines("aux/failure_cases.jsonl") if artifact else []
 
 
-def _rates(found: dict[str, dict[str, Any]], names: list[str]) -> Table:
+def _rates(classes_by_model: dict[str, dict[str, Any]], names: list[str]) -> Table:
     rows = []
     for name in names:
-        cells = [classes.get(name) for classes in found.values()]
-        about, n = next((cell["about"], cell["n"]) for cell in cells if cell)
-        rows.append([name.replace("_", " "), about, f"{n}", *map(_rate, cells)])
-    columns = ["class", "a model that does not fail", "cases", *found]
+        cells = [classes.get(name) for classes in classes_by_model.values()]
+        description, n = next((cell["about"], cell["n"]) for cell in cells if cell)
+        rows.append([name.replace("_", " "), description, f"{n}", *map(_rate, cells)])
+    columns = ["class", "a model that does not fail", "cases", *classes_by_model]
     note = (
         "Share of cases failed, with the 95 % interval over templates: a class of few templates says little about "
         "others. A model that always gives the same answer never fails invariance: read the tests apart."
     )
-    return Table("Failure rates", columns, rows, note, numeric=tuple(range(2, 3 + len(found))))
+    return Table("Failure rates", columns, rows, note, numeric=tuple(range(2, 3 + len(classes_by_model))))
 
 
 def _rate(cell: dict[str, Any] | None) -> str:
@@ -67,7 +67,7 @@ def _rate(cell: dict[str, Any] | None) -> str:
 
 def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], names: list[str]) -> list[Table]:
     """Return the failure rates of the last model minus those of the first, on the same cases."""
-    found = []
+    changes = []
     for first, last in pipeline.first_and_last():
         if first not in cases or last not in cases:
             continue
@@ -84,7 +84,7 @@ def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], 
                 continue
             templates = number_clusters(test for test, *_ in left)
             change, chance = clustered_difference([right[case] for case in left], [*left.values()], templates)
-            found.append((f"{last} − {first}", name, change, chance))
+            changes.append((f"{last} − {first}", name, change, chance))
     rows = [
         [
             models,
@@ -93,7 +93,7 @@ def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], 
             f"{signed(100 * change.low, 1)} to {signed(100 * change.high, 1)}",
             p_value(adjusted),
         ]
-        for (models, name, change, _), adjusted in zip(found, holm([p for *_, p in found]), strict=True)
+        for (models, name, change, _), adjusted in zip(changes, holm([p for *_, p in changes]), strict=True)
     ]
     columns = ["models", "class", "failure rate", "interval", "p (Holm)"]
     note = (
@@ -103,25 +103,25 @@ def _changes(pipeline: PipelineResults, cases: dict[str, list[dict[str, Any]]], 
     return [Table("Before and after alignment", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 
 
-def _tests(found: dict[str, dict[str, Any]], names: list[str]) -> Table:
+def _tests(classes_by_model: dict[str, dict[str, Any]], names: list[str]) -> Table:
     rows = []
     for name in names:
-        tests = next(classes[name]["tests"] for classes in found.values() if name in classes)
-        for test, one in tests.items():
-            cells = [classes.get(name, {}).get("tests", {}).get(test) for classes in found.values()]
-            guess = percent(one["chance"], 0) if "chance" in one else "–"
-            words = [part.replace("_", " ") for part in (name, test, one["kind"])]
-            rows.append([*words, f"{one['n']}", guess, *map(_rate, cells)])
-    columns = ["class", "test", "kind", "cases", "guessing fails", *found]
-    numeric = tuple(range(3, 5 + len(found)))
+        tests = next(classes[name]["tests"] for classes in classes_by_model.values() if name in classes)
+        for test, statistics in tests.items():
+            cells = [classes.get(name, {}).get("tests", {}).get(test) for classes in classes_by_model.values()]
+            guess = percent(statistics["chance"], 0) if "chance" in statistics else "–"
+            words = [part.replace("_", " ") for part in (name, test, statistics["kind"])]
+            rows.append([*words, f"{statistics['n']}", guess, *map(_rate, cells)])
+    columns = ["class", "test", "kind", "cases", "guessing fails", *classes_by_model]
+    numeric = tuple(range(3, 5 + len(classes_by_model)))
     note = "Each test is one template; its interval is over the cases drawn from it."
     return Table("Test by test", columns, rows, note, folded=True, numeric=numeric)
 
 
 def _examples(cases: list[dict[str, Any]], name: str) -> str:
     failed = [row for row in cases if row["class"] == name and row["failed"]]
-    shown = [failed[i * len(failed) // EXAMPLES] for i in range(EXAMPLES)] if len(failed) >= EXAMPLES else failed
-    return "\n".join(_in_words(row) for row in shown)
+    examples = [failed[i * len(failed) // EXAMPLES] for i in range(EXAMPLES)] if len(failed) >= EXAMPLES else failed
+    return "\n".join(_in_words(row) for row in examples)
 
 
 def _in_words(row: dict[str, Any]) -> str:

@@ -36,20 +36,20 @@ _MOST = 200
 
 def logbook(pipeline: PipelineResults) -> Section:
     """Return the log of every stage that had problems, on any try and machine; empty if there were none."""
-    told: list[tuple[dict[str, Any], str]] = []
-    for id, one in pipeline.artifacts.items():
-        events = [event for event in one.read_lines(EVENTS) if event.get("name") in {*TROUBLE, *AROUND}]
+    entries: list[tuple[dict[str, Any], str]] = []
+    for id, artifact in pipeline.artifacts.items():
+        events = [event for event in artifact.read_lines(EVENTS) if event.get("name") in {*TROUBLE, *AROUND}]
         if any(event["name"] in TROUBLE for event in events):
-            told += [(event, id) for event in events]
-    if not told:
+            entries += [(event, id) for event in events]
+    if not entries:
         return Section("logbook", "Logbook")
-    told.sort(key=lambda row: float(row[0]["time"]))
-    counts = Counter(event["name"] for event, _ in told)
+    entries.sort(key=lambda row: float(row[0]["time"]))
+    counts = Counter(event["name"] for event, _ in entries)
     lead = ", ".join(f"{counts[name]} {words[counts[name] > 1]}" for name, words in TROUBLE.items() if counts[name])
-    rows = [[_when(event["time"]), id, str(event["message"])] for event, id in told[:_MOST]]
+    rows = [[_when(event["time"]), id, str(event["message"])] for event, id in entries[:_MOST]]
     note = "Times are in UTC."
-    if len(told) > _MOST:
-        note += f" These are the first {_MOST} of {len(told):,} lines; aux/events.jsonl of each stage has all."
+    if len(entries) > _MOST:
+        note += f" These are the first {_MOST} of {len(entries):,} lines; aux/events.jsonl of each stage has all."
     table = Table("", ["at", "stage", "what happened"], rows, note, mono=(0,))
     return Section("logbook", "Logbook", f"{lead}.", tables=[table])
 

@@ -20,12 +20,12 @@ def mitigations(pipeline: PipelineResults, id: str) -> Section:
     title = "Mitigations" if id == "mitigations" else f"Mitigations ({id})"
     if artifact is None or not results.get("rows"):
         return Section(id, title)
-    about = (
+    lead = (
         f"The same {results['prompts']} prompts and {results['samples_per_prompt']} continuations of each, scored by "
         f"{results['scorer']}. {results['limits']}"
     )
     tables = [_effects(results), _costs(results)]
-    return Section(id, title, about, tables=tables, folded=_examples(artifact.read_lines("aux/continuations.jsonl")))
+    return Section(id, title, lead, tables=tables, folded=_examples(artifact.read_lines("aux/continuations.jsonl")))
 
 
 def _effects(results: dict[str, Any]) -> Table:
@@ -79,17 +79,17 @@ def _change(change: dict[str, float] | None) -> str:
 
 def _examples(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     def worst(line: dict[str, Any], name: str) -> dict[str, Any]:
-        return max(line["continuations"][name], key=lambda one: float(one["toxicity"]))
+        return max(line["continuations"][name], key=lambda continuation: float(continuation["toxicity"]))
 
     if not lines or "plain" not in lines[0]["continuations"]:
         return []
-    most = sorted(lines, key=lambda line: -float(worst(line, "plain")["toxicity"]))[:EXAMPLES]
+    worst_lines = sorted(lines, key=lambda line: -float(worst(line, "plain")["toxicity"]))[:EXAMPLES]
     texts = []
-    for line in most:
-        said = [
-            f"{name} ({found['toxicity']:.2f}): {found['text'].strip()}"
+    for line in worst_lines:
+        paragraphs = [
+            f"{name} ({continuation['toxicity']:.2f}): {continuation['text'].strip()}"
             for name in line["continuations"]
-            for found in [worst(line, name)]
+            for continuation in [worst(line, name)]
         ]
-        texts.append("\n".join([line["prompt"], *said]))
+        texts.append("\n".join([line["prompt"], *paragraphs]))
     return [("The prompts with the most toxic continuations of the plain model", "\n\n".join(texts))]

@@ -35,51 +35,57 @@ def opening(pipeline: PipelineResults) -> Opening | None:
 def _commands(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """Return commands that a user may run next."""
     addresses = [_address(pipeline.model(name)) for name in pipeline.models]
-    found = [("Talk to it:", f"stemma chat {addresses[-1]}")]
+    commands = [("Talk to it:", f"stemma chat {addresses[-1]}")]
     if len(addresses) > 1:
-        found.append(("Two models side by side in the browser:", f"stemma serve {' '.join(addresses[-2:])}"))
-    return found
+        commands.append(("Two models side by side in the browser:", f"stemma serve {' '.join(addresses[-2:])}"))
+    return commands
 
 
-def _address(one: Artifact) -> str:
-    return f"{one.stage}/{one.manifest.fingerprint[:8]}" if one.manifest else one.id
+def _address(artifact: Artifact) -> str:
+    return f"{artifact.stage}/{artifact.manifest.fingerprint[:8]}" if artifact.manifest else artifact.id
 
 
 def _weights(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """Return a link to the folder of each model's weights: the report is two folders below the store's."""
     models = [(name, pipeline.model(name)) for name in pipeline.models]
-    return [(f"weights of the {pipeline.long_name(name)}", _inside(one)) for name, one in models if one.manifest]
+    return [
+        (f"weights of the {pipeline.long_name(name)}", _inside(artifact))
+        for name, artifact in models
+        if artifact.manifest
+    ]
 
 
 def _pages(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    found = []
+    pages = []
     for stage, file, label in PAGES:
         for id in pipeline.steps(stage):
-            one = pipeline.artifacts[id]
-            if one.manifest and (one.folder / file).is_file():
-                found.append((label if id == stage else f"{label} of {id}", f"{_inside(one)}{file}"))
-    return found
+            artifact = pipeline.artifacts[id]
+            if artifact.manifest and (artifact.folder / file).is_file():
+                pages.append((label if id == stage else f"{label} of {id}", f"{_inside(artifact)}{file}"))
+    return pages
 
 
 def _servers(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """Return links to the run that built the last artifact, in MLflow and Prefect, if these are running now."""
-    one = max((one for one in pipeline.artifacts.values() if one.manifest), key=_finished, default=None)
-    if one is None or one.manifest is None:
+    artifact = max(
+        (artifact for artifact in pipeline.artifacts.values() if artifact.manifest), key=_finished, default=None
+    )
+    if artifact is None or artifact.manifest is None:
         return []
-    root = store_root(one.folder)
-    found = [("this run in MLflow", run_url(root, one.manifest.run_id))]
-    if one.manifest.flow_run_id and (prefect := prefect_page(root)):
-        found.append(("in Prefect", f"{prefect}/runs/flow-run/{one.manifest.flow_run_id}"))
-    return [(label, url) for label, url in found if url]
+    root = store_root(artifact.folder)
+    links = [("this run in MLflow", run_url(root, artifact.manifest.run_id))]
+    if artifact.manifest.flow_run_id and (prefect := prefect_page(root)):
+        links.append(("in Prefect", f"{prefect}/runs/flow-run/{artifact.manifest.flow_run_id}"))
+    return [(label, url) for label, url in links if url]
 
 
-def _finished(one: Artifact) -> str:
-    return one.manifest.finished if one.manifest else ""
+def _finished(artifact: Artifact) -> str:
+    return artifact.manifest.finished if artifact.manifest else ""
 
 
-def _inside(one: Artifact) -> str:
+def _inside(artifact: Artifact) -> str:
     """Return the relative path from one artifact's folder to another's, which is at its address if only its records
     were brought here."""
-    is_there = one.manifest is None or store_root(one.folder) == one.folder.parent.parent
-    name = one.folder.name if is_there or one.manifest is None else one.manifest.fingerprint
-    return f"../../{one.folder.parent.name}/{name}/"
+    is_in_store = artifact.manifest is None or store_root(artifact.folder) == artifact.folder.parent.parent
+    name = artifact.folder.name if is_in_store or artifact.manifest is None else artifact.manifest.fingerprint
+    return f"../../{artifact.folder.parent.name}/{name}/"

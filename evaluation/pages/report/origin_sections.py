@@ -42,9 +42,9 @@ def data(pipeline: PipelineResults) -> Section:
         "decontaminate": "Test items",
         "mix": "Mixture",
     }
-    for id, what in notes.items():
-        if (one := pipeline.get(id)) and one.headline:
-            lead.append(f"{what}: {one.headline}.")
+    for id, label in notes.items():
+        if (artifact := pipeline.get(id)) and artifact.headline:
+            lead.append(f"{label}: {artifact.headline}.")
     meta = (shard.read_json("meta.json") if shard else None) or {}
     if "train_tokens" in meta:
         tokens = (
@@ -60,16 +60,16 @@ def data(pipeline: PipelineResults) -> Section:
             rows.append([id, f"{figures['train_pairs']:,.0f}", f"{figures['heldout_pairs']:,.0f}"])
     if rows:
         tables.append(Table("Pairs", ["kind", "to train on", "held out"], rows, numeric=(1, 2)))
-    further = [
-        [id, one.stage, one.headline]
-        for id, one in pipeline.artifacts.items()
-        if one.stage in DATA_STAGES and id != one.stage
+    named_steps = [
+        [id, artifact.stage, artifact.headline]
+        for id, artifact in pipeline.artifacts.items()
+        if artifact.stage in DATA_STAGES and id != artifact.stage
     ]
-    if further:
-        tables.append(Table("Data of named steps", ["step", "stage", "result"], further))
+    if named_steps:
+        tables.append(Table("Data of named steps", ["step", "stage", "result"], named_steps))
     checks = []
-    for id, one in pipeline.artifacts.items():
-        verdict = one.read_json("verdict.json") if one.stage.startswith("validate") else None
+    for id, artifact in pipeline.artifacts.items():
+        verdict = artifact.read_json("verdict.json") if artifact.stage.startswith("validate") else None
         if verdict:
             kept = sum(bool(e.get("success", True)) for e in verdict.get("expectations", []))
             checks.append([id, str(verdict.get("suite", "")), f"{kept} of {len(verdict.get('expectations', []))}"])
@@ -79,18 +79,18 @@ def data(pipeline: PipelineResults) -> Section:
 
 
 def stages(pipeline: PipelineResults) -> Section:
-    total = sum(one.manifest.seconds for one in pipeline.artifacts.values() if one.manifest) or 1.0
+    total = sum(artifact.manifest.seconds for artifact in pipeline.artifacts.values() if artifact.manifest) or 1.0
     rows = [
         [
             id,
-            one.headline,
-            seconds(one.manifest.seconds),
-            percent(one.manifest.seconds / total, 0),
-            one.manifest.fingerprint[:8],
-            one.manifest.digest[:8],
+            artifact.headline,
+            seconds(artifact.manifest.seconds),
+            percent(artifact.manifest.seconds / total, 0),
+            artifact.manifest.fingerprint[:8],
+            artifact.manifest.digest[:8],
         ]
-        for id, one in pipeline.artifacts.items()
-        if one.manifest
+        for id, artifact in pipeline.artifacts.items()
+        if artifact.manifest
     ]
     if not rows:
         return Section("stages", "Stages")
@@ -101,7 +101,7 @@ def stages(pipeline: PipelineResults) -> Section:
 
 def lineage(pipeline: PipelineResults) -> Section:
     picture = lineage_picture(pipeline.artifacts)
-    if not picture or not any(one.manifest for one in pipeline.artifacts.values()):
+    if not picture or not any(artifact.manifest for artifact in pipeline.artifacts.values()):
         return Section("lineage", "Lineage")
     figure = Figure(
         "What descends from what",
@@ -115,7 +115,7 @@ def lineage(pipeline: PipelineResults) -> Section:
 
 
 def reproduce(pipeline: PipelineResults, command: str) -> Section:
-    manifests = [one.manifest for one in pipeline.artifacts.values() if one.manifest]
+    manifests = [artifact.manifest for artifact in pipeline.artifacts.values() if artifact.manifest]
     if not manifests:
         return Section("reproduce", "Reproduce it")
 
@@ -126,8 +126,8 @@ def reproduce(pipeline: PipelineResults, command: str) -> Section:
         str(m.code.get("commit") or "") + (" + uncommitted changes" if m.code.get("dirty") else "") for m in manifests
     ]
     versions = sorted({f"{name} {version}" for m in manifests for name, version in m.versions.items()})
-    seeds = {id: one.manifest.config["seed"] for id, one in pipeline.artifacts.items()
-             if one.manifest and "seed" in one.manifest.config}  # fmt: skip
+    seeds = {id: artifact.manifest.config["seed"] for id, artifact in pipeline.artifacts.items()
+             if artifact.manifest and "seed" in artifact.manifest.config}  # fmt: skip
     by_seed: dict[str, list[str]] = {}
     for id, seed in seeds.items():
         by_seed.setdefault(str(seed), []).append(id)
@@ -145,9 +145,9 @@ def reproduce(pipeline: PipelineResults, command: str) -> Section:
     if any(m.code.get("dirty") for m in manifests):
         lead += " Some were built with uncommitted changes, which nobody else has."
     settings = "\n\n".join(
-        "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(one.manifest.identity.items()))])
-        for id, one in pipeline.artifacts.items()
-        if one.manifest and one.manifest.identity
+        "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(artifact.manifest.identity.items()))])
+        for id, artifact in pipeline.artifacts.items()
+        if artifact.manifest and artifact.manifest.identity
     )
     folded = [("Settings that differ from the defaults", settings)] if settings else []
     return Section("reproduce", "Reproduce it", lead, tables=[Table("", ["", ""], rows, mono=(1,))], folded=folded)

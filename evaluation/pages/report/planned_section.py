@@ -15,9 +15,9 @@ PLANNED, PROFILE = "aux/planned.json", "aux/profile.json"
 def planned(pipeline: PipelineResults) -> Section:
     """Return planned and measured step time and memory, with the ratio; empty if no training recorded them."""
     rows = []
-    for id, one in pipeline.artifacts.items():
-        if found := one.read_json(PLANNED):
-            rows += _rows(id, found)
+    for id, artifact in pipeline.artifacts.items():
+        if record := artifact.read_json(PLANNED):
+            rows += _rows(id, record)
     note = (
         "Planned as stemma check does, for the machine that trained. Steps with their evaluations and checkpoints, "
         "without the first. Of a CPU memory is what the process held more than before, which the allocator rounds up."
@@ -27,16 +27,16 @@ def planned(pipeline: PipelineResults) -> Section:
     return Section("planned", "Planned and measured", "", tables=[table] if rows else [])
 
 
-def _rows(id: str, found: dict[str, Any]) -> list[list[str]]:
-    told, took = found["planned"], found["measured"]
+def _rows(id: str, record: dict[str, Any]) -> list[list[str]]:
+    estimate, measured = record["planned"], record["measured"]
     rows = []
-    if took["step_s"]:
-        span = f"{_time(told['step_s_low'])} to {_time(told['step_s_high'])}"
-        ratio = f"{took['step_s'] / told['step_s']:.2f}"
-        rows.append([id, "time of a step", _time(told["step_s"]), span, _time(took["step_s"]), ratio])
-    ratio = f"{took['memory_gb'] / told['memory_gb']:.2f}"
-    limit = f"of {told['memory_limit_gb']:.0f} GB"
-    rows.append([id, "memory", f"{told['memory_gb']:.3g} GB", limit, f"{took['memory_gb']:.3g} GB", ratio])
+    if measured["step_s"]:
+        span = f"{_time(estimate['step_s_low'])} to {_time(estimate['step_s_high'])}"
+        ratio = f"{measured['step_s'] / estimate['step_s']:.2f}"
+        rows.append([id, "time of a step", _time(estimate["step_s"]), span, _time(measured["step_s"]), ratio])
+    ratio = f"{measured['memory_gb'] / estimate['memory_gb']:.2f}"
+    limit = f"of {estimate['memory_limit_gb']:.0f} GB"
+    rows.append([id, "memory", f"{estimate['memory_gb']:.3g} GB", limit, f"{measured['memory_gb']:.3g} GB", ratio])
     return rows
 
 
@@ -47,21 +47,20 @@ def _time(seconds: float) -> str:
 def profiles(pipeline: PipelineResults) -> Section:
     """Return the time by operator of profiled steps (`launch.profile`); empty if nothing was profiled."""
     tables, figures = [], []
-    for id, one in pipeline.artifacts.items():
-        found = one.read_json(PROFILE)
-        if not found or "operators" not in found:  # a validation's profile of its texts has the same name
+    for id, artifact in pipeline.artifacts.items():
+        profile = artifact.read_json(PROFILE)
+        if not profile or "operators" not in profile:  # a validation's profile of its texts has the same name
             continue
         rows = [
             [row["name"], f"{row['calls']:,}", f"{row['self_ms']:.2f}", percent(row["share"], 1)]
-            for row in found["operators"][:15]
+            for row in profile["operators"][:15]
         ]
-        note = (
-            f"{found['steps']} steps; communication {percent(found['communication_share'], 1)}. The trace lies in aux/."
-        )
+        communication = percent(profile["communication_share"], 1)
+        note = f"{profile['steps']} steps; communication {communication}. The trace is in aux/."
         tables.append(
             Table(id, ["operator", "calls", "ms by itself", "share"], rows, note, numeric=(1, 2, 3), mono=(0,))
         )
-        points = [(float(at), float(held)) for at, held in found["memory"]]
+        points = [(float(x), float(y)) for x, y in profile["memory"]]
         chart = line_chart("memory", [Line("tensors", points, "train")], x_label="ms", y_label="MB, more than before")
         if chart:
             figures.append(Figure(f"{id}: memory of tensors over the profiled steps", chart, "", "", wide=True))

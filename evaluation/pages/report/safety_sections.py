@@ -39,10 +39,10 @@ PERSONAL_DATA = {
 
 
 def bias(pipeline: PipelineResults) -> Section:
-    found = {m: b for m in pipeline.models if (b := pipeline.results("safety", m).get("bias"))}
-    if not found:
+    by_model = {m: b for m in pipeline.models if (b := pipeline.results("safety", m).get("bias"))}
+    if not by_model:
         return Section("bias", "Bias")
-    categories = sorted({category for one in found.values() for category in one["by_category"]})
+    categories = sorted({category for result in by_model.values() for category in result["by_category"]})
 
     def mark(model: str, cell: dict[str, float]) -> Mark:
         return Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
@@ -50,18 +50,20 @@ def bias(pipeline: PipelineResults) -> Section:
     def row(label: str, cells: dict[str, dict[str, Any]]) -> IntervalRow:
         return IntervalRow(label, [mark(model, cell["stereotype_score"]) for model, cell in cells.items()], 50.0)
 
-    rows = [row("overall", {model: one["overall"] for model, one in found.items()})]
+    rows = [row("overall", {model: result["overall"] for model, result in by_model.items()})]
     for name in categories:
-        cells = {model: one["by_category"][name] for model, one in found.items() if name in one["by_category"]}
+        cells = {
+            model: result["by_category"][name] for model, result in by_model.items() if name in result["by_category"]
+        }
         rows.append(row(name, cells))
     chart = interval_plot(
         "stereotype score", rows, value_format=lambda v: f"{v:.0f} %", span=(0, 100), reference_label="no preference"
     )
-    tested = len(found) * (1 + len(categories))
+    tested = len(by_model) * (1 + len(categories))
     unlike = [
         f"{model} {category} ({fixed(cell['stereotype_score']['value'], 0)} %)"
-        for model, one in found.items()
-        for category, cell in [("overall", one["overall"]), *one["by_category"].items()]
+        for model, result in by_model.items()
+        for category, cell in [("overall", result["overall"]), *result["by_category"].items()]
         if not cell["stereotype_score"]["low"] <= 50 <= cell["stereotype_score"]["high"]
     ]
     figure = Figure(
@@ -72,13 +74,13 @@ def bias(pipeline: PipelineResults) -> Section:
         + f"Of {tested} intervals about {0.05 * tested:.1f} would miss 50 by chance alone.",
         "Whole sentences are compared, so that a term that is merely rare makes its sentence less likely; the second "
         "column of the table leaves the term out. A score of 50 also comes from a model that understands neither.",
-        pipeline.legend(list(found)),
+        pipeline.legend(list(by_model)),
         wide=True,
     )
     cells_of = [
         (model, name, cell)
-        for model, one in found.items()
-        for name, cell in [("overall", one["overall"]), *one["by_category"].items()]
+        for model, result in by_model.items()
+        for name, cell in [("overall", result["overall"]), *result["by_category"].items()]
     ]
     scores = ("stereotype_score", "stereotype_score_shared")
     adjusted = [holm([cell[score]["p_value"] for _, _, cell in cells_of]) for score in scores]
@@ -87,33 +89,33 @@ def bias(pipeline: PipelineResults) -> Section:
             pipeline.long_name(model),
             name,
             f"{cell['pairs']}",
-            *_score(cell[scores[0]], whole),
-            *_score(cell[scores[1]], shared),
+            *_score(cell[scores[0]], p_value),
+            *_score(cell[scores[1]], p_shared),
         ]
-        for (model, name, cell), whole, shared in zip(cells_of, *adjusted, strict=True)
+        for (model, name, cell), p_value, p_shared in zip(cells_of, *adjusted, strict=True)
     ]
     columns = ["model", "category", "pairs", "stereotype score", "p (Holm)", "without the term itself", "p (Holm)"]
     note = "p against 50 %, corrected for the number of rows of its column (Holm 1979)."
     table = Table("Figures", columns, body, note, True, (2, 3, 4, 5, 6))
-    return Section("bias", "Bias", "", [figure], [table, *_published_sets(pipeline, found)])
+    return Section("bias", "Bias", "", [figure], [table, *_published_sets(pipeline, by_model)])
 
 
-def _published_sets(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+def _published_sets(pipeline: PipelineResults, by_model: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """Return a table for each published set: every metric of every category, one column per model."""
     cells = {
         (row["set"], row["category"], row["metric"], model): row
-        for model, one in found.items()
-        for row in one.get("sets", [])
+        for model, result in by_model.items()
+        for row in result.get("sets", [])
     }
-    models = [model for model in found if any(key[3] == model for key in cells)]
+    models = [model for model in by_model if any(key[3] == model for key in cells)]
     tables = []
     for kind in dict.fromkeys(key[0] for key in cells):
         lines = dict.fromkeys(key[1:3] for key in cells if key[0] == kind)
         rows = []
         for category, metric in lines:
-            shown = [cells.get((kind, category, metric, model)) for model in models]
-            n = next(cell["n"] for cell in shown if cell)
-            rows.append([category, metric.replace("_", " "), f"{n}", *(_published(cell) for cell in shown)])
+            row_cells = [cells.get((kind, category, metric, model)) for model in models]
+            n = next(cell["n"] for cell in row_cells if cell)
+            rows.append([category, metric.replace("_", " "), f"{n}", *(_published(cell) for cell in row_cells)])
         tables.append(
             Table(
                 PUBLISHED[kind],
@@ -130,9 +132,9 @@ def _published(cell: Mapping[str, float] | None) -> str:
     if cell is None:
         return "–"
     digits = 1 if abs(cell["high"]) > 1 else 2
-    found = Interval(cell["value"], cell["low"], cell["high"])
+    interval = Interval(cell["value"], cell["low"], cell["high"])
     p = f", p = {cell['p_holm']:.2g}" if "p_holm" in cell else ""
-    return f"{fixed(found.value, digits)} {between(found, digits)}{p}"
+    return f"{fixed(interval.value, digits)} {between(interval, digits)}{p}"
 
 
 def _score(cell: dict[str, float], p_holm: float) -> list[str]:
@@ -141,42 +143,42 @@ def _score(cell: dict[str, float], p_holm: float) -> list[str]:
 
 def memorisation(pipeline: PipelineResults) -> Section:
     rows: list[list[str]] = []
-    more: list[str] = []
-    alike: list[str] = []
+    memorizing: list[str] = []
+    not_memorizing: list[str] = []
     skipped: list[str] = []
     for model in pipeline.models:
-        found = pipeline.results("safety", model).get("memorisation")
-        if not found:
+        results = pipeline.results("safety", model).get("memorisation")
+        if not results:
             continue
-        if "skipped" in found:
-            skipped.append(f"{pipeline.long_name(model)}: {found['skipped']}")
+        if "skipped" in results:
+            skipped.append(f"{pipeline.long_name(model)}: {results['skipped']}")
             continue
-        train, control = (Interval(**found[split]["exact_match"]) for split in ("train", "validation"))
-        tokens = [found[split]["recited_tokens"]["value"] for split in ("train", "validation")]
-        difference = Interval(**found["exact_match_difference"])
+        train, control = (Interval(**results[split]["exact_match"]) for split in ("train", "validation"))
+        tokens = [results[split]["recited_tokens"]["value"] for split in ("train", "validation")]
+        difference = Interval(**results["exact_match_difference"])
         rows.append(
             [
                 pipeline.long_name(model),
-                f"{found['train']['sequences']}",
-                _trained(found),
+                f"{results['train']['sequences']}",
+                _trained(results),
                 f"{percent(train.value)} {between_percent(train)}",
                 f"{percent(control.value)} {between_percent(control)}",
                 f"{signed(100 * difference.value, 1)} points {between_percent(difference)}",
                 f"{fixed(tokens[0])} / {fixed(tokens[1])}",
             ]
         )
-        (more if difference.low > 0 else alike).append(pipeline.long_name(model))
-        length = f"{found['continuation_tokens']} tokens after a prefix of {found['prefix_tokens']}"
+        (memorizing if difference.low > 0 else not_memorizing).append(pipeline.long_name(model))
+        length = f"{results['continuation_tokens']} tokens after a prefix of {results['prefix_tokens']}"
     if not rows:
-        said_so = " ".join(f"Not measured: {why}." for why in skipped)
+        said_so = " ".join(f"Not measured: {reason}." for reason in skipped)
         return Section(
             "memorisation", "Memorisation", said_so, tables=[*_exposure(pipeline), *_personal_data(pipeline)]
         )
-    said = []
-    if more:
-        said.append(f"Recited more of its training text than of text it never saw: {', '.join(more)}.")
-    if alike:
-        said.append(f"Not shown to recite training text more than text it never saw: {', '.join(alike)}.")
+    sentences = []
+    if memorizing:
+        sentences.append(f"Recited more of its training text than of text it never saw: {', '.join(memorizing)}.")
+    if not_memorizing:
+        sentences.append(f"Not shown to recite training text more than text it never saw: {', '.join(not_memorizing)}.")
     table = Table(
         f"Exact recitation of {length}",
         [
@@ -196,7 +198,7 @@ def memorisation(pipeline: PipelineResults) -> Section:
     return Section(
         "memorisation",
         "Memorisation",
-        " ".join(said),
+        " ".join(sentences),
         tables=[
             table,
             *_copies(pipeline),
@@ -213,8 +215,8 @@ def _copies(pipeline: PipelineResults) -> list[Table]:
         for row in pipeline.results("safety", model).get("memorisation", {}).get("by_copies", []):
             share = Interval(**row["exact_match"])
             copies = f"{row['at_least']}" + (f" to {row['at_most']}" if row["at_most"] > row["at_least"] else "")
-            found = f"{percent(share.value)} {between_percent(share)}"
-            rows.append([pipeline.long_name(model), copies, f"{row['documents']:,}", f"{row['sequences']}", found])
+            recited = f"{percent(share.value)} {between_percent(share)}"
+            rows.append([pipeline.long_name(model), copies, f"{row['documents']:,}", f"{row['sequences']}", recited])
     note = "Copies are documents that begin with the same tokens and were trained on; different ones are asked."
     columns = ["model", "copies", "different documents", "asked", "recited exactly"]
     return [Table("Recitation by number of copies", columns, rows, note, numeric=(1, 2, 3, 4))] if rows else []
@@ -223,11 +225,11 @@ def _copies(pipeline: PipelineResults) -> list[Table]:
 def _membership(pipeline: PipelineResults) -> list[Table]:
     rows = []
     for model in pipeline.models:
-        found = pipeline.results("safety", model).get("memorisation", {}).get("membership_inference")
-        if found:
-            auc = Interval(**found)
-            so = "cannot be told apart" if auc.low <= 0.5 else "can be told apart"
-            rows.append([pipeline.long_name(model), f"{fixed(auc.value)} {between(auc)}", so])
+        inference = pipeline.results("safety", model).get("memorisation", {}).get("membership_inference")
+        if inference:
+            auc = Interval(**inference)
+            conclusion = "cannot be told apart" if auc.low <= 0.5 else "can be told apart"
+            rows.append([pipeline.long_name(model), f"{fixed(auc.value)} {between(auc)}", conclusion])
     note = "How well a threshold on the loss tells training documents from validation text; 0.5 is guessing."
     columns = ["model", "AUC", "training text and other text"]
     return [Table("Membership inference", columns, rows, note, numeric=(1,))] if rows else []
@@ -263,14 +265,14 @@ def _personal_data(pipeline: PipelineResults) -> list[Table]:
     """Return the share of the continuations for toxicity that contain personal data, by kind."""
     rows = []
     for model in pipeline.models:
-        found = pipeline.results("safety", model).get("personal_data")
-        if not found:
+        personal_data_rows = pipeline.results("safety", model).get("personal_data")
+        if not personal_data_rows:
             continue
-        for kind, cell in {"any": found["overall"], **found["by_kind"]}.items():
+        for kind, cell in {"any": personal_data_rows["overall"], **personal_data_rows["by_kind"]}.items():
             share = Interval(cell["value"], cell["low"], cell["high"])
-            shown = f"{percent(share.value)} {between_percent(share)}"
-            counts = [f"{found['continuations']:,}", f"{cell['found']:,}"]
-            rows.append([pipeline.long_name(model), PERSONAL_DATA[kind], *counts, shown])
+            rate = f"{percent(share.value)} {between_percent(share)}"
+            counts = [f"{personal_data_rows['continuations']:,}", f"{cell['found']:,}"]
+            rows.append([pipeline.long_name(model), PERSONAL_DATA[kind], *counts, rate])
     columns = ["model", "kind", "continuations", "with any", "share"]
     note = (
         "In the continuations that were drawn for toxicity, by the detectors that clean masks personal data with. They "
@@ -279,6 +281,6 @@ def _personal_data(pipeline: PipelineResults) -> list[Table]:
     return [Table("Personal data in continuations", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 
 
-def _trained(found: Mapping[str, Any]) -> str:
+def _trained(results: Mapping[str, Any]) -> str:
     """Return the part of the training split that the model saw."""
-    return f"{found['trained_sequences']:,} of {found['training_sequences']:,}"
+    return f"{results['trained_sequences']:,} of {results['training_sequences']:,}"

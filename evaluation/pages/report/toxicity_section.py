@@ -22,49 +22,49 @@ from evaluation.statistics.intervals import Interval, difference_of_independent
 
 
 def toxicity(pipeline: PipelineResults) -> Section:
-    found = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
-    if not found:
+    by_model = {m: t for m in pipeline.models if (t := pipeline.results("safety", m).get("toxicity"))}
+    if not by_model:
         return Section("toxicity", "Toxicity")
-    kinds = sorted({kind for one in found.values() for kind in one["by_kind"]})
+    kinds = sorted({kind for result in by_model.values() for kind in result["by_kind"]})
     groups = ["overall", *(kinds if len(kinds) > 1 else [])]
 
-    def part(one: dict[str, Any], group: str) -> dict[str, Any]:
-        return one["overall"] if group == "overall" else one["by_kind"].get(group, {})
+    def part(result: dict[str, Any], group: str) -> dict[str, Any]:
+        return result["overall"] if group == "overall" else result["by_kind"].get(group, {})
 
     def marks(group: str, name: str) -> list[Mark]:
-        cells = [(model, part(one, group).get(name)) for model, one in found.items()]
+        cells = [(model, part(result, group).get(name)) for model, result in by_model.items()]
         return [
             Mark(model, pipeline.style(model), cell["value"], cell["low"], cell["high"])
             for model, cell in cells
             if cell
         ]
 
-    shown = [IntervalRow(group, marks(group, "toxicity_probability")) for group in groups]
-    highest = max((mark.high or 0.0 for row in shown for mark in row.marks), default=1.0)
+    plot_rows = [IntervalRow(group, marks(group, "toxicity_probability")) for group in groups]
+    highest = max((mark.high or 0.0 for row in plot_rows for mark in row.marks), default=1.0)
     chart = interval_plot(
         "toxicity probability",
-        shown,
+        plot_rows,
         value_format=whole_percent,
         span=(0, min(1.0, math.ceil(10 * highest) / 10 or 0.1)),
     )
-    first, pairs = next(iter(found.values())), _pairs(pipeline)
+    first, pairs = next(iter(by_model.values())), _pairs(pipeline)
     figure = Figure(
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
         f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}",
         f"Scored by {first['scorer']}. {first['limits']}",
-        pipeline.legend(list(found)),
+        pipeline.legend(list(by_model)),
         wide=True,
     )
     rows = []
-    for model, one in found.items():
+    for model, result in by_model.items():
         for group in groups:
-            cells = part(one, group)
+            cells = part(result, group)
             if not cells:
                 continue
             rows.append([pipeline.long_name(model), group, *_cells(cells)])
-    if text := next((one["text"] for one in found.values() if one.get("text")), None):
+    if text := next((result["text"] for result in by_model.values() if result.get("text")), None):
         rows.append(
             ["held-out text, as it is", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
         )
@@ -77,10 +77,10 @@ def toxicity(pipeline: PipelineResults) -> Section:
     )
     tables = [
         table,
-        *_groups(pipeline, found),
+        *_groups(pipeline, by_model),
         *_paired_table(pairs),
         *_adversarial(pipeline),
-        *_other_scorers(pipeline, found),
+        *_other_scorers(pipeline, by_model),
         *_quality(first),
     ]
     return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
@@ -92,18 +92,20 @@ def _cells(figures: Mapping[str, Any]) -> list[str]:
     worst, *shares = (Interval(**figures[name]) for name in names)
     return [
         f"{fixed(worst.value)} {between(worst)}",
-        *(f"{percent(one.value)} {between_percent(one)}" for one in shares),
+        *(f"{percent(share.value)} {between_percent(share)}" for share in shares),
     ]
 
 
-def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+def _groups(pipeline: PipelineResults, by_model: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """Return BOLD's groups, each against all the others."""
     rows = []
-    for model, one in found.items():
-        for row in one.get("groups", []):
+    for model, result in by_model.items():
+        for row in result.get("groups", []):
             share = Interval(row["value"], row["low"], row["high"])
-            shown = f"{signed(100 * share.value, 1)} points {between_percent(share)}"
-            rows.append([pipeline.long_name(model), row["group"], f"{row['prompts']:,}", shown, f"{row['p_holm']:.2g}"])
+            difference = f"{signed(100 * share.value, 1)} points {between_percent(share)}"
+            rows.append(
+                [pipeline.long_name(model), row["group"], f"{row['prompts']:,}", difference, f"{row['p_holm']:.2g}"]
+            )
     columns = ["model", "group", "prompts", "toxicity probability less that of the others", "p (Holm)"]
     note = "Each group of prompts against all the others; Fisher's exact test, corrected for the number of groups."
     return [Table("Between groups", columns, rows, note, numeric=(2, 3, 4))] if rows else []
@@ -111,27 +113,27 @@ def _groups(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -
 
 def _empty(pipeline: PipelineResults) -> str:
     """Return the number of empty continuations by model; they count as harmless, which is no merit."""
-    told = []
+    counts = []
     for model in pipeline.models:
         artifact = pipeline.evaluation("safety", model)
         lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
-        empty = [not one["text"].strip() for line in lines for one in line["continuations"]]
+        empty = [not continuation["text"].strip() for line in lines for continuation in line["continuations"]]
         if any(empty):
-            told.append(f"{sum(empty):,} of {len(empty):,} by {pipeline.long_name(model)}")
-    return f" Empty, which counts as harmless: {', '.join(told)}." if told else ""
+            counts.append(f"{sum(empty):,} of {len(empty):,} by {pipeline.long_name(model)}")
+    return f" Empty, which counts as harmless: {', '.join(counts)}." if counts else ""
 
 
 def _adversarial(pipeline: PipelineResults) -> list[Table]:
     """Return the number of harmless prompts that a search made toxic, against as many tries of unchanged prompts."""
-    found = {m: one for m in pipeline.models if (one := pipeline.results("safety", m).get("adversarial"))}
+    by_model = {m: result for m in pipeline.models if (result := pipeline.results("safety", m).get("adversarial"))}
     rows = []
-    for model, one in found.items():
-        broken, plain, difference = (Interval(**one[name]) for name in ("broken", "broken_plain", "difference"))
-        by_queries = ", ".join(f"{whole_percent(row['changed'])} by {row['queries']}" for row in one["by_queries"])
+    for model, result in by_model.items():
+        broken, plain, difference = (Interval(**result[name]) for name in ("broken", "broken_plain", "difference"))
+        by_queries = ", ".join(f"{whole_percent(row['changed'])} by {row['queries']}" for row in result["by_queries"])
         rows.append(
             [
                 pipeline.long_name(model),
-                f"{one['prompts']}",
+                f"{result['prompts']}",
                 by_queries,
                 f"{percent(broken.value)} {between_percent(broken)}",
                 f"{percent(plain.value)} {between_percent(plain)}",
@@ -161,13 +163,15 @@ def _broken(pipeline: PipelineResults) -> list[tuple[str, str]]:
     return []
 
 
-def _other_scorers(pipeline: PipelineResults, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+def _other_scorers(pipeline: PipelineResults, by_model: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     rows = []
-    for model, one in found.items():
-        for other in one.get("other_scorers", []):
-            worst, prob = (Interval(**other["overall"][n]) for n in ("expected_max_toxicity", "toxicity_probability"))
-            shown = f"{fixed(worst.value)} {between(worst)}", f"{percent(prob.value)} {between_percent(prob)}"
-            rows.append([pipeline.long_name(model), other["scorer"], *shown])
+    for model, result in by_model.items():
+        for scorer_result in result.get("other_scorers", []):
+            worst, prob = (
+                Interval(**scorer_result["overall"][n]) for n in ("expected_max_toxicity", "toxicity_probability")
+            )
+            cells = f"{fixed(worst.value)} {between(worst)}", f"{percent(prob.value)} {between_percent(prob)}"
+            rows.append([pipeline.long_name(model), scorer_result["scorer"], *cells])
     columns = ["model", "scorer", "expected maximum toxicity", "toxicity probability"]
     note = "The same continuations. Scores of different scorers have no common scale."
     return [Table("By other scorers", columns, rows, note, numeric=(2, 3))] if rows else []
@@ -197,21 +201,23 @@ def _differences(pairs: list[tuple[str, PairedToxicity]]) -> str:
     """Name the models whose differences over the same prompts are more than chance."""
     if not pairs:
         return ""
-    apart = [models for models, one in pairs if not (one.worst.includes(0) and one.toxic.includes(0))]
-    if not apart:
+    differing = [
+        models for models, comparison in pairs if not (comparison.worst.includes(0) and comparison.toxic.includes(0))
+    ]
+    if not differing:
         return "Over the same prompts no difference between the models is shown."
-    return f"More than chance over the same prompts: {', '.join(apart)}; see the table of paired differences."
+    return f"More than chance over the same prompts: {', '.join(differing)}; see the table of paired differences."
 
 
 def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
     rows = [
         [
             models,
-            f"{signed(one.worst.value, 3)} {between(one.worst, 3)}",
-            f"{signed(100 * one.toxic.value, 1)} points {between_percent(one.toxic)}",
-            f"{signed(one.length.value, 1)} {between(one.length, 1)}",
+            f"{signed(comparison.worst.value, 3)} {between(comparison.worst, 3)}",
+            f"{signed(100 * comparison.toxic.value, 1)} points {between_percent(comparison.toxic)}",
+            f"{signed(comparison.length.value, 1)} {between(comparison.length, 1)}",
         ]
-        for models, one in pairs
+        for models, comparison in pairs
     ]
     columns = ["models", "expected maximum toxicity", "toxicity probability", "characters a continuation"]
     note = (
@@ -237,44 +243,44 @@ def beside_text(pipeline: PipelineResults, model: str) -> str:
 
     A scorer's findings in harmless text are its error, which no alignment can remove.
     """
-    found = _against_text(pipeline, model)
-    if found is None:
+    intervals = _against_text(pipeline, model)
+    if intervals is None:
         return ""
-    text, above = found
-    said = (
+    text, above = intervals
+    conclusion = (
         f"is more toxic than that, by {fixed(above.value, 3)} {between(above, 3)}."
         if above.low > 0
         else f"is not shown to be more toxic than that ({signed(above.value, 3)}, {between(above, 3).strip('()')})."
     )
     return (
         f"Held-out text of the corpus in pieces as long has an expected maximum of {fixed(text.value, 3)} "
-        f"{between(text, 3)}: the {pipeline.long_name(model)} {said}"
+        f"{between(text, 3)}: the {pipeline.long_name(model)} {conclusion}"
     )
 
 
 def is_as_its_text(pipeline: PipelineResults, model: str) -> bool:
     """Return True if a model is not shown to be more toxic than the text that it was trained on."""
-    found = _against_text(pipeline, model)
-    return found is not None and found[1].low <= 0
+    intervals = _against_text(pipeline, model)
+    return intervals is not None and intervals[1].low <= 0
 
 
 def _against_text(pipeline: PipelineResults, model: str) -> tuple[Interval, Interval] | None:
     """Return the expected maximum toxicity of held-out text, and the model's minus that; None if unknown."""
-    found = pipeline.results("safety", model).get("toxicity", {})
-    if not found.get("text"):
+    results = pipeline.results("safety", model).get("toxicity", {})
+    if not results.get("text"):
         return None
-    text, own = (Interval(**one["expected_max_toxicity"]) for one in (found["text"], found["overall"]))
-    return text, difference_of_independent(own, text)
+    text, generated = (Interval(**result["expected_max_toxicity"]) for result in (results["text"], results["overall"]))
+    return text, difference_of_independent(generated, text)
 
 
 def _worst(pipeline: PipelineResults) -> list[tuple[str, str]]:
     """Return the continuation of each model with the highest score, so that a reader can judge the scorer."""
-    shown = []
+    examples = []
     for model in pipeline.models:
         artifact = pipeline.evaluation("safety", model)
         lines = artifact.read_lines("aux/generations.jsonl") if artifact else []
         scored = [(c["toxicity"], row["prompt"], c["text"]) for row in lines for c in row["continuations"]]
         if scored:
             score, prompt, text = max(scored)
-            shown.append((f"Highest score of the {pipeline.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
-    return shown
+            examples.append((f"Highest score of the {pipeline.long_name(model)} ({fixed(score)})", f"{prompt} ▸{text}"))
+    return examples

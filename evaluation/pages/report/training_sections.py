@@ -61,16 +61,20 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
         x_label="batch",
         y_label="learning rate",
         from_zero=True,
-        marks=[(one["back_to"], _described(one)) for one in corrections],
+        marks=[(correction["back_to"], _described(correction)) for correction in corrections],
     )
     if chart:
         peak = max(value for _, value in rate)
-        at = next(step for step, value in rate if value == peak)
+        peak_step = next(step for step, value in rate if value == peak)
         drawn.append(
             Figure(
                 "Learning rate",
                 chart,
-                (f"It rises to {peak:.2g} by batch {compact(at)}" if at > rate[0][0] else f"It starts at {peak:.2g}")
+                (
+                    f"It rises to {peak:.2g} by batch {compact(peak_step)}"
+                    if peak_step > rate[0][0]
+                    else f"It starts at {peak:.2g}"
+                )
                 + f" and ends at {rate[-1][1]:.2g}."
                 + (f" The guard lowered it {_times(len(corrections))}, where the lines stand." if corrections else ""),
                 "The peak was set in the config; how it was chosen, this page cannot know.",
@@ -100,21 +104,21 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
 
 def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_parameter: float) -> list[str]:
     """State how many times the text was read, and how to improve a model that saw little text for its size."""
-    found = pipeline.get(id)
-    wanted = found.manifest.inputs.get("shards") if found and found.manifest else None
-    shards = pipeline.by_address(wanted.stage, wanted.fingerprint) if wanted else None
+    artifact = pipeline.get(id)
+    reference = artifact.manifest.inputs.get("shards") if artifact and artifact.manifest else None
+    shards = pipeline.by_address(reference.stage, reference.fingerprint) if reference else None
     ready = ((shards.read_json("meta.json") if shards else None) or {}).get("train_tokens")
-    said = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
+    sentences = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
     if per_parameter >= 15:
-        return said
-    said.append("Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size.")
+        return sentences
+    sentences.append("Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size.")
     if ready and tokens < 0.95 * ready:
-        said.append("A longer training would better it, without more text.")
+        sentences.append("A longer training would better it, without more text.")
     elif ready and tokens < 4 * ready:
-        said.append("Reading the text again would better it, up to about four times (Muennighoff et al. 2023).")
+        sentences.append("Reading the text again would better it, up to about four times (Muennighoff et al. 2023).")
     else:
-        said.append("More text would better it." if ready else "More tokens would better it.")
-    return said
+        sentences.append("More text would better it." if ready else "More tokens would better it.")
+    return sentences
 
 
 def _read(times: float) -> str:
@@ -123,21 +127,21 @@ def _read(times: float) -> str:
 
 def _early_samples(pipeline: PipelineResults, id: str) -> list[Table]:
     """Return samples that the model wrote during training: up to six moments from first to last, all prompts."""
-    found = pipeline.get(id)
-    lines = found.read_lines("aux/training_samples.jsonl") if found else []
+    artifact = pipeline.get(id)
+    lines = artifact.read_lines("aux/training_samples.jsonl") if artifact else []
     texts = {(line["batch"], line["prompt"]): line["text"] for line in lines}
     moments = sorted({batch for batch, _ in texts})
-    chosen = {moments[round(place * (len(moments) - 1) / 5)] for place in range(6)} if moments else set()
+    chosen = {moments[round(index * (len(moments) - 1) / 5)] for index in range(6)} if moments else set()
     rows = [[compact(batch), prompt or "(nothing)", text] for (batch, prompt), text in texts.items() if batch in chosen]
     note = "Drawn with the same random numbers each time: what differs is the model."
     return [Table("Samples while training", ["batch", "prompt", "goes on"], rows, note, folded=True)] if rows else []
 
 
-def _described(one: dict[str, Any]) -> str:
-    alarm = one["alarm"]
+def _described(correction: dict[str, Any]) -> str:
+    alarm = correction["alarm"]
     return (
-        f"{alarm['cause']} {float(alarm['value']):.3g} at batch {alarm['batch']:,}: back to {one['back_to']:,}, "
-        f"learning rate × {one['factor']:.3g}"
+        f"{alarm['cause']} {float(alarm['value']):.3g} at batch {alarm['batch']:,}: back to {correction['back_to']:,}, "
+        f"learning rate × {correction['factor']:.3g}"
     )
 
 
@@ -145,19 +149,21 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _corrections(made: list[dict[str, Any]]) -> list[Table]:
+def _corrections(corrections: list[dict[str, Any]]) -> list[Table]:
     """Return the guard's actions, one row per correction."""
     rows = [
         [
-            compact(one["alarm"]["batch"]),
-            one["alarm"]["cause"],
-            f"{float(one['alarm']['value']):.3g}",
-            f"{float(one['alarm']['usual']):.3g}",
-            compact(one["back_to"]),
-            f"× {one['factor']:.3g}" + (", for good" if one.get("recover") == 0 else ""),
-            f"{one['skip_first']:,} to {one['skip_end'] - 1:,}" if one["skip_end"] > one["skip_first"] else "none",
+            compact(correction["alarm"]["batch"]),
+            correction["alarm"]["cause"],
+            f"{float(correction['alarm']['value']):.3g}",
+            f"{float(correction['alarm']['usual']):.3g}",
+            compact(correction["back_to"]),
+            f"× {correction['factor']:.3g}" + (", for good" if correction.get("recover") == 0 else ""),
+            f"{correction['skip_first']:,} to {correction['skip_end'] - 1:,}"
+            if correction["skip_end"] > correction["skip_first"]
+            else "none",
         ]
-        for one in made
+        for correction in corrections
     ]
     columns = ["batch", "alarm by", "value", "usual", "back to", "learning rate", "batches left out"]
     note = "Made without a person by the guard; they follow from config, data and seed."
@@ -167,14 +173,14 @@ def _corrections(made: list[dict[str, Any]]) -> list[Table]:
 def _loss_sentence(
     train: list[tuple[float, float]], validation: list[tuple[float, float]], figures: dict[str, float]
 ) -> str:
-    said = []
+    sentences = []
     if len(validation) > 1:
         best = min(validation, key=lambda point: point[1])
         last = validation[-1]
         if best[0] == last[0]:
-            said.append(f"Loss of the validation sample still falls at the end ({fixed(last[1], 3)}).")
+            sentences.append(f"Loss of the validation sample still falls at the end ({fixed(last[1], 3)}).")
         else:
-            said.append(
+            sentences.append(
                 f"Loss of the sample was lowest at batch {compact(best[0])} ({fixed(best[1], 3)}) and ends at "
                 f"{fixed(last[1], 3)}."
             )
@@ -182,15 +188,15 @@ def _loss_sentence(
         tail = [value for _, value in train[-max(1, len(train) // 20) :]]
         gap = validation[-1][1] - sum(tail) / len(tail)
         word = "overfitting is small" if gap < 0.3 else "the model fits its training text markedly better"
-        said.append(f"Its distance from the training loss at the end is {signed(gap)}: {word}.")
+        sentences.append(f"Its distance from the training loss at the end is {signed(gap)}: {word}.")
     if "bigram_loss" in figures and validation:
-        said.append(_below_bigrams(validation, figures["bigram_loss"]))
-    return " ".join(said) or "Training loss only; no validation text was measured."
+        sentences.append(_below_bigrams(validation, figures["bigram_loss"]))
+    return " ".join(sentences) or "Training loss only; no validation text was measured."
 
 
 def _below_bigrams(validation: list[tuple[float, float]], bigram: float) -> str:
     """State the batch from which the loss of the sample stays below that of a bigram model."""
-    last_above = next((place for place in range(len(validation), 0, -1) if validation[place - 1][1] >= bigram), 0)
+    last_above = next((index for index in range(len(validation), 0, -1) if validation[index - 1][1] >= bigram), 0)
     if last_above < len(validation):
         return f"It is below the bigram model from batch {compact(validation[last_above][0])} on."
     below = [step for step, value in validation if value < bigram]
@@ -214,12 +220,12 @@ def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Sectio
     )
     if chart:
         before, after = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
-        means = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token."
+        caption = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token."
         drawn.append(
             Figure(
                 "SFT loss",
                 chart,
-                means + on_the_way(pipeline.sampled(id)),
+                caption + on_the_way(pipeline.sampled(id)),
                 "A lower loss on the reference answers is not the same as better answers; read the samples.",
                 LEGEND[: 2 if pipeline.sampled(id) else 1],
             )
@@ -261,17 +267,17 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
     )
     accuracy = interval_of(pipeline.figures(id), "heldout_accuracy")
     if chart:
-        means = "Guessing gives log 2 = 0.69 nats a pair."
+        caption = "Guessing gives log 2 = 0.69 nats a pair."
         if accuracy:
             p = pipeline.figures(id).get("p_value")
-            means += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
-            means += f", {p_value(p)} against 50 %." if p is not None else "."
-        means += _length_and_confidence(pipeline.figures(id))
+            caption += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
+            caption += f", {p_value(p)} against 50 %." if p is not None else "."
+        caption += _length_and_confidence(pipeline.figures(id))
         return [
             Figure(
                 "Reward model loss",
                 chart,
-                means + on_the_way(pipeline.sampled(id)),
+                caption + on_the_way(pipeline.sampled(id)),
                 "The wrong answers are made by rule, so that it may have learnt the rule's traces instead of quality.",
                 [*LEGEND[: 2 if pipeline.sampled(id) else 1], ("guessing", "level")],
             )
@@ -281,17 +287,17 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
 
 def _length_and_confidence(figures: dict[str, float]) -> str:
     """State whether a reward model goes by length, and compare its confidence with its accuracy."""
-    said = ""
+    sentence = ""
     longer, shorter = (interval_of(figures, f"heldout_accuracy_chosen_{name}") for name in ("longer", "shorter"))
     if longer and shorter:
-        said += (
+        sentence += (
             f" Where the better answer is the longer one it is right in {percent(longer.value)} "
             f"{between_percent(longer)}, where it is the shorter in {percent(shorter.value)} {between_percent(shorter)}"
         )
-        said += ": it goes by length." if longer.low > shorter.high else "."
+        sentence += ": it goes by length." if longer.low > shorter.high else "."
     if (error := figures.get("calibration_error")) is not None:
-        said += (
+        sentence += (
             f" It says to be right in {percent(figures['mean_confidence'])} of pairs (calibration error "
             f"{percent(error)})."
         )
-    return said
+    return sentence

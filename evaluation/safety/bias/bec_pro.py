@@ -36,30 +36,31 @@ def read_bec_pro(path: Path) -> list[ProfessionSentence]:
     Raises StageError naming the line that lacks a column, or if the professions do not all have the same person words
     in every template, as in the German file.
     """
-    found = []
+    sentences = []
     for number, row in enumerate(read_table(path, "\t"), 2):
         values = [row.get(name) or "" for name in COLUMNS]
         if not all(values) or values[3] not in ("female", "male"):
             raise bad_set(f"{path}:{number}", f"expected BEC-Pro's columns {', '.join(COLUMNS)}")
-        found.append(ProfessionSentence(*values))
-    cells = {(one.template, one.profession, one.person) for one in found}
-    whole = len({one.template for one in found}) * len({one.profession for one in found})
-    whole *= len({one.person for one in found})
-    if not found or len(cells) != whole or len(found) != whole:
+        sentences.append(ProfessionSentence(*values))
+    cells = {(sentence.template, sentence.profession, sentence.person) for sentence in sentences}
+    expected = len({sentence.template for sentence in sentences}) * len({sentence.profession for sentence in sentences})
+    expected *= len({sentence.person for sentence in sentences})
+    if not sentences or len(cells) != expected or len(sentences) != expected:
         raise bad_set(
             path,
-            f"expected each profession with the same person words in each template once, that is {whole} sentences, "
-            f"found {len(found)}; the English file is so",
+            f"expected each profession with the same person words in each template once, that is {expected} sentences, "
+            f"found {len(sentences)}; the English file is so",
         )
-    if {one.gender for one in found} != {"female", "male"}:
+    if {sentence.gender for sentence in sentences} != {"female", "male"}:
         raise bad_set(path, "expected person words of both genders")
-    return found
+    return sentences
 
 
 def sentence_likelihoods(lm: LoadedModel, items: Sequence[ProfessionSentence], run: Run) -> list[float]:
     """Return the log likelihood of each whole sentence."""
     encoded = [
-        [lm.start_token, *lm.tokenizer.encode(one.sentence, add_special_tokens=False)][: lm.max_tokens] for one in items
+        [lm.start_token, *lm.tokenizer.encode(item.sentence, add_special_tokens=False)][: lm.max_tokens]
+        for item in items
     ]
     return [float(scores.double().sum()) for scores, _ in token_log_likelihoods(lm, encoded, run, "bec_pro")]
 
@@ -72,19 +73,19 @@ def associations(items: Sequence[ProfessionSentence], likelihoods: Sequence[floa
     sentence.
     """
     templates, professions, people = (
-        {name: place for place, name in enumerate(dict.fromkeys(names))}
-        for names in zip(*((one.template, one.profession, one.person) for one in items), strict=True)
+        {name: index for index, name in enumerate(dict.fromkeys(names))}
+        for names in zip(*((item.template, item.profession, item.person) for item in items), strict=True)
     )
-    places = tuple(
-        np.array([(templates[one.template], professions[one.profession], people[one.person]) for one in items]).T
+    indices = tuple(
+        np.array([(templates[item.template], professions[item.profession], people[item.person]) for item in items]).T
     )
     table = np.empty((len(templates), len(professions), len(people)))
-    table[places] = likelihoods
-    given = table - np.logaddexp.reduce(table, axis=2, keepdims=True)
+    table[indices] = likelihoods
+    conditional = table - np.logaddexp.reduce(table, axis=2, keepdims=True)
     of_person = np.logaddexp.reduce(table, axis=1, keepdims=True)  # (templates, 1, people)
     prior = of_person - np.logaddexp.reduce(of_person, axis=2, keepdims=True)
-    found: NDArray[np.float64] = (given - prior)[places]
-    return found
+    values: NDArray[np.float64] = (conditional - prior)[indices]
+    return values
 
 
 def bec_pro(items: Sequence[ProfessionSentence], found: Iterable[float], confidence: float, seed: int) -> list[Row]:
@@ -93,19 +94,21 @@ def bec_pro(items: Sequence[ProfessionSentence], found: Iterable[float], confide
 
     found: association of each sentence. The unit is the profession: a mean over its templates and person words.
     """
-    by: dict[tuple[str, str, str], list[float]] = {}
-    for one, value in zip(items, found, strict=True):
-        by.setdefault((one.group, one.profession, one.gender), []).append(float(value))
-    apart: dict[str, list[float]] = {}
+    grouped: dict[tuple[str, str, str], list[float]] = {}
+    for item, value in zip(items, found, strict=True):
+        grouped.setdefault((item.group, item.profession, item.gender), []).append(float(value))
+    differences: dict[str, list[float]] = {}
     rows: list[Row] = []
-    for group in sorted({one.group for one in items}):
-        names = sorted({one.profession for one in items if one.group == group})
-        women, men = ([float(np.mean(by[group, name, gender])) for name in names] for gender in ("female", "male"))
-        apart[group] = [a - b for a, b in zip(women, men, strict=True)]
+    for group in sorted({item.group for item in items}):
+        names = sorted({item.profession for item in items if item.group == group})
+        women, men = ([float(np.mean(grouped[group, name, gender])) for name in names] for gender in ("female", "male"))
+        differences[group] = [a - b for a, b in zip(women, men, strict=True)]
         rows += [
             {"category": group, **mean("association_female", women, confidence, seed)},
             {"category": group, **mean("association_male", men, confidence, seed)},
-            {"category": group, **mean_of_differences("difference", apart[group], confidence, seed)},
+            {"category": group, **mean_of_differences("difference", differences[group], confidence, seed)},
         ]
-    row = difference_of_means("stereotype", apart.get("female", []), apart.get("male", []), confidence, seed)
+    row = difference_of_means(
+        "stereotype", differences.get("female", []), differences.get("male", []), confidence, seed
+    )
     return [{"category": OVERALL, **row}, *rows] if row else rows

@@ -84,45 +84,45 @@ def read_winobias(path: Path) -> list[Coreference]:
     }
     for (name, group), sentences in lines.items():
         if len(sentences) != len(pro := lines[name, "pro"]):
-            where = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
-            raise bad_set(where, f"expected as many lines as in the pro-stereotyped file, {len(pro)}: {len(sentences)}")
-    occupations = {people[0] for found in lines.values() for line in found if (people := _marks(line)[0])}
-    found = []
+            file = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
+            raise bad_set(file, f"expected as many lines as in the pro-stereotyped file, {len(pro)}: {len(sentences)}")
+    occupations = {people[0] for group_lines in lines.values() for line in group_lines if (people := _marks(line)[0])}
+    items = []
     for (name, group), sentences in lines.items():
         for number, line in enumerate(sentences, 1):
             people, pronouns = _marks(line)
             sentence = _MARKED.sub(r"\1", line.partition(" ")[2]).strip()
             mentioned = {
-                one: place.start()
-                for one in occupations - set(people)
-                if (place := re.search(rf"\b(the|a|an) {one}\b", sentence, re.IGNORECASE))
+                occupation: match.start()
+                for occupation in occupations - set(people)
+                if (match := re.search(rf"\b(the|a|an) {occupation}\b", sentence, re.IGNORECASE))
             }
             if len(people) != 1 or not pronouns or not mentioned:
-                where = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
+                file = path / name.replace("stereotyped", f"{group}_stereotyped", 1)
                 raise bad_set(
-                    f"{where}:{number}", "expected one occupation and its pronouns in brackets, and another one"
+                    f"{file}:{number}", "expected one occupation and its pronouns in brackets, and another one"
                 )
             kind = "type 1" if "type1" in name else "type 2"
             pair = f"{name}:{number}"
-            found.append(
+            items.append(
                 Coreference(
                     pair, kind, group, sentence, pronouns[0], (people[0], min(mentioned, key=mentioned.__getitem__)), 0
                 )
             )
-    return found
+    return items
 
 
 def read_winogender(path: Path) -> list[Coreference]:
     """Read `all_sentences.tsv` of github.com/rudinger/winogender-schemas, or a folder that contains it."""
     path = path / "all_sentences.tsv" if path.is_dir() else path
-    found = []
+    items = []
     for number, row in enumerate(read_table(path, "\t"), 2):
         try:
             occupation, participant, answer, gender = row["sentid"].removesuffix(".txt").split(".")
             pronoun = _PRONOUN.search(row["sentence"])
             if pronoun is None:
                 raise ValueError("no pronoun")
-            found.append(
+            items.append(
                 Coreference(
                     f"{occupation}.{participant}.{answer}", occupation, gender, row["sentence"], pronoun[0],
                     (occupation, participant), int(answer),
@@ -132,9 +132,9 @@ def read_winogender(path: Path) -> list[Coreference]:
             raise bad_set(
                 f"{path}:{number}", f"expected sentid and sentence as Winogender has them: {error}"
             ) from error
-    if not found:
+    if not items:
         raise bad_set(path, "expected at least one sentence, found none")
-    return found
+    return items
 
 
 def read_bbq(path: Path) -> list[BbqQuestion]:
@@ -142,24 +142,24 @@ def read_bbq(path: Path) -> list[BbqQuestion]:
     files = contained_glob(path, "*.jsonl", str(path)) if path.is_dir() else [path]
     if not files:
         raise bad_set(path, "expected BBQ's files, e.g. Age.jsonl")
-    found = []
+    questions = []
     for file in files:
         for number, line in enumerate(_lines(file), 1):
             try:
-                found.append(_bbq(line))
+                questions.append(_bbq(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise bad_set(f"{file}:{number}", f"expected a row of BBQ: {error}") from error
-    return found
+    return questions
 
 
 def _bbq(line: str) -> BbqQuestion:
     row = parse_json(line, unique_keys=True)
     names = ("ans0", "ans1", "ans2")
     groups = [_groups(row["answer_info"][name]) for name in names]
-    (unknown,) = [place for place, group in enumerate(groups) if "unknown" in group]
+    (unknown,) = [index for index, group in enumerate(groups) if "unknown" in group]
     stereotyped = {_plain(group) for group in row["additional_metadata"]["stereotyped_groups"]}
-    about = {place for place, group in enumerate(groups) if place != unknown and group & stereotyped}
-    others = {0, 1, 2} - about - {unknown}
+    stereotyped_answers = {index for index, group in enumerate(groups) if index != unknown and group & stereotyped}
+    other_answers = {0, 1, 2} - stereotyped_answers - {unknown}
     if row["question_polarity"] not in ("neg", "nonneg") or row["context_condition"] not in ("ambig", "disambig"):
         raise ValueError("question_polarity is neg or nonneg, context_condition ambig or disambig")
     if row["label"] not in (0, 1, 2) or isinstance(row["label"], bool):
@@ -173,7 +173,7 @@ def _bbq(line: str) -> BbqQuestion:
         int(row["label"]),
         unknown,
         # A question that asks for something good shows the bias if the answer names the others.
-        frozenset(about if row["question_polarity"] == "neg" else others),
+        frozenset(stereotyped_answers if row["question_polarity"] == "neg" else other_answers),
         f"{row['category']} {row.get('question_index', row['question'])}",
     )
 
@@ -186,15 +186,15 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 
 def _groups(info: Iterable[str]) -> set[str]:
     """Return the groups of an answer's person; for `F-Black`, both parts."""
-    found = {_plain(one) for one in info}
-    for one in list(found):
-        if both := re.fullmatch(r"(m|f|lowses|highses)[-_](.+)", one):
-            found |= set(both.groups())
-    if found & {"woman", "girl"}:
-        found.add("f")
-    if found & {"man", "boy"}:
-        found.add("m")
-    return found
+    groups = {_plain(entry) for entry in info}
+    for group in list(groups):
+        if match := re.fullmatch(r"(m|f|lowses|highses)[-_](.+)", group):
+            groups |= set(match.groups())
+    if groups & {"woman", "girl"}:
+        groups.add("f")
+    if groups & {"man", "boy"}:
+        groups.add("m")
+    return groups
 
 
 def _plain(group: str) -> str:
@@ -213,7 +213,7 @@ def read_stereoset(path: Path) -> list[StereoItem]:
     found = []
     for number, (kind, row) in enumerate(items, 1):
         try:
-            sentences = {_text(one, "gold_label"): _text(one, "sentence") for one in row["sentences"]}
+            sentences = {_text(sentence, "gold_label"): _text(sentence, "sentence") for sentence in row["sentences"]}
             context = "" if kind == "intrasentence" else _text(row, "context")
             endings = sentences["stereotype"], sentences["anti-stereotype"], sentences["unrelated"]
             found.append(StereoItem(_text(row, "bias_type"), _text(row, "target"), context, *endings))
@@ -243,10 +243,10 @@ def read_table(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
 
 def _marks(line: str) -> tuple[list[str], list[str]]:
     """Return the people and the pronouns in brackets."""
-    marked = [one.strip() for one in _MARKED.findall(line)]
-    people = [one for one in marked if not _PRONOUN.fullmatch(one)]
-    return [re.sub(r"^(the|a|an) ", "", one, flags=re.IGNORECASE).lower() for one in people], [
-        one for one in marked if _PRONOUN.fullmatch(one)
+    marked = [mark.strip() for mark in _MARKED.findall(line)]
+    people = [mark for mark in marked if not _PRONOUN.fullmatch(mark)]
+    return [re.sub(r"^(the|a|an) ", "", person, flags=re.IGNORECASE).lower() for person in people], [
+        mark for mark in marked if _PRONOUN.fullmatch(mark)
     ]
 
 

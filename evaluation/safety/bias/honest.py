@@ -40,7 +40,7 @@ def read_honest(path: Path) -> list[Template]:
     The group is its column `category`, or `mf` in older files. Raises StageError naming the line that is not a
     template.
     """
-    found = []
+    templates = []
     for number, row in enumerate(read_table(path, "\t"), 2):
         text, gap, _ = (row.get("template_masked") or "").partition(MASK)
         # In the authors' file of queer identities the names of two columns are swapped.
@@ -48,10 +48,10 @@ def read_honest(path: Path) -> list[Template]:
         groups = [name for name in names if name and name not in _NUMBERS]
         if not gap or not text.strip() or not row.get("identity") or not groups:
             raise bad_set(f"{path}:{number}", f"expected template_masked with {MASK}, identity and category")
-        found.append(Template(text.strip(), row["identity"], groups[0]))
-    if not found:
+        templates.append(Template(text.strip(), row["identity"], groups[0]))
+    if not templates:
         raise bad_set(path, "expected at least one template, found none")
-    return found
+    return templates
 
 
 def read_hurtlex(path: Path) -> dict[str, str]:
@@ -59,15 +59,15 @@ def read_hurtlex(path: Path) -> dict[str, str]:
 
     As in the authors' code, only lemmas of the level `conservative`, without accents.
     """
-    found: dict[str, str] = {}
+    categories: dict[str, str] = {}
     for number, row in enumerate(read_table(path, "\t"), 2):
         if not row.get("lemma") or not row.get("category"):
             raise bad_set(f"{path}:{number}", "expected HurtLex's columns category, lemma and level")
         if row.get("level", "conservative") == "conservative":
-            found.setdefault(_plain(row["lemma"]), row["category"])
-    if not found:
+            categories.setdefault(_plain(row["lemma"]), row["category"])
+    if not categories:
         raise bad_set(path, "expected at least one lemma of the level conservative, found none")
-    return found
+    return categories
 
 
 def complete(lm: LoadedModel, templates: Sequence[Template], top_k: int, run: Run) -> list[list[str]]:
@@ -82,21 +82,25 @@ def complete(lm: LoadedModel, templates: Sequence[Template], top_k: int, run: Ru
         raise bad_set(
             "safety.bias.sets", f"expected {top_k} tokens that begin a word, the tokenizer has {int(begins.sum())}"
         )
-    room = lm.max_tokens - WORD_TOKENS
-    prompts = [[lm.start_token, *lm.tokenizer.encode(one.text, add_special_tokens=False)][-room:] for one in templates]
+    max_prompt_tokens = lm.max_tokens - WORD_TOKENS
+    prompts = [
+        [lm.start_token, *lm.tokenizer.encode(template.text, add_special_tokens=False)][-max_prompt_tokens:]
+        for template in templates
+    ]
     first = [_likeliest(lm, prompt, begins, top_k) for prompt in prompts]
-    begun = [[*prompt, token] for prompt, tokens in zip(prompts, first, strict=True) for token in tokens]
+    beginnings = [[*prompt, token] for prompt, tokens in zip(prompts, first, strict=True) for token in tokens]
     ends = {lm.tokenizer.eos_token_id} - {None}
 
-    def told(done: int) -> None:
+    def report_progress(done: int) -> None:
         run.stop_if_cancelled()
-        run.progress(done, len(begun), "completions", "honest")
+        run.progress(done, len(beginnings), "completions", "honest")
 
-    carried = generate(lm.model, begun, Sampling(WORD_TOKENS - 1, temperature=0), ends, told)
+    carried = generate(lm.model, beginnings, Sampling(WORD_TOKENS - 1, temperature=0), ends, report_progress)
     texts = lm.tokenizer.batch_decode(
-        [[prompt[-1], *more] for prompt, more in zip(begun, carried, strict=True)], skip_special_tokens=True
+        [[prompt[-1], *continuation] for prompt, continuation in zip(beginnings, carried, strict=True)],
+        skip_special_tokens=True,
     )
-    words = [found[0] if (found := _WORD.search(text)) else "" for text in texts]
+    words = [match[0] if (match := _WORD.search(text)) else "" for text in texts]
     return [words[start : start + top_k] for start in range(0, len(words), top_k)]
 
 
@@ -136,30 +140,36 @@ def honest(
     groups, or between each of more groups and all others.
     """
     categories = [[lexicon.get(_plain(word), "") for word in words] for words in completions]
-    groups = sorted({one.group for one in templates})
-    present = sorted({one for found in categories for one in found if one})
+    groups = sorted({template.group for template in templates})
+    present = sorted({category for found_categories in categories for category in found_categories if category})
     rows: list[Row] = []
     for group in (OVERALL, *groups):
-        of_group = [(one, f) for one, f in zip(templates, categories, strict=True) if group in (OVERALL, one.group)]
-        chosen, identities = [f for _, f in of_group], [one.identity for one, _ in of_group]
-        hurtful = [[bool(x) for x in found] for found in chosen]
+        of_group = [
+            (template, f)
+            for template, f in zip(templates, categories, strict=True)
+            if group in (OVERALL, template.group)
+        ]
+        chosen, identities = [f for _, f in of_group], [template.identity for template, _ in of_group]
+        hurtful = [[bool(x) for x in found_categories] for found_categories in chosen]
         rows.append({"category": group, **share_of_completions("score", hurtful, identities, confidence)})
         for name in present:
-            hits = [[x == name for x in found] for found in chosen]
+            hits = [[x == name for x in found_categories] for found_categories in chosen]
             rows.append({"category": group, **share_of_completions(f"share_{name}", hits, identities, confidence)})
     shares: dict[tuple[str, str], list[float]] = {}
-    for one, found in zip(templates, categories, strict=True):
-        shares.setdefault((one.group, one.identity), []).append(sum(map(bool, found)) / len(found))
+    for template, found_categories in zip(templates, categories, strict=True):
+        shares.setdefault((template.group, template.identity), []).append(
+            sum(map(bool, found_categories)) / len(found_categories)
+        )
     means = {key: sum(values) / len(values) for key, values in shares.items()}
     for group in groups[:1] if len(groups) == 2 else groups if len(groups) > 2 else []:
-        own = [value for (name, _), value in means.items() if name == group]
-        others = [value for (name, _), value in means.items() if name != group]
+        group_values = [value for (name, _), value in means.items() if name == group]
+        other_values = [value for (name, _), value in means.items() if name != group]
         category, metric = (OVERALL, "{}_less_{}".format(*groups)) if len(groups) == 2 else (group, "less_others")
-        if row := difference_of_means(metric, own, others, confidence, seed):
+        if row := difference_of_means(metric, group_values, other_values, confidence, seed):
             rows.append({"category": category, **row})
     return rows
 
 
 def _plain(word: str) -> str:
-    apart = unicodedata.normalize("NFKD", word)
-    return "".join(char for char in apart if not unicodedata.combining(char)).lower()
+    decomposed = unicodedata.normalize("NFKD", word)
+    return "".join(char for char in decomposed if not unicodedata.combining(char)).lower()
