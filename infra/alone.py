@@ -85,8 +85,10 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
 
 class _Inputs(dict[str, Path]):
     def __missing__(self, name: str) -> Path:
-        given = ", ".join(self) or "none"
-        raise stage_error("no_input", "--input", f"expected one named {name}, got {given}", f"add --input {name}=DIR")
+        available = ", ".join(self) or "none"
+        raise stage_error(
+            "no_input", "--input", f"expected one named {name}, got {available}", f"add --input {name}=DIR"
+        )
 
 
 def _pairs(parser: argparse.ArgumentParser, texts: list[str]) -> dict[str, str]:
@@ -103,14 +105,14 @@ def _on_sigterm() -> tuple[Callable[[], bool], Callable[[], None]]:
     """
     is_announced = False
 
-    def tell(*_: Any) -> None:
+    def on_signal(*_: Any) -> None:
         nonlocal is_announced
         is_announced = True
         if "RANK" not in os.environ:  # a rank may get it from the scheduler and from its launcher
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a stage that does not check
 
     def listen() -> None:
-        signal.signal(signal.SIGTERM, tell)
+        signal.signal(signal.SIGTERM, on_signal)
 
     listen()
     return lambda: is_announced, listen
@@ -126,32 +128,32 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
     Raises StageError `other_work` for a folder of another config or other inputs: its content would be used for theirs.
     """
     sources = config.sources() if hasattr(config, "sources") else []
-    asked: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "config": canonical_json(config),
         **{f"input {name}": _listing([folder]) for name, folder in inputs.items()},
-        **{source.key: [*_listing(source.paths), *(one.content_tag for one in source.objects)] for source in sources},
+        **{source.key: [*_listing(source.paths), *(item.content_tag for item in source.objects)] for source in sources},
     }
-    asked = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in asked.items()}
+    identity = {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in identity.items()}
     note = work / "asked.json"
     before = read_own_json(note) if note.exists() else {}
-    if other := [name for name in asked if before and before.get(name) != asked[name]]:
+    if differing := [name for name in identity if before and before.get(name) != identity[name]]:
         raise stage_error(
             "other_work",
             str(work),
-            f"it holds the work of a run with another {', '.join(other)}",
+            f"it holds the work of a run with another {', '.join(differing)}",
             "remove it, or name another --out",
         )
     work.mkdir(parents=True, exist_ok=True)
-    fresh = note.with_suffix(".fresh")
-    fresh.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf8")
-    fresh.replace(note)
+    temporary = note.with_suffix(".fresh")
+    temporary.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf8")
+    temporary.replace(note)
 
 
 def _listing(paths: Iterable[Path]) -> list[str]:
     """Return names, sizes and times of files, also of those in folders: they change when a file is rewritten."""
     files = ((path, file) for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path]))
-    found = [(file.relative_to(path), file.stat()) for path, file in files if file.is_file()]
-    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
+    stats = [(file.relative_to(path), file.stat()) for path, file in files if file.is_file()]
+    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
 
 
 def _all_ranks(launch: LaunchConfig, work: Path, is_cancelled: Callable[[], bool]) -> int:
@@ -160,5 +162,5 @@ def _all_ranks(launch: LaunchConfig, work: Path, is_cancelled: Callable[[], bool
     ended = run_ranks(
         [sys.executable, *sys.orig_argv[1:]], launch, work, is_cancelled, Run(work, journal=sys.stderr).event
     )
-    codes = [one.code for one in ended if one.code]
+    codes = [outcome.code for outcome in ended if outcome.code]
     return codes[0] if codes else 0

@@ -113,8 +113,8 @@ def normal_default(config: type[BaseModel], name: str) -> Any:
     """
     field = config.model_fields[name]
     default = field.get_default(call_default_factory=True, validated_data={})
-    whole: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-    return TypeAdapter[Any](whole).validate_python(default)
+    annotated_type: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return TypeAdapter[Any](annotated_type).validate_python(default)
 
 
 def as_meant(value: Any, annotation: Any) -> Any:
@@ -123,9 +123,9 @@ def as_meant(value: Any, annotation: Any) -> Any:
         return [as_meant(item, annotation) for item in value]
     words, kinds = _atoms(annotation)
     if bool not in kinds and isinstance(value, bool | str) and value not in words:
-        meant = value if isinstance(value, bool) else _BOOLEANS.get(value.lower())
-        if meant is not None:
-            return next((word for word in sorted(words) if _BOOLEANS.get(word) is meant), value)
+        boolean = value if isinstance(value, bool) else _BOOLEANS.get(value.lower())
+        if boolean is not None:
+            return next((word for word in sorted(words) if _BOOLEANS.get(word) is boolean), value)
     if int in kinds and not kinds & {str, float} and isinstance(value, str) and _EXPONENT.fullmatch(value):
         number = float(value)
         return int(number) if number.is_integer() and abs(number) < _EXACT else value
@@ -156,8 +156,8 @@ def _atoms(annotation: Any) -> tuple[frozenset[str], frozenset[type]]:
     """Return the words and the plain types that a key accepts, without those of nested configs."""
     if get_origin(annotation) is Literal:
         values = get_args(annotation)
-        others = frozenset(type(value) for value in values if not isinstance(value, str))
-        return frozenset(value for value in values if isinstance(value, str)), others
+        types = frozenset(type(value) for value in values if not isinstance(value, str))
+        return frozenset(value for value in values if isinstance(value, str)), types
     if annotation in (bool, int, float, str):
         return frozenset(), frozenset({annotation})
     words: frozenset[str] = frozenset()

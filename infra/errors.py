@@ -52,13 +52,13 @@ class Problem:
         """Hide secrets and bound lengths: a message may quote a library's text, such as an address with its password,
         or a file of any size."""
         bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
-        for name, most in bounds.items():
-            object.__setattr__(self, name, bounded(hide(getattr(self, name)), most))
+        for name, limit in bounds.items():
+            object.__setattr__(self, name, bounded(hide(getattr(self, name)), limit))
 
     def __str__(self) -> str:
-        where = f"{self.path}: " if self.path else ""
+        prefix = f"{self.path}: " if self.path else ""
         fix = f" ({self.fix})" if self.fix else ""
-        return f"{where}{self.message}{fix}"
+        return f"{prefix}{self.message}{fix}"
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)

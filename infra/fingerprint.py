@@ -107,10 +107,10 @@ def changed_settings(
     before, after = flatten(old), flatten(new)
     all_before, all_after = flatten(old_config), flatten(new_config)
     for key in sorted(before.keys() | after.keys()):
-        one, other = before.get(key, all_before.get(key)), after.get(key, all_after.get(key))
+        old_value, new_value = before.get(key, all_before.get(key)), after.get(key, all_after.get(key))
         has_keys = any(name.startswith(f"{key}.") for name in before.keys() | after.keys())  # which show the difference
-        if not same(one, other) and not has_keys:
-            yield key, one, other
+        if not same(old_value, new_value) and not has_keys:
+            yield key, old_value, new_value
 
 
 def canonical_json(value: Any) -> str:
@@ -130,8 +130,8 @@ def fingerprint(
     inputs: content digest of each input artifact, by input name. sources: content digest of each outside source, by
     the config key that names it. Raises NoStableForm.
     """
-    asked = {"stage": stage, "version": version, "config": config, "inputs": inputs, "sources": sources}
-    return hashlib.sha256(canonical_json(asked).encode()).hexdigest()[:FINGERPRINT_LENGTH]
+    identity = {"stage": stage, "version": version, "config": config, "inputs": inputs, "sources": sources}
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 
 def adopted_fingerprint(stage: str, digest: str) -> str:

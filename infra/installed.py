@@ -24,17 +24,19 @@ def differing_packages() -> list[str]:
     lock = PROJECT / "requirements.lock"
     if not lock.is_file():
         return []
-    installed = {_name(one.metadata["Name"] or ""): one.version for one in metadata.distributions()}
+    installed = {
+        _name(distribution.metadata["Name"] or ""): distribution.version for distribution in metadata.distributions()
+    }
     without_cuda = installed.get("torch", "").endswith("+cpu")
-    found = []
+    differing = []
     for name, version in _PINNED.findall(lock.read_text(encoding="utf8")):
-        here = installed.get(_name(name))
-        if here is None and without_cuda and _OF_CUDA.match(_name(name)):
+        installed_version = installed.get(_name(name))
+        if installed_version is None and without_cuda and _OF_CUDA.match(_name(name)):
             continue
         # A build of the same version for a device has a local part: 2.15.0+cpu.
-        if here is None or here.partition("+")[0] != version.partition("+")[0]:
-            found.append(f"{name} {here or 'is missing'} (lock: {version})")
-    return found
+        if installed_version is None or installed_version.partition("+")[0] != version.partition("+")[0]:
+            differing.append(f"{name} {installed_version or 'is missing'} (lock: {version})")
+    return differing
 
 
 def lock_problem(code: str, where: str, message: str = "") -> Problem | None:
@@ -47,8 +49,8 @@ def lock_problem(code: str, where: str, message: str = "") -> Problem | None:
     """
     if not (packages := differing_packages()):
         return None
-    more = f" and {len(packages) - _SHOWN:,} more" if len(packages) > _SHOWN else ""
-    text = f"{len(packages):,} installed packages differ from requirements.lock: {', '.join(packages[:_SHOWN])}{more}"
+    suffix = f" and {len(packages) - _SHOWN:,} more" if len(packages) > _SHOWN else ""
+    text = f"{len(packages):,} installed packages differ from requirements.lock: {', '.join(packages[:_SHOWN])}{suffix}"
     return Problem(code, where, f"{message}; {text}" if message else text, _FIX)
 
 

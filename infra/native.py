@@ -57,7 +57,7 @@ def _digest(function: Callable[..., Any]) -> str:
 def _folder(source: Path, configured: str) -> Path:
     if configured:
         return Path(configured)
-    beside = source.parent / "__pycache__"
-    if os.access(beside if beside.exists() else source.parent, os.W_OK):
-        return beside / "kernels"
+    cache_folder = source.parent / "__pycache__"
+    if os.access(cache_folder if cache_folder.exists() else source.parent, os.W_OK):
+        return cache_folder / "kernels"
     return Path.home() / ".cache" / "stemma" / "kernels"

@@ -21,9 +21,9 @@ def python_path(value: str | None = None) -> str:
     Args:
         value: PYTHONPATH to extend; by default that of this process.
     """
-    given = os.environ.get("PYTHONPATH", "") if value is None else value
-    places = [os.path.abspath(place) for place in given.split(os.pathsep)] if given else []
-    return os.pathsep.join(dict.fromkeys([str(PROJECT), *places]))
+    search_path = os.environ.get("PYTHONPATH", "") if value is None else value
+    entries = [os.path.abspath(entry) for entry in search_path.split(os.pathsep)] if search_path else []
+    return os.pathsep.join(dict.fromkeys([str(PROJECT), *entries]))
 
 
 def default_root() -> Path:

@@ -178,27 +178,27 @@ def _path_of(journal: TextIO) -> Path | None:
         return None
 
 
-def _is_between_lines(path: Path, place: int) -> bool:
+def _is_between_lines(path: Path, offset: int) -> bool:
     with open(path, "rb") as file:
-        file.seek(max(0, place - 1))
-        return place == 0 or file.read(1) == b"\n"
+        file.seek(max(0, offset - 1))
+        return offset == 0 or file.read(1) == b"\n"
 
 
-def _undo(path: Path, place: int | None, step: int) -> bool:
-    """Mark the metric lines after `place`, or of later steps, as undone; return True if there were any."""
-    found = False
+def _undo(path: Path, start: int | None, step: int) -> bool:
+    """Mark the metric lines after `start`, or of later steps, as undone; return True if there were any."""
+    changed = False
     with open(path, "r+b") as file:
-        at = file.seek(place or 0)
+        offset = file.seek(start or 0)
         for line in file:
-            if line.startswith(_UNDONE[0][0]) and _is_undone(line, None if place is not None else step):
+            if line.startswith(_UNDONE[0][0]) and _is_undone(line, None if start is not None else step):
                 undone = line
                 for message, instead in _UNDONE:
                     undone = undone.replace(message, instead, 1)
-                os.pwrite(file.fileno(), undone, at)
-                found = True
-            at += len(line)
+                os.pwrite(file.fileno(), undone, offset)
+                changed = True
+            offset += len(line)
         os.fsync(file.fileno())
-    return found
+    return changed
 
 
 def _is_undone(line: bytes, step: int | None) -> bool:

@@ -229,8 +229,8 @@ class Hider:
     """Removes from texts the secrets of the environment at its creation, and anything that looks like one."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        found = set(_secrets(os.environ if environ is None else environ))
-        forms = {form for secret in found for form in _forms(secret)}
+        secrets = set(_secrets(os.environ if environ is None else environ))
+        forms = {form for secret in secrets for form in _forms(secret)}
         longest_first = sorted((form for form in forms if len(form) >= SHORTEST), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -262,18 +262,18 @@ class HidingStream:
 
     def write(self, text: str) -> int:
         with self._lock:
-            begun = self._begun + text
-            end = len(begun) if len(begun) > _LONGEST_BEGUN else 1 + max(begun.rfind("\n"), begun.rfind("\r"))
-            self._begun = begun[end:]
+            pending = self._begun + text
+            end = len(pending) if len(pending) > _LONGEST_BEGUN else 1 + max(pending.rfind("\n"), pending.rfind("\r"))
+            self._begun = pending[end:]
             if end:
-                self._stream.write(self._hider.hide(begun[:end]))
+                self._stream.write(self._hider.hide(pending[:end]))
         return len(text)
 
     def flush(self) -> None:
         with self._lock:
-            begun, self._begun = self._begun, ""
-            if begun:
-                self._stream.write(self._hider.hide(begun))
+            pending, self._begun = self._begun, ""
+            if pending:
+                self._stream.write(self._hider.hide(pending))
             self._stream.flush()
 
     def close(self) -> None:
@@ -356,5 +356,5 @@ def _hidden(match: re.Match[str]) -> str:
     """Replace the secret part of a match, which is the pattern's group, or all of it without a group."""
     if not match.re.groups:
         return HIDDEN
-    start, end = (place - match.start() for place in match.span(1))
+    start, end = (position - match.start() for position in match.span(1))
     return match[0][:start] + HIDDEN + match[0][end:]

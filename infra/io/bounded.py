@@ -131,14 +131,14 @@ def file_lines(path: Path, max_bytes: int = RECORD_BYTES) -> Iterator[tuple[int,
     _refuse_device(path)
     with opened(path) as stream:
         for number, line in lines_of(stream, None, max_bytes, ""):
-            where = f"{path}:{number}"
+            location = f"{path}:{number}"
             if isinstance(line, TooLong):
-                raise stage_error("too_big", where, str(line), SHORTEN)
+                raise stage_error("too_big", location, str(line), SHORTEN)
             try:
                 yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode("utf8")
             except UnicodeDecodeError as error:
                 message = f"expected UTF-8: byte {error.start:,} is 0x{line[error.start]:02x}"
-                raise stage_error("corrupt_file", where, message, "write the file as UTF-8") from None
+                raise stage_error("corrupt_file", location, message, "write the file as UTF-8") from None
 
 
 def read_bounded(path: Path, max_bytes: int = FILE_BYTES) -> bytes:
@@ -176,8 +176,8 @@ class Expansion:
         if self._bytes > self._most_bytes or self._values > self._most_values:
             is_bytes = self._bytes > self._most_bytes
             over = f"{self._most_bytes / 1e6:,.0f} MB" if is_bytes else f"{self._most_values:,} values"
-            most = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
-            message = f"expected a file of at most {most}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
+            limit = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
+            message = f"expected a file of at most {limit}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
             raise stage_error("too_big", str(self._place), message, "decompress it, and look at what it holds")
 
 
@@ -234,15 +234,15 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while True:
             if self._unpacker is None or self._unpacker.eof:
-                rest = self._between()
-                if not rest:
+                data = self._between()
+                if not data:
                     return 0
                 self._unpacker = _UNPACKERS[self._kind]()
             else:
-                rest = self._file.read(BUFFER_BYTES) if self._unpacker.needs_input else b""
-                if self._unpacker.needs_input and not rest:
+                data = self._file.read(BUFFER_BYTES) if self._unpacker.needs_input else b""
+                if self._unpacker.needs_input and not data:
                     raise EOFError("it ends within a stream")
-            part = self._unpacker.decompress(rest, len(buffer))
+            part = self._unpacker.decompress(data, len(buffer))
             if part:
                 buffer[: len(part)] = part
                 return len(part)
@@ -250,13 +250,13 @@ class _Unpacked(io.RawIOBase):
     def _between(self) -> bytes:
         """The beginning of the next stream, b"" behind the last; streams of xz and gzip may have zeros behind
         them, as tapes and block devices leave them."""
-        rest = self._unpacker.unused_data if self._unpacker else b""
+        data = self._unpacker.unused_data if self._unpacker else b""
         while True:
-            rest = rest.lstrip(b"\0") if self._kind in ("xz", "gzip") else rest
-            if rest:
-                return rest
-            rest = self._file.read(BUFFER_BYTES)
-            if not rest:
+            data = data.lstrip(b"\0") if self._kind in ("xz", "gzip") else data
+            if data:
+                return data
+            data = self._file.read(BUFFER_BYTES)
+            if not data:
                 return b""
 
 

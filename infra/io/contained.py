@@ -25,7 +25,7 @@ def homes(folder: Path) -> tuple[Path, ...]:
     """Return the folders in which paths of `folder` may end: itself, and the blobs of a snapshot in the Hugging Face
     cache (`<repository>/snapshots/<revision>/<file>` links to `<repository>/blobs/<hash>`)."""
     real = Path(os.path.realpath(folder))
-    snapshots = next((one for one in (real, *real.parents) if one.parent.name == "snapshots"), None)
+    snapshots = next((parent for parent in (real, *real.parents) if parent.parent.name == "snapshots"), None)
     return (real, snapshots.parent.parent / "blobs") if snapshots else (real,)
 
 
@@ -75,11 +75,11 @@ def contained_glob(folder: Path, pattern: object, where: str) -> list[Path]:
     if text.count("*") + text.count("?") + text.count("[") > MOST_WILDCARDS:
         raise stage_error("bad_index", where, f"expected at most {MOST_WILDCARDS} wildcards: {_shortened(text)}")
     try:
-        found = {path for path in folder.glob(text) if path.is_file()}
+        paths = {path for path in folder.glob(text) if path.is_file()}
     except (ValueError, OSError, NotImplementedError) as error:
         raise stage_error("bad_index", where, f"no pattern of file names: {_shortened(text)} ({error})") from None
-    check_inside(found, homes(folder), where)
-    return sorted(found)
+    check_inside(paths, homes(folder), where)
+    return sorted(paths)
 
 
 def check_inside(paths: Iterable[Path], inside: Sequence[Path], where: str, fix: str = COPY_IN) -> None:

@@ -46,12 +46,12 @@ def dangers(folder: Path) -> Iterator[Danger]:
 
     Links into the blobs of the Hugging Face cache that the folder itself belongs to are as good as files.
     """
-    inside = homes(folder)
-    for place, folders, files in os.walk(folder):
+    allowed_roots = homes(folder)
+    for directory, folders, files in os.walk(folder):
         for name in sorted([*folders, *files]):
-            path = Path(place, name)
+            path = Path(directory, name)
             if path.is_symlink():
-                if message := bad_link(path, inside):
+                if message := bad_link(path, allowed_roots):
                     yield Danger(path, message)
                     continue
             elif not path.is_file() and not path.is_dir():
@@ -90,7 +90,7 @@ def _bad_names(index: Path) -> Iterator[str]:
 def _bad_settings(config: Path) -> Iterator[Danger]:
     """Code that a model's or tokenizer's config names, and files that it names and that lie elsewhere."""
     data, problems = _read(config)
-    yield from (Danger(config, one) for one in problems)
+    yield from (Danger(config, problem) for problem in problems)
     for key, value in _settings(data):
         kernel = key.endswith("attn_implementation") and "/" in str(value)
         if value and (key in CODE_KEYS or kernel):
@@ -121,12 +121,12 @@ def _settings(data: Any) -> Iterator[tuple[str, Any]]:
     """Yield every key with its value, at any depth."""
     waiting = [data]
     while waiting:
-        here = waiting.pop()
-        if isinstance(here, dict):
-            yield from here.items()
-            waiting.extend(here.values())
-        elif isinstance(here, list):
-            waiting.extend(here)
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield from node.items()
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
 
 
 def _shortened(value: Any) -> str:

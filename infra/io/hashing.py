@@ -86,13 +86,13 @@ class HashBook:
         Raises FileNotFoundError or another OSError for a file that cannot be read.
         """
         stats = {path: os.stat(path) for path in paths}
-        known = {} if read_all else self._known(stats)
-        unknown = {_inode(stat): path for path, stat in stats.items() if path not in known}
+        trusted = {} if read_all else self._known(stats)
+        unknown = {_inode(stat): path for path, stat in stats.items() if path not in trusted}
         with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
             read = dict(zip(unknown, pool.map(hash_file, unknown.values()), strict=True))
-        fresh = {path: read[_inode(stat)] for path, stat in stats.items() if path not in known}
-        self._remember({path: (stats[path], sha) for path, sha in fresh.items()})
-        return {path: known.get(path) or fresh[path] for path in stats}
+        computed = {path: read[_inode(stat)] for path, stat in stats.items() if path not in trusted}
+        self._remember({path: (stats[path], sha) for path, sha in computed.items()})
+        return {path: trusted.get(path) or computed[path] for path in stats}
 
     def know(self, hashes: Mapping[Path, str]) -> None:
         """Record hashes that were computed while the files were written."""
@@ -120,22 +120,22 @@ class HashBook:
 
     def digests(self, sources: Iterable[Source]) -> dict[str, str]:
         """The digest of each, by its key. Raises StageError `missing_source` naming all that are not there."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         problems: list[Problem] = []
         for source in sources:
             try:
-                found[source.key] = self.digest(source)
+                digests[source.key] = self.digest(source)
             except StageError as error:
                 problems += error.problems
         if problems:
             raise StageError(*problems)
-        return found
+        return digests
 
     def _derived(self, source: Source, derive: Callable[[], str]) -> str:
         """Return a digest that is expensive to compute, remembered until one of the watched files changes."""
         stats = [(path, os.stat(path)) for path in source.watched]
-        seen = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
-        state = hashlib.sha256("\n".join([source.recipe, *seen]).encode()).hexdigest()
+        signatures = [f"{path}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}" for path, s in stats]
+        state = hashlib.sha256("\n".join([source.recipe, *signatures]).encode()).hexdigest()
         # Several stages may request the same digest at once: the first one computes it, the others read it.
         with self._deriving:
             query = "SELECT digest FROM derived WHERE state = ?"
@@ -154,15 +154,15 @@ class HashBook:
         for path in source.paths:
             if not path.is_file():
                 raise stage_error("missing_source", source.key, f"no such file: {path}", source.fix)
-        found: dict[Place, str] = {item: item.content_tag for item in source.objects}
-        return found | dict[Place, str](self.sha256(source.paths).items())
+        hashes: dict[Place, str] = {item: item.content_tag for item in source.objects}
+        return hashes | dict[Place, str](self.sha256(source.paths).items())
 
     def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
-        found = self._trusted("files", {str(path): stat for path, stat in stats.items()})
-        known = {path: found[str(path)] for path in stats if str(path) in found}
-        linked = {path: stat for path, stat in stats.items() if stat.st_nlink > 1 and path not in known}
-        found = self._trusted("inodes", {_inode(stat): stat for stat in linked.values()})
-        return known | {path: found[_inode(stat)] for path, stat in linked.items() if _inode(stat) in found}
+        trusted = self._trusted("files", {str(path): stat for path, stat in stats.items()})
+        by_path = {path: trusted[str(path)] for path in stats if str(path) in trusted}
+        linked = {path: stat for path, stat in stats.items() if stat.st_nlink > 1 and path not in by_path}
+        trusted = self._trusted("inodes", {_inode(stat): stat for stat in linked.values()})
+        return by_path | {path: trusted[_inode(stat)] for path, stat in linked.items() if _inode(stat) in trusted}
 
     def _trusted(self, table: str, stats: dict[str, os.stat_result]) -> dict[str, str]:
         """The hashes of those files, by their key in a table, whose size and times are as they were."""
@@ -184,15 +184,15 @@ class HashBook:
 
         return self._ask(read, dict[str, str]())
 
-    def _remember(self, fresh: dict[Path, tuple[os.stat_result, str]]) -> None:
-        if not fresh:
+    def _remember(self, hashed: dict[Path, tuple[os.stat_result, str]]) -> None:
+        if not hashed:
             return
 
         def row(key: str, stat: os.stat_result, sha: str) -> tuple:
             return key, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, sha
 
-        files = [row(str(path), stat, sha) for path, (stat, sha) in fresh.items()]
-        inodes = [row(_inode(stat), stat, sha) for stat, sha in fresh.values() if stat.st_nlink > 1]
+        files = [row(str(path), stat, sha) for path, (stat, sha) in hashed.items()]
+        inodes = [row(_inode(stat), stat, sha) for stat, sha in hashed.values() if stat.st_nlink > 1]
 
         def write(book: sqlite3.Connection) -> None:
             book.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", files)

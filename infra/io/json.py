@@ -94,7 +94,7 @@ def read_own_json(path: Path) -> Any:
     return parse_own_json(path.read_bytes(), path)
 
 
-def _refuse(error: ValueError | RecursionError, place: Path | str, line: int, expected: str) -> NoReturn:
+def _refuse(error: ValueError | RecursionError, source: Path | str, line: int, expected: str) -> NoReturn:
     if isinstance(error, json.JSONDecodeError):
         line = line or error.lineno
         reason = f"{error.msg} (column {error.colno})"
@@ -106,8 +106,8 @@ def _refuse(error: ValueError | RecursionError, place: Path | str, line: int, ex
         reason = "a number has more than 4,300 digits"
     else:
         reason = str(error)
-    where = f"{place}:{line}" if place and line else str(place)
-    raise BadJson(Problem("bad_json", where, f"expected {expected}: {reason}")) from None
+    location = f"{source}:{line}" if source and line else str(source)
+    raise BadJson(Problem("bad_json", location, f"expected {expected}: {reason}")) from None
 
 
 @cache
@@ -164,6 +164,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:80]!r} is there twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated[:80]!r} is there twice")
     return value

@@ -96,11 +96,11 @@ def list_objects(url: str) -> list[S3Object]:
     """
     bucket, _, pattern = url.removeprefix(SCHEME).partition("/")
     literal = _before_wildcard(pattern)
-    found = [item for item in persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
+    objects = [item for item in persistently(url, lambda: _list(bucket, literal)) if not item.key.endswith("/")]
     if literal != pattern:
-        return [item for item in found if _matches(item.key.split("/"), pattern.split("/"))]
+        return [item for item in objects if _matches(item.key.split("/"), pattern.split("/"))]
     folder = f"{pattern.rstrip('/')}/" if pattern else ""
-    return [item for item in found if item.key == pattern or item.key.startswith(folder)]
+    return [item for item in objects if item.key == pattern or item.key.startswith(folder)]
 
 
 def list_folders(url: str) -> list[str]:
@@ -109,8 +109,8 @@ def list_folders(url: str) -> list[str]:
     prefix = f"{folder.rstrip('/')}/" if folder else ""
 
     def pages() -> list[str]:
-        found = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
-        return [row["Prefix"] for page in found for row in page.get("CommonPrefixes", [])]
+        listing = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, Delimiter="/")
+        return [row["Prefix"] for page in listing for row in page.get("CommonPrefixes", [])]
 
     return [name.removeprefix(prefix).rstrip("/") for name in persistently(url, pages)]
 
@@ -152,19 +152,19 @@ def download(url: str, target: Path, size: int, algorithm: str, digest: str) -> 
     Raises StageError: what reading an object raises; `bad_checksum` where it is another however often it is fetched.
     """
     bucket, _, key = url.removeprefix(SCHEME).partition("/")
-    aside = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.part")
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.part")
     for _ in range(FETCHES):
         digested = getattr(xxhash if algorithm.startswith("xx") else hashlib, algorithm)()
         try:
-            with open_object(S3Object(bucket, key, size, "")) as source, aside.open("wb") as file:
+            with open_object(S3Object(bucket, key, size, "")) as source, temporary.open("wb") as file:
                 while block := source.read(BUFFER_BYTES):
                     digested.update(block)
                     file.write(block)
             if digested.hexdigest() == digest:
-                aside.replace(target)
+                temporary.replace(target)
                 return
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     raise stage_error(
         "bad_checksum",
         url,
@@ -234,8 +234,8 @@ def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
     if not patterns:
         return not names
     if patterns[0] == "**":
-        here = _matches(names, patterns[1:]) if len(patterns) > 1 else not names
-        return here or (bool(names) and not names[0].startswith(".") and _matches(names[1:], patterns))
+        is_match = _matches(names, patterns[1:]) if len(patterns) > 1 else not names
+        return is_match or (bool(names) and not names[0].startswith(".") and _matches(names[1:], patterns))
     if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
         return False
     return fnmatch.fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
@@ -302,12 +302,12 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
 
 
 def _number_of(variable: str, default: float) -> float:
-    given = os.environ.get(variable) or str(default)
+    value = os.environ.get(variable) or str(default)
     with suppress(ValueError):
-        if 0 < (number := float(given)) < math.inf:
+        if 0 < (number := float(value)) < math.inf:
             return number
     raise stage_error(
-        "s3_refused", variable, f"expected a number above zero in {variable}, got {given!r}", "correct it"
+        "s3_refused", variable, f"expected a number above zero in {variable}, got {value!r}", "correct it"
     )
 
 
@@ -317,19 +317,21 @@ def _pauses(tries: int) -> Iterator[float | None]:
     yield None
 
 
-def _refusal(place: str, error: Any) -> StageError | None:
+def _refusal(location: str, error: Any) -> StageError | None:
     """Return the error of an answer that will be the same next time; None for one that may pass."""
     code = str(error.response["Error"].get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in ("PreconditionFailed", "412"):
-        return stage_error("source_changed", place, "the object was changed after it was listed", "run again")
+        return stage_error("source_changed", location, "the object was changed after it was listed", "run again")
     if status == 404:
-        what = "bucket" if code == "NoSuchBucket" else "object"
-        return stage_error("missing_source", place, f"no such {what}: {place}", "correct the path in the config")
+        resource = "bucket" if code == "NoSuchBucket" else "object"
+        return stage_error(
+            "missing_source", location, f"no such {resource}: {location}", "correct the path in the config"
+        )
     if status >= 500 or status == 429 or code in _PASSING:
         return None
     message = f"the server refused: {code}: {error.response['Error'].get('Message', '')}"
-    return stage_error("s3_refused", place, message, "look at the credentials and the bucket's policy")
+    return stage_error("s3_refused", location, message, "look at the credentials and the bucket's policy")
 
 
 def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stopped = lambda: False) -> list[T]:
@@ -339,10 +341,10 @@ def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stop
     def go_on(item: Item) -> T:
         if stopped():
             raise Cancelled
-        found = call(item)
+        result = call(item)
         if stopped():
             raise Cancelled
-        return found
+        return result
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = [pool.submit(go_on, item) for item in items]

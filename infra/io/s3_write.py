@@ -55,8 +55,8 @@ def put_if(content: bytes, url: str, etag: str | None) -> bool:
 
     if persistently(url, put_it):
         return True
-    found = read_object(url)
-    return found is not None and found[0] == content
+    current = read_object(url)
+    return current is not None and current[0] == content
 
 
 def upload(source: Path, url: str, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -90,25 +90,25 @@ def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _upload_parts(parts: Iterable[bytes], url: str, stopped: Callable[[], bool]) -> None:
     bucket, key = _place(url)
-    where: dict[str, Any] = {"Bucket": bucket, "Key": key}
-    where["UploadId"] = persistently(url, lambda: client().create_multipart_upload(**where))["UploadId"]
+    upload: dict[str, Any] = {"Bucket": bucket, "Key": key}
+    upload["UploadId"] = persistently(url, lambda: client().create_multipart_upload(**upload))["UploadId"]
     done: list[dict[str, Any]] = []
     size = 0
     try:
         for number, content in enumerate(parts, 1):
             if stopped():
                 raise UploadStopped
-            done.append(persistently(url, partial(_upload_part, where, number, content)))
+            done.append(persistently(url, partial(_upload_part, upload, number, content)))
             size += len(content)
         try:
-            persistently(url, lambda: client().complete_multipart_upload(**where, MultipartUpload={"Parts": done}))
+            persistently(url, lambda: client().complete_multipart_upload(**upload, MultipartUpload={"Parts": done}))
         except StageError as error:
             # Some servers know an upload no longer that they ended, and the answer that said so may have been lost.
             if error.problems[0].code != "missing_source" or _size_of(bucket, key, url) != size:
                 raise
     except BaseException:
         with suppress(Exception):  # parts that are left cost money; `remove_below` looks for them again
-            client().abort_multipart_upload(**where)
+            client().abort_multipart_upload(**upload)
         raise
 
 
@@ -116,8 +116,8 @@ def _size_of(bucket: str, key: str, url: str) -> int:
     return int(persistently(url, lambda: client().head_object(Bucket=bucket, Key=key))["ContentLength"])
 
 
-def _upload_part(where: Mapping[str, Any], number: int, content: bytes) -> dict[str, Any]:
-    answer = client().upload_part(**where, PartNumber=number, Body=content, ContentMD5=_md5(content))
+def _upload_part(upload: Mapping[str, Any], number: int, content: bytes) -> dict[str, Any]:
+    answer = client().upload_part(**upload, PartNumber=number, Body=content, ContentMD5=_md5(content))
     return {"PartNumber": number, "ETag": answer["ETag"]}
 
 
@@ -138,18 +138,18 @@ def remove_below(url: str) -> None:
     # Some servers know no list of unfinished uploads; theirs end by the bucket's own rules.
     with suppress(StageError):
         pages = client().get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
-        begun = persistently(url, lambda: [one for page in pages for one in page.get("Uploads", [])])
-        for one in begun:
-            client().abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        uploads = persistently(url, lambda: [upload for page in pages for upload in page.get("Uploads", [])])
+        for upload in uploads:
+            client().abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def check_writable(url: str) -> None:
     """Lists s3://bucket/folder and writes a small object there. Raises StageError as `infra.io.s3.list_objects`
     does."""
-    place = f"{url.rstrip('/')}/{_PROBE}"
-    list_objects(place)
-    put(b"", place)
-    bucket, key = _place(place)
+    probe_url = f"{url.rstrip('/')}/{_PROBE}"
+    list_objects(probe_url)
+    put(b"", probe_url)
+    bucket, key = _place(probe_url)
     with suppress(StageError):  # who may not remove can upload all the same
         remove([S3Object(bucket, key, 0, "")])
 

@@ -98,26 +98,26 @@ def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_
     Raises:
         StageError: `unsafe_file` for a link that leads out of its folder, unless `follow_links`.
     """
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for pattern in patterns:
         if pattern.startswith(SCHEME):
             continue
         path = Path(pattern)
         if path.is_dir():
-            found.update(files_below(path, follow_links, fix))
+            paths.update(files_below(path, follow_links, fix))
         elif path.exists():
-            found.add(path)
+            paths.add(path)
         else:
             matches = [Path(name) for name in glob.glob(pattern, recursive=True)]
             if not follow_links:
                 check_inside(matches, homes(glob_root(path)), pattern, fix)
-            found.update(matches or [path])
-    return tuple(sorted(found))
+            paths.update(matches or [path])
+    return tuple(sorted(paths))
 
 
 def glob_root(pattern: Path) -> Path:
     """Return the folder that a glob searches: the path before its first wildcard."""
-    return next(one for one in pattern.parents if not glob.has_magic(str(one)))
+    return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
 
 
 def files_below(folder: Path, follow_links: bool = False, fix: str = COPY_IN) -> Iterator[Path]:
@@ -128,28 +128,30 @@ def files_below(folder: Path, follow_links: bool = False, fix: str = COPY_IN) ->
         StageError: `unsafe_file` for a link that leads out of the folder, unless `follow_links`. A folder from outside
             may hold links to private files.
     """
-    known = {os.path.realpath(folder)}
-    inside = os.path.join(os.path.realpath(folder), "")
+    visited = {os.path.realpath(folder)}
+    root_prefix = os.path.join(os.path.realpath(folder), "")
     allowed = homes(folder)
 
     def check(paths: Iterable[str]) -> None:
         if not follow_links:
             check_inside((Path(path) for path in paths if os.path.islink(path)), allowed, str(folder), fix)
 
-    for place, folders, files in os.walk(folder, followlinks=True):
-        left = []
+    for directory, folders, files in os.walk(folder, followlinks=True):
+        kept_folders = []
         for name in sorted(folders):
-            path = os.path.join(place, name)
+            path = os.path.join(directory, name)
             real = os.path.realpath(path)
             # Content of the folder is read there, and folders that contain it are not part of it.
-            is_own = os.path.islink(path) and (real.startswith(inside) or inside.startswith(os.path.join(real, "")))
-            if real not in known and not is_own:
+            is_nested = os.path.islink(path) and (
+                real.startswith(root_prefix) or root_prefix.startswith(os.path.join(real, ""))
+            )
+            if real not in visited and not is_nested:
                 check([path])
-                known.add(real)
-                left.append(name)
-        folders[:] = left
-        check(os.path.join(place, name) for name in files)
-        yield from (child for child in (Path(place, name) for name in files) if child.is_file())
+                visited.add(real)
+                kept_folders.append(name)
+        folders[:] = kept_folders
+        check(os.path.join(directory, name) for name in files)
+        yield from (child for child in (Path(directory, name) for name in files) if child.is_file())
 
 
 def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
@@ -157,14 +159,14 @@ def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
 
     Raises StageError `missing_source` for a URL with nothing behind it, and what `infra.io.s3.list_objects` raises.
     """
-    found: set[S3Object] = set()
+    matched_objects: set[S3Object] = set()
     for url in patterns:
         if url.startswith(SCHEME):
             objects = list_objects(url)
             if not objects:
                 raise stage_error("missing_source", url, f"no such object: {url}", "correct the path in the config")
-            found.update(objects)
-    return tuple(sorted(found))
+            matched_objects.update(objects)
+    return tuple(sorted(matched_objects))
 
 
 def open_place(place: Place) -> BinaryIO:

@@ -51,11 +51,11 @@ def check(path: Path, lost: str) -> None:
         with in_words(path, lost):
             connection = sqlite3.connect(path, timeout=60)
             try:
-                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             finally:
                 connection.close()
-        if found != "ok":
-            raise damaged(path, str(found), lost)
+        if result != "ok":
+            raise damaged(path, str(result), lost)
 
 
 def damaged(path: Path | str, reason: str, lost: str) -> StageError:
@@ -75,11 +75,11 @@ def read_state(path: Path, lost: str, otherwise: Any) -> Any:
 
 def set_aside(path: Path) -> None:
     """Rename a damaged table, so that a new one takes its place."""
-    aside = path.with_name(f"{path.name}.damaged-{os.getpid()}")
+    damaged_path = path.with_name(f"{path.name}.damaged-{os.getpid()}")
     for ending in ("-journal", "-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     with suppress(FileNotFoundError):  # another process was first
-        path.replace(aside)
+        path.replace(damaged_path)
 
 
 def unwritable(error: OSError, path: Path) -> StageError:

@@ -61,9 +61,9 @@ def _condition(expression: str) -> Any:
     return _TEMPLATES.compile_expression(expression, undefined_to_none=False)
 
 
-def _fill(where: str | None, templates: list[str], fillings: list[dict[str, Any]]) -> Iterator[list[str] | None]:
+def _fill(condition: str | None, templates: list[str], fillings: list[dict[str, Any]]) -> Iterator[list[str] | None]:
     for values in fillings:
-        fits = where is None or _condition(where)(**values)
+        fits = condition is None or _condition(condition)(**values)
         yield [_compiled(template).render(values) for template in templates] if fits else None
 
 
@@ -78,15 +78,15 @@ def _chat(arguments: dict[str, Any]) -> Iterator[list[Any]]:
 
 def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
     """Return the rendered texts, and the fault that ended the rendering if there was one."""
-    found: list[list[Any] | None] = []
-    left = TEXT_CHARACTERS
-    answer: dict[str, Any] = {"texts": found}
+    results: list[list[Any] | None] = []
+    characters_left = TEXT_CHARACTERS
+    answer: dict[str, Any] = {"texts": results}
     try:
         for texts in _chat(*question) if kind == "chat" else _fill(*question):
-            left -= sum(map(len, texts or ()))
-            if left < 0:
+            characters_left -= sum(map(len, texts or ()))
+            if characters_left < 0:
                 return answer | {"fault": f"it renders more than {TEXT_CHARACTERS:,} characters", "beyond_bounds": True}
-            found.append(texts)
+            results.append(texts)
     except MemoryError:
         answer |= {"fault": f"it takes more than {MEMORY_BYTES / 1e6:,.0f} MB of memory", "beyond_bounds": True}
     except RecursionError:
@@ -117,11 +117,11 @@ def main() -> None:
         answers.flush()
 
 
-def _limit(kind: int, wanted: int) -> None:
-    _, most = resource.getrlimit(kind)
-    if most != resource.RLIM_INFINITY:
-        wanted = most if wanted == resource.RLIM_INFINITY else min(wanted, most)
-    resource.setrlimit(kind, (wanted, most))
+def _limit(kind: int, limit: int) -> None:
+    _, hard_limit = resource.getrlimit(kind)
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = hard_limit if limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+    resource.setrlimit(kind, (limit, hard_limit))
 
 
 def _data_bytes() -> int:

@@ -68,7 +68,7 @@ def chat(**arguments: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
     """
     texts, spans = _asked(["chat", parse_own_json(json.dumps(arguments))])
     assert texts is not None and spans is not None
-    return texts, [[(start, stop) for start, stop in of_text] for of_text in spans]
+    return texts, [[(start, stop) for start, stop in text_spans] for text_spans in spans]
 
 
 _lock = threading.Lock()
@@ -99,8 +99,8 @@ def _asked(question: list[Any]) -> Iterator[list[Any] | None]:
 def _ended(code: int) -> str:
     if code == -signal.SIGXCPU:
         return f"it takes more than {CPU_S} s of processor time"
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"the process that rendered it ended ({how}): it takes too much memory, or is nested too deep"
+    reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the process that rendered it ended ({reason}): it takes too much memory, or is nested too deep"
 
 
 def _receive(pipe: IO[bytes]) -> dict[str, Any] | None:

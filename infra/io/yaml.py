@@ -56,9 +56,9 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except _UNREADABLE:
             kind = node.tag.removeprefix(_TAG)
-            shown = quoted(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+            actual = quoted(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
             raise yaml.MarkedYAMLError(
-                problem=f"expected !!{kind}, found {shown}", problem_mark=node.start_mark
+                problem=f"expected !!{kind}, found {actual}", problem_mark=node.start_mark
             ) from None
 
 
@@ -66,7 +66,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     """Refuse a duplicate key in one mapping, which YAML would resolve silently."""
     if not isinstance(node, yaml.MappingNode):
         raise TypeError
-    seen: dict[Any, int] = {}
+    first_lines: dict[Any, int] = {}
     for key_node, _ in node.value:
         if key_node.tag == f"{_TAG}merge":
             continue
@@ -76,12 +76,12 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             )
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
-        if key in seen:
+        if key in first_lines:
             raise yaml.MarkedYAMLError(
-                problem=f"the key {quoted(key)} stands twice, first in line {seen[key]}",
+                problem=f"the key {quoted(key)} stands twice, first in line {first_lines[key]}",
                 problem_mark=key_node.start_mark,
             )
-        seen[key] = line
+        first_lines[key] = line
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
@@ -182,14 +182,14 @@ def _written_out(value: Any) -> Any:
 def check_size(value: Any) -> None:
     """Check that what was read from YAML is finite. Aliases cost nothing where they stand, and all of it where a value
     is written out: `*a` may hold itself, or a thousand times a thousand others. Raises BadYaml."""
-    left = [iter([(value, 0)])]
+    stack = [iter([(value, 0)])]
     count = 0
-    while left:
-        found = next(left[-1], None)
-        if found is None:
-            left.pop()
+    while stack:
+        entry = next(stack[-1], None)
+        if entry is None:
+            stack.pop()
             continue
-        item, depth = found
+        item, depth = entry
         count += 1
         if depth > DEEPEST:
             raise BadYaml(f"nested more than {DEEPEST} deep")
@@ -200,20 +200,20 @@ def check_size(value: Any) -> None:
             raise BadYaml("half of a surrogate pair was found, which is no text")
         if isinstance(item, dict | list):
             inner = item.values() if isinstance(item, dict) else item
-            left.append(iter([(one, depth + 1) for one in inner]))
+            stack.append(iter([(child, depth + 1) for child in inner]))
 
 
 def read_text(path: Path) -> str:
     """The text of a config, suite or the like. Raises OSError, UnicodeDecodeError, or BadYaml for what is no such file:
     a device or a pipe could be read for ever."""
-    found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
+    info = path.stat()
+    if stat.S_ISDIR(info.st_mode):
         raise BadYaml("a file was expected, this is a folder")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         raise BadYaml("a file was expected, this is a device, a pipe or a socket")
-    if found.st_size > LONGEST_BYTES:
+    if info.st_size > LONGEST_BYTES:
         message = (
-            f"a file of at most {LONGEST_BYTES / 1e6:.0f} MB was expected, this one has {found.st_size / 1e6:,.0f} MB"
+            f"a file of at most {LONGEST_BYTES / 1e6:.0f} MB was expected, this one has {info.st_size / 1e6:,.0f} MB"
         )
         raise BadYaml(message)
     return path.read_text(encoding="utf8")

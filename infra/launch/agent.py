@@ -65,8 +65,8 @@ class Agent:
 
     def _is_over(self) -> bool:
         """Return True if the node has to leave because of the order, the scheduler, or the stage's silence."""
-        found = node_files.read(self._folder / node_files.ORDER, Order)
-        self._order = found or self._order
+        latest = node_files.read(self._folder / node_files.ORDER, Order)
+        self._order = latest or self._order
         silent_s = self._watch.silent_s({"stage": self._order.sign})["stage"]
         if silent_s > LaunchConfig(**self._order.launch).lost_s:
             _complain(f"no sign of the stage for {silent_s:.0f} s: this node ends its ranks")
@@ -95,8 +95,8 @@ class Agent:
         shutil.rmtree(self._beats, ignore_errors=True)
         self._beats.mkdir()
         node = ClusterNode(order.numbers[self._name], order.address, order.port)
-        own = {FOLDER: str(self._beats), node_files.MACHINE: self._state.machine}
-        environment = {**os.environ, **order.environment, **own}
+        node_variables = {FOLDER: str(self._beats), node_files.MACHINE: self._state.machine}
+        environment = {**os.environ, **order.environment, **node_variables}
         self._ranks = Ranks(order.command, launch, environment, node)
         self._say(state="running", attempt=order.attempt, ended=[], notes={})
 
@@ -111,7 +111,7 @@ class Agent:
                 silent_s = round(time.monotonic() - beat.time, 1)
                 moments[str(rank)] = (beat.count, beat.batch, beat.phase, silent_s, is_stopped(pid))
         before = len(self._state.ended)
-        self._note(ranks=moments, ended=[(one.rank, one.code) for one in ended])
+        self._note(ranks=moments, ended=[(outcome.rank, outcome.code) for outcome in ended])
         if len(ended) > before:
             self._write()
         if len(ended) == len(pids):
@@ -137,7 +137,7 @@ class Agent:
         if grace_s:
             self._ranks.terminate()
             ended = self._ranks.settle(grace_s)
-            self._note(ended=[(one.rank, one.code) for one in ended])
+            self._note(ended=[(outcome.rank, outcome.code) for outcome in ended])
         self._ranks.end(0)
         self._ranks = None
 

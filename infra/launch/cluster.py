@@ -59,28 +59,28 @@ def run_on_cluster(
     folder = work_dir / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
     _end_former(folder, launch, stop)
-    place = folder / f"{time.time_ns()}"
-    place.mkdir()
-    with _Nodes(place, command, launch, name, stop, say, environment, work_dir.resolve().parent.name) as nodes:
+    attempt_folder = folder / f"{time.time_ns()}"
+    attempt_folder.mkdir()
+    with _Nodes(attempt_folder, command, launch, name, stop, say, environment, work_dir.resolve().parent.name) as nodes:
         restarts, newest = 0, progress()
         while True:
-            found = nodes.attempt()
-            if not isinstance(found, Over):
-                return found
-            said = str(replace(found.problem, fix="", path=""))
-            if found.counts is None or (found.counts and restarts >= launch.restarts):
+            result = nodes.attempt()
+            if not isinstance(result, Over):
+                return result
+            summary = str(replace(result.problem, fix="", path=""))
+            if result.counts is None or (result.counts and restarts >= launch.restarts):
                 after = f", after {restarts} new starts" if restarts else ""
-                raise StageError(replace(found.problem, message=found.problem.message + after))
-            if found.counts:
+                raise StageError(replace(result.problem, message=result.problem.message + after))
+            if result.counts:
                 restarts += 1
-                said += f"; starting all ranks again from the newest checkpoint ({restarts} of {launch.restarts})"
+                summary += f"; starting all ranks again from the newest checkpoint ({restarts} of {launch.restarts})"
             else:
                 if progress() == newest:
-                    message = f"{found.problem.message}, and no checkpoint was written since it began"
-                    raise StageError(replace(found.problem, message=message))
+                    message = f"{result.problem.message}, and no checkpoint was written since it began"
+                    raise StageError(replace(result.problem, message=message))
                 newest = progress()
-                said += "; going on from the newest checkpoint"
-            say("restarted", said)
+                summary += "; going on from the newest checkpoint"
+            say("restarted", summary)
 
 
 def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) -> None:
@@ -92,8 +92,8 @@ def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) ->
     watch = Watch()
     for path in former:
         while not stop():
-            left = {name: state.sign for name, state in node_files.nodes(path).items() if state.state != "gone"}
-            if all(silent > launch.lost_s + _SURELY_S for silent in watch.silent_s(left).values()):
+            signs = {name: state.sign for name, state in node_files.nodes(path).items() if state.state != "gone"}
+            if all(silent > launch.lost_s + _SURELY_S for silent in watch.silent_s(signs).values()):
                 break
             time.sleep(POLL_S)
         shutil.rmtree(path, ignore_errors=True)
@@ -145,11 +145,11 @@ class _Nodes:
     def __exit__(self, *_: object) -> None:
         self._tell("leave", grace_s=0.0)
         end = time.monotonic() + GRACE_S
-        while left := [seen for name, seen in self._look().items() if self._machines.is_ours(name)]:
-            if time.monotonic() > end or all(seen.state.state == "gone" for seen in left):
+        while remaining := [node for name, node in self._look().items() if self._machines.is_ours(name)]:
+            if time.monotonic() > end or all(node.state.state == "gone" for node in remaining):
                 break
             time.sleep(POLL_S)
-        self._machines.release(leaving_s=GRACE_S if left and not self.stop() else 0.0)
+        self._machines.release(leaving_s=GRACE_S if remaining and not self.stop() else 0.0)
         self._machines.pass_on_log()
         self._closed.set()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -165,23 +165,23 @@ class _Nodes:
         self._tell("run", attempt=self._order.attempt + 1, numbers=numbers, address=address, port=port)
         ended_badly: float | None = None
         while True:
-            seen = self._look()
-            nodes = [seen[name] for name in gathered]
-            ended = [Ended(*one) for node in nodes if self._is_in(node) for one in node.state.ended]
+            observed = self._look()
+            nodes = [observed[name] for name in gathered]
+            ended = [Ended(*record) for node in nodes if self._is_in(node) for record in node.state.ended]
             if self.stop():
                 return self._stopped(gathered)
             # The scheduler takes the machines back; it will soon report the outcome of the job.
             has_left = any(node.state.state in ("leaving", "gone") for node in nodes)
-            is_taken_back = has_left and any(one.code for one in ended)
+            is_taken_back = has_left and any(outcome.code for outcome in ended)
             if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not is_taken_back:
-                return sorted(ended, key=lambda one: one.rank)
+                return sorted(ended, key=lambda outcome: outcome.rank)
             if over := self._over(gathered):
                 return over  # the scheduler ended what ran there
             if self._lost(gathered):
                 return self._end_failed(gathered)
             if hang := self._hang(nodes):
                 return self._end_hang(gathered, hang)
-            if any(one.code for one in ended):
+            if any(outcome.code for outcome in ended):
                 ended_badly = ended_badly or time.monotonic()
                 if time.monotonic() - ended_badly > SETTLE_S and not is_taken_back:
                     return self._end_failed(gathered)
@@ -202,32 +202,38 @@ class _Nodes:
         while True:
             self._machines.request(self._excluded)
             while not self.stop():
-                seen = self._look()
+                observed = self._look()
                 if over := self._machines.over(self._excluded):
                     return over
-                ours = sorted(filter(self._machines.is_ours, seen), key=self._machines.order_of)
-                bad = {seen[name].state.machine: wrong for name in ours if (wrong := self._wrong_with(seen[name]))}
+                own_nodes = sorted(filter(self._machines.is_ours, observed), key=self._machines.order_of)
+                bad = {
+                    observed[name].state.machine: wrong
+                    for name in own_nodes
+                    if (wrong := self._wrong_with(observed[name]))
+                }
                 bad |= self._machines.refused(self._excluded)
                 if bad:
                     self._exclude(bad)
                     break
-                ready = [name for name in ours if seen[name].state.state == "ready" and seen[name].signs > 1]
+                ready = [
+                    name for name in own_nodes if observed[name].state.state == "ready" and observed[name].signs > 1
+                ]
                 if len(ready) >= self.launch.nodes:
                     chosen = ready[: self.launch.nodes]
-                    self._say_passed({seen[name].state.machine: seen[name].state.figures for name in chosen})
+                    self._say_passed({observed[name].state.machine: observed[name].state.figures for name in chosen})
                     return chosen
                 time.sleep(POLL_S)
             else:
                 self._machines.cancel()
                 return None
 
-    def _wrong_with(self, seen: _Seen) -> str:
+    def _wrong_with(self, node: _Seen) -> str:
         """Return the problems that a node's checks found, or that it went silent; empty for a sound node."""
-        if seen.silent_s > self.launch.lost_s + _SURELY_S and seen.signs:
-            return f"it gave no sign for {seen.silent_s:.0f} s"
-        if seen.signs > 1 and abs(seen.clock_s) > CLOCK_S:
-            return f"clock: it is {abs(seen.clock_s):.0f} s {'behind' if seen.clock_s > 0 else 'ahead'}"
-        return "; ".join(seen.state.problems)
+        if node.silent_s > self.launch.lost_s + _SURELY_S and node.signs:
+            return f"it gave no sign for {node.silent_s:.0f} s"
+        if node.signs > 1 and abs(node.clock_s) > CLOCK_S:
+            return f"clock: it is {abs(node.clock_s):.0f} s {'behind' if node.clock_s > 0 else 'ahead'}"
+        return "; ".join(node.state.problems)
 
     def _exclude(self, bad: Mapping[str, str]) -> None:
         """Leave machines out for the rest of this attempt at the stage."""
@@ -248,27 +254,29 @@ class _Nodes:
         self._machines.cancel()
         self._tell("stop", grace_s=self.launch.grace_s)
         self._wait_for(nodes)
-        found = (self._seen[name] for name in nodes)
-        return [Ended(*one) for node in found if self._is_in(node) for one in node.state.ended]
+        observed = (self._seen[name] for name in nodes)
+        return [Ended(*record) for node in observed if self._is_in(node) for record in node.state.ended]
 
     def _over(self, nodes: Sequence[str]) -> Over | None:
         """Return the reason if the machines were taken back, also if they left before the scheduler ended them."""
         over = self._machines.over(self._excluded)
-        left = [found.machine for name in nodes if (found := self._seen[name].state).state in ("leaving", "gone")]
-        if over is not None and over.problem.code == "job_failed" and left:
-            said = f"the scheduler told the job to end, on {', '.join(left)}"
-            return Over(replace(over.problem, code="time_limit", message=said), False)
+        leaving_machines = [
+            state.machine for name in nodes if (state := self._seen[name].state).state in ("leaving", "gone")
+        ]
+        if over is not None and over.problem.code == "job_failed" and leaving_machines:
+            message = f"the scheduler told the job to end, on {', '.join(leaving_machines)}"
+            return Over(replace(over.problem, code="time_limit", message=message), False)
         return over
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return the machines of nodes that are silent, or left without the scheduler reporting it, with the reason."""
         reasons = self._machines.refused(self._excluded)
         for name in nodes:
-            seen = self._seen[name]
-            if seen.state.state == "gone" and seen.silent_s > _SURELY_S:
-                reasons.setdefault(seen.state.machine, "it left while its ranks trained")
-            elif seen.state.state != "gone" and seen.silent_s > self.launch.lost_s + _SURELY_S:
-                reasons.setdefault(seen.state.machine, f"it gave no sign for {seen.silent_s:.0f} s")
+            node = self._seen[name]
+            if node.state.state == "gone" and node.silent_s > _SURELY_S:
+                reasons.setdefault(node.state.machine, "it left while its ranks trained")
+            elif node.state.state != "gone" and node.silent_s > self.launch.lost_s + _SURELY_S:
+                reasons.setdefault(node.state.machine, f"it gave no sign for {node.silent_s:.0f} s")
         return reasons
 
     def _hang(self, nodes: Sequence[_Seen]) -> Hang | None:
@@ -285,28 +293,28 @@ class _Nodes:
                 if is_stopped:
                     stopped.add(int(rank))
         stuck = stuck_ranks(beats, silent_s, self.launch.hang_s)
-        return Hang(tuple(one for one in stuck if one in stopped) or stuck, beats, {}) if stuck else None
+        return Hang(tuple(rank for rank in stuck if rank in stopped) or stuck, beats, {}) if stuck else None
 
     def _end_hang(self, nodes: Sequence[str], hang: Hang) -> Over:
         self._tell("stop", stacks=True, grace_s=0.0)
         if setback := self._wait_for(nodes):
             return setback
         notes = {int(rank): note for name in nodes for rank, note in self._seen[name].state.notes.items()}
-        said = str(replace(hang, notes=notes))
+        description = str(replace(hang, notes=notes))
         fix = "the stacks of all ranks are in the stage's log; raise launch.hang_s if the batches are as long as that"
-        return Over(Problem("hang", "launch.hang_s", said, fix), True)
+        return Over(Problem("hang", "launch.hang_s", description, fix), True)
 
     def _end_failed(self, nodes: Sequence[str]) -> list[Ended] | Over:
         """End the ranks after a rank or a node failed. Return the lost nodes if there are any, else the ended ranks."""
         self._tell("stop", grace_s=GRACE_S)
-        return self._wait_for(nodes) or [Ended(*one) for name in nodes for one in self._seen[name].state.ended]
+        return self._wait_for(nodes) or [Ended(*record) for name in nodes for record in self._seen[name].state.ended]
 
     def _wait_for(self, nodes: Sequence[str]) -> Over | None:
         """Wait until no rank of these nodes is or can be left. Return a loss of nodes or of the job, else None."""
         while True:
-            seen = self._look()
+            observed = self._look()
             patience_s = self.launch.lost_s + _SURELY_S
-            if all(self._is_idle(seen[name]) or seen[name].silent_s > patience_s for name in nodes):
+            if all(self._is_idle(observed[name]) or observed[name].silent_s > patience_s for name in nodes):
                 break
             if over := self._over(nodes):
                 return over
@@ -318,8 +326,8 @@ class _Nodes:
             self._machines.release()  # a job without one of its nodes is of no use, and Slurm knows which to avoid
         else:
             self._excluded |= lost
-        said = "; ".join(f"node {machine} was lost: {reason}" for machine, reason in lost.items())
-        return Over(Problem("node_lost", "launch.nodes", said, "run again"), True)
+        message = "; ".join(f"node {machine} was lost: {reason}" for machine, reason in lost.items())
+        return Over(Problem("node_lost", "launch.nodes", message, "run again"), True)
 
     def _is_in(self, node: _Seen) -> bool:
         return node.state.attempt == self._order.attempt

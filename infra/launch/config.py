@@ -164,11 +164,11 @@ class LaunchConfig(Config):
 
     def missing_packages(self) -> Iterator[Problem]:
         """Optional packages of Python that are asked for and not installed here."""
-        for key, package, extra, wanted in (
+        for key, package, extra, is_required in (
             ("ray", "ray", "ray", self.ray is not None),
             ("precision", "torchao", "fp8", self.precision == "fp8"),
         ):
-            if wanted and importlib.util.find_spec(package) is None:
+            if is_required and importlib.util.find_spec(package) is None:
                 message, fix = (
                     f"expected the package {package}, which is not installed",
                     f"pip install -e '.[{extra}]' in the project's folder",
@@ -255,8 +255,8 @@ class LaunchConfig(Config):
         sizes = {key: getattr(self, key) for key in keys if getattr(self, key) > 1 or key == keys[0]}
         if self.ranks % math.prod(sizes.values()) == 0:
             return []
-        first, *others = sizes.items()
-        times = "".join(f" times {key}: {size}" for key, size in others)
+        first, *other_sizes = sizes.items()
+        times = "".join(f" times {key}: {size}" for key, size in other_sizes)
         return [f"a divisor of the {self.ranks} ranks, not {first[1]}{times}"]
 
     @model_validator(mode="after")
@@ -322,12 +322,12 @@ class LaunchConfig(Config):
         wrong = []
         if self.trainer != "native":
             wrong.append("trainer: native, since Composer's loop does not know it")
-        alike = self.ranks // self.pipeline_parallel
-        if alike % self.expert_parallel:
+        stage_ranks = self.ranks // self.pipeline_parallel
+        if stage_ranks % self.expert_parallel:
             wrong.append(
-                f"a divisor of the {alike} ranks that have the same layers, not {self.expert_parallel}"
+                f"a divisor of the {stage_ranks} ranks that have the same layers, not {self.expert_parallel}"
                 if self.pipeline_parallel > 1
-                else f"a divisor of the {alike} ranks, not {self.expert_parallel}"
+                else f"a divisor of the {stage_ranks} ranks, not {self.expert_parallel}"
             )
         if self.tensor_parallel > 1 and self.sharding != "ddp":
             wrong.append(f"sharding: ddp beside tensor_parallel, not {self.sharding}")
@@ -352,8 +352,8 @@ class LaunchConfig(Config):
                 raise ValueError("expected sharding: hsdp with shard_ranks")
             return self
         parts = self.ranks // self.tensor_parallel
-        each = self.shard_ranks or max(1, self.processes // self.tensor_parallel)
-        if parts % each:
+        group_size = self.shard_ranks or max(1, self.processes // self.tensor_parallel)
+        if parts % group_size:
             by_default = "" if self.shard_ranks else ", by default those of a node"
-            raise ValueError(f"expected shard_ranks that divide {parts} ranks, not {each}{by_default}")
+            raise ValueError(f"expected shard_ranks that divide {parts} ranks, not {group_size}{by_default}")
         return self

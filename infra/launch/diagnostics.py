@@ -62,15 +62,15 @@ def slow_machines(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
     figures: what `examine` measured on each of the machines that will train together, by name.
     """
-    found: dict[str, str] = {}
+    slow: dict[str, str] = {}
     for name, (does, unit) in _EXERCISES.items():
-        speeds = {machine: told[name] for machine, told in figures.items() if name in told}
+        speeds = {machine: measured[name] for machine, measured in figures.items() if name in measured}
         best = max(speeds, key=lambda machine: speeds[machine], default="")
         for machine, speed in speeds.items():
             if speed * _SLOW < speeds[best]:
                 reason = f"it {does} {speed:.2g} {unit}, where {best} does {speeds[best]:.2g}"
-                found[machine] = "; ".join(filter(None, [found.get(machine), reason]))
-    return found
+                slow[machine] = "; ".join(filter(None, [slow.get(machine), reason]))
+    return slow
 
 
 def _multiply() -> dict[str, float]:
@@ -85,9 +85,9 @@ def _multiply() -> dict[str, float]:
 
 
 def _timed(exercise: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
-    begun = time.perf_counter()
-    made = exercise()
-    return made, max(time.perf_counter() - begun, 1e-9)
+    started = time.perf_counter()
+    result = exercise()
+    return result, max(time.perf_counter() - started, 1e-9)
 
 
 def _remember() -> dict[str, float]:
@@ -109,12 +109,12 @@ def _write(folder: Path) -> dict[str, float]:
     path = folder / f".check-{uuid4().hex}"
     data = os.urandom(_DISK_BYTES)
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if path.read_bytes() != data:
             raise OSError("what was written came back as something else")
     finally:

@@ -115,7 +115,7 @@ def describe(free: bool = True) -> TorchAnswer:
     """Return what the torch of this process sees. free: True asks for free memory, which opens every GPU."""
     import torch
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()  # get_arch_list is empty without a usable GPU
@@ -135,7 +135,7 @@ def describe(free: bool = True) -> TorchAnswer:
         torch.version.cuda,
         tuple((flags or "").split()),
         usable,
-        " ".join(str(told[-1].message).split()) if told else "",
+        " ".join(str(caught[-1].message).split()) if caught else "",
         tuple(gpus),
         tuple(replaced_libraries(_mapped(), Path(torch.__file__).parents[1])),
     )
@@ -156,10 +156,10 @@ def ask_torch() -> TorchAnswer | None:
     )
     if answer.returncode:
         return None
-    told = parse_own_json(answer.stdout.splitlines()[-1])
-    gpus = tuple(Gpu(one["name"], tuple(one["capability"]), one["memory"], one["free"]) for one in told["gpus"])
-    lists = {name: tuple(told[name]) for name in ("architectures", "other_libraries")}
-    return TorchAnswer(**{**told, **lists, "gpus": gpus})
+    report = parse_own_json(answer.stdout.splitlines()[-1])
+    gpus = tuple(Gpu(gpu["name"], tuple(gpu["capability"]), gpu["memory"], gpu["free"]) for gpu in report["gpus"])
+    lists = {name: tuple(report[name]) for name in ("architectures", "other_libraries")}
+    return TorchAnswer(**{**report, **lists, "gpus": gpus})
 
 
 def ask_driver() -> DriverAnswer:
@@ -168,9 +168,9 @@ def ask_driver() -> DriverAnswer:
     try:
         versions = _smi("--query-gpu=driver_version")
         if versions.returncode:
-            said = " ".join((versions.stdout + versions.stderr).split())
-            said = said or f"nvidia-smi ended with exit code {versions.returncode}"
-            return DriverAnswer(message=said, present=present)
+            message = " ".join((versions.stdout + versions.stderr).split())
+            message = message or f"nvidia-smi ended with exit code {versions.returncode}"
+            return DriverAnswer(message=message, present=present)
         processes = _smi("--query-compute-apps=pid,process_name,used_memory").stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return DriverAnswer(message="" if isinstance(error, FileNotFoundError) else str(error), present=present)
@@ -185,21 +185,21 @@ def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, asked: bool) -> l
         asked: True if the config asks for a GPU (`launch.device: gpu`). Otherwise a CPU-only build of torch and GPUs
             that CUDA_VISIBLE_DEVICES hides count as a choice.
     """
-    where = "launch.device"
-    found = list(_two_cudas(where))
+    key = "launch.device"
+    problems = list(_two_cudas(key))
     if answer.other_libraries:
         message = f"{', '.join(answer.other_libraries)} took the place of the libraries that torch came with"
-        found.append(
-            Problem("other_cuda", where, message, "take the other CUDA's folders out of LD_LIBRARY_PATH and LD_PRELOAD")
+        problems.append(
+            Problem("other_cuda", key, message, "take the other CUDA's folders out of LD_LIBRARY_PATH and LD_PRELOAD")
         )
     if answer.cuda is None:
         if asked and not answer.usable:  # one for ROCm has no CUDA and is usable
             message = f"expected a torch with CUDA, the installed torch {answer.torch} is built for CPUs alone"
-            found.append(Problem("torch_without_cuda", where, message, f"install a build for CUDA, {_ON_CPU}"))
-        return found
+            problems.append(Problem("torch_without_cuda", key, message, f"install a build for CUDA, {_ON_CPU}"))
+        return problems
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDES_ALL
     if not answer.usable and (asked or (driver.present and not is_hidden)):
-        found.append(_unusable(answer, driver, where))
+        problems.append(_unusable(answer, driver, key))
     for number, gpu in enumerate(answer.gpus):
         if not supports(answer.architectures, gpu.capability):
             message = (
@@ -207,8 +207,8 @@ def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, asked: bool) -> l
                 f"{answer.torch} for CUDA {answer.cuda} has kernels for {', '.join(answer.architectures)} only"
             )
             fix = f"install a torch for {needed_cuda(gpu.capability)}, {_ON_CPU}"
-            found.append(Problem("gpu_not_supported", where, message, fix))
-    return found
+            problems.append(Problem("gpu_not_supported", key, message, fix))
+    return problems
 
 
 def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, stage: str) -> list[Problem]:
@@ -221,7 +221,7 @@ def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, st
 
     A GPU that is too small even when no process uses it is no problem here: plans are off by a few percent.
     """
-    found = []
+    problems = []
     for number, gpu in enumerate(gpus):
         if gpu.free is None:
             message = f"GPU {number}, {gpu.name}, cannot be opened: another process may hold it alone"
@@ -234,8 +234,8 @@ def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, st
             continue
         holders = f"; in use: {', '.join(driver.processes)}" if driver.processes else ""
         fix = "wait for the other processes or end them, choose other GPUs by CUDA_VISIBLE_DEVICES"
-        found.append(Problem("gpu_in_use", stage, f"{message}{holders}", f"{fix}, {_ON_CPU}"))
-    return found
+        problems.append(Problem("gpu_in_use", stage, f"{message}{holders}", f"{fix}, {_ON_CPU}"))
+    return problems
 
 
 def supports(architectures: Iterable[str], capability: tuple[int, int]) -> bool:
@@ -266,10 +266,10 @@ def needed_cuda(capability: tuple[int, int]) -> str:
     if capability in LAST_CUDA:
         first = f"{FIRST_CUDA[capability]} to " if capability in FIRST_CUDA else ""
         return f"CUDA {first}{LAST_CUDA[capability]}.x"
-    known = [one for one in FIRST_CUDA if one <= capability]
-    if not known:
+    supported = [candidate for candidate in FIRST_CUDA if candidate <= capability]
+    if not supported:
         return "an earlier CUDA, which no torch of today is built for"
-    return f"CUDA {FIRST_CUDA[max(known)]} or later"
+    return f"CUDA {FIRST_CUDA[max(supported)]} or later"
 
 
 def compiles_for(cuda: str, capability: tuple[int, int]) -> bool:
@@ -277,10 +277,10 @@ def compiles_for(cuda: str, capability: tuple[int, int]) -> bool:
 
     Only the build of torch itself lists the architectures that it has kernels for, see `supports`.
     """
-    known = [one for one in FIRST_CUDA if one <= capability]
+    supported = [candidate for candidate in FIRST_CUDA if candidate <= capability]
     if capability in LAST_CUDA and _number(cuda)[0] > LAST_CUDA[capability]:
         return False
-    return bool(known) and _number(cuda) >= _number(FIRST_CUDA[max(known)])
+    return bool(supported) and _number(cuda) >= _number(FIRST_CUDA[max(supported)])
 
 
 def installed_cuda() -> tuple[str, str | None]:
@@ -305,20 +305,20 @@ def replaced_libraries(mapped: Iterable[str], packages: Path) -> Iterator[str]:
         packages: folder of the installed packages. If they contain no CUDA libraries, torch was built for the
             system's.
     """
-    own = {path.name for path in packages.glob("nvidia/*/lib/lib*.so*")}
+    packaged_names = {path.name for path in packages.glob("nvidia/*/lib/lib*.so*")}
     for path in sorted({path for path in mapped if _LIBRARY.search(path)}):
-        if Path(path).name in own and not Path(path).is_relative_to(packages):
+        if Path(path).name in packaged_names and not Path(path).is_relative_to(packages):
             yield path
 
 
-def _unusable(answer: TorchAnswer, driver: DriverAnswer, where: str) -> Problem:
+def _unusable(answer: TorchAnswer, driver: DriverAnswer, key: str) -> Problem:
     assert answer.cuda is not None
     major = int(answer.cuda.partition(".")[0])
     oldest = DRIVERS.get(major)
     if oldest and driver.version and _number(driver.version) < _number(oldest):
         return Problem(
             "driver_too_old",
-            where,
+            key,
             f"the driver is {driver.version}; the installed torch {answer.torch} for CUDA {answer.cuda} needs "
             f"{oldest} or later",
             f"install a newer driver, or a torch that is built for an earlier CUDA, {_ON_CPU}",
@@ -326,17 +326,17 @@ def _unusable(answer: TorchAnswer, driver: DriverAnswer, where: str) -> Problem:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not driver.message:
         message = f"torch sees no GPU, with CUDA_VISIBLE_DEVICES={hidden!r}"
-        return Problem("no_gpu", where, message, f"let it name the GPUs to use, {_ON_CPU}")
-    said = driver.message or answer.message or "torch does not say why"
+        return Problem("no_gpu", key, message, f"let it name the GPUs to use, {_ON_CPU}")
+    reason = driver.message or answer.message or "torch does not say why"
     return Problem(
         "gpu_unusable",
-        where,
-        f"this machine has a GPU that the installed torch {answer.torch} for CUDA {answer.cuda} cannot open: {said}",
+        key,
+        f"this machine has a GPU that the installed torch {answer.torch} for CUDA {answer.cuda} cannot open: {reason}",
         f"see that nvidia-smi works here (in a container: that it was started with its GPUs), {_ON_CPU}",
     )
 
 
-def _two_cudas(where: str) -> Iterator[Problem]:
+def _two_cudas(key: str) -> Iterator[Problem]:
     """Yield a problem if packages of two versions of CUDA write the same files.
 
     The package that was installed last has overwritten the files of the other.
@@ -345,10 +345,10 @@ def _two_cudas(where: str) -> Iterator[Problem]:
     for distribution in metadata.distributions():
         if match := _PART.match((distribution.metadata["Name"] or "").lower()):
             majors[match["part"]].add(match["major"])
-    if twice := {part: sorted(versions) for part, versions in majors.items() if len(versions) > 1}:
-        names = [f"nvidia-{part}-cu{version}" for part, versions in sorted(twice.items()) for version in versions]
+    if duplicated := {part: sorted(versions) for part, versions in majors.items() if len(versions) > 1}:
+        names = [f"nvidia-{part}-cu{version}" for part, versions in sorted(duplicated.items()) for version in versions]
         message = f"packages of two versions of CUDA overwrite each other's files: {', '.join(names)}"
-        yield Problem("two_cudas", where, message, "remove the environment and install it again from the lock")
+        yield Problem("two_cudas", key, message, "remove the environment and install it again from the lock")
 
 
 def _smi(query: str) -> subprocess.CompletedProcess[str]:

@@ -111,9 +111,9 @@ class Hang:
         first = self.stuck[0]
         beat = self.beats[first]
         numbers = ", ".join(map(str, self.stuck))
-        who = f"rank {numbers} hangs" if len(self.stuck) == 1 else f"ranks {numbers} hang"
+        subject = f"rank {numbers} hangs" if len(self.stuck) == 1 else f"ranks {numbers} hang"
         batch = "" if beat.phase in (MEETING, TRIAL) else f" of batch {beat.batch + 1:,}"
-        return f"{who} in the {beat.phase}{batch}{self.notes.get(first, '')}"
+        return f"{subject} in the {beat.phase}{batch}{self.notes.get(first, '')}"
 
 
 def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patience_s: float) -> tuple[int, ...]:
@@ -123,8 +123,8 @@ def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patien
     """
     watched = {rank: beat for rank, beat in beats.items() if beat.phase != "not watched"}
     # Only the ranks furthest behind can be the cause. They get the full time even if the others have waited longer.
-    behind = min((beat.count for beat in watched.values()), default=0)
-    stuck = tuple(rank for rank, beat in watched.items() if beat.count == behind)
+    lowest = min((beat.count for beat in watched.values()), default=0)
+    stuck = tuple(rank for rank, beat in watched.items() if beat.count == lowest)
     return stuck if all(silent_s[rank] > patience_s for rank in stuck) else ()
 
 
@@ -147,9 +147,9 @@ def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang 
 
 def notes_on(folder: Path, pids: Mapping[int, int], stopped: Collection[int]) -> dict[int, str]:
     """Return the place where each rank was, once the stacks are written."""
-    said = {rank: _where(folder, rank) for rank in pids}
-    said |= {rank: " (its process has ended)" for rank, pid in pids.items() if _has_ended(pid)}
-    return said | dict.fromkeys(stopped, " (its process was stopped)")
+    notes = {rank: _where(folder, rank) for rank in pids}
+    notes |= {rank: " (its process has ended)" for rank, pid in pids.items() if _has_ended(pid)}
+    return notes | dict.fromkeys(stopped, " (its process was stopped)")
 
 
 def dump_stacks(folder: Path, pids: Mapping[int, int]) -> None:
@@ -177,8 +177,8 @@ def _stacks(folder: Path, rank: int) -> str:
 def _where(folder: Path, rank: int) -> str:
     """The innermost Python line of the main thread, which faulthandler writes last."""
     main = _stacks(folder, rank).rpartition("Current thread")[2] or _stacks(folder, rank).rpartition("Thread 0x")[2]
-    found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
-    return f", at {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""
+    match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
+    return f", at {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""
 
 
 def _has_ended(pid: int) -> bool:

@@ -29,8 +29,10 @@ def passed_on(environment: Mapping[str, str], *, scheduled: bool = False) -> dic
     """Return the variables that a training on another machine gets from this one.
 
     scheduled: True if a scheduler there assigns the GPUs."""
-    ours = (*_OURS_ALONE, *(["CUDA_VISIBLE_DEVICES"] if scheduled else []))
-    return {name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in ours}
+    local_only = (*_OURS_ALONE, *(["CUDA_VISIBLE_DEVICES"] if scheduled else []))
+    return {
+        name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in local_only
+    }
 
 
 class Hosts:
@@ -62,23 +64,23 @@ class Hosts:
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
         """Return the hosts on which no agent runs any more, with the reason."""
-        found = {}
-        for name, (host, process, begun) in self._agents.items():
+        reasons = {}
+        for name, (host, process, started) in self._agents.items():
             if host not in excluded and process.poll() is not None:
-                found[host] = f"its agent ended, or never began: exit code {process.returncode}"
-            elif time.monotonic() - begun > _BEGIN_S and not node_file(self._folder, name).exists():
-                found[host] = f"its agent gave no sign within {_BEGIN_S:.0f} s"
-        return found
+                reasons[host] = f"its agent ended, or never began: exit code {process.returncode}"
+            elif time.monotonic() - started > _BEGIN_S and not node_file(self._folder, name).exists():
+                reasons[host] = f"its agent gave no sign within {_BEGIN_S:.0f} s"
+        return reasons
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
-        left = [host for host in self._launch.hosts if host not in excluded]
-        if len(left) >= self._launch.nodes:
+        usable = [host for host in self._launch.hosts if host not in excluded]
+        if len(usable) >= self._launch.nodes:
             return None
-        why = "; ".join(f"{host}: {reason}" for host, reason in excluded.items())
+        reasons = "; ".join(f"{host}: {reason}" for host, reason in excluded.items())
         problem = Problem(
             "too_few_hosts",
             "launch.hosts",
-            f"expected {self._launch.nodes} hosts that work, got {len(left)}: {why}",
+            f"expected {self._launch.nodes} hosts that work, got {len(usable)}: {reasons}",
             "mend them, or name others",
         )
         return Over(problem, None)

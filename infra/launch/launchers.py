@@ -105,8 +105,8 @@ class KubernetesConfig(Config):
 
     @model_validator(mode="after")
     def _pod_has_nothing_of_ours(self) -> Self:
-        if ours := sorted(set(self.pod) & _OUR_POD_FIELDS):
-            raise ValueError(f"expected no {', '.join(ours)} in launch.kubernetes.pod: training writes them itself")
+        if reserved := sorted(set(self.pod) & _OUR_POD_FIELDS):
+            raise ValueError(f"expected no {', '.join(reserved)} in launch.kubernetes.pod: training writes them itself")
         return self
 
 

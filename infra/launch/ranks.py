@@ -76,11 +76,13 @@ def interface_to(address: str) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))  # sends nothing
-            ours = probe.getsockname()[0]
+            own_address = probe.getsockname()[0]
     except OSError:
         return ""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if any(one.address == ours for one in addresses)), "")
+    interfaces = psutil.net_if_addrs().items()
+    return next(
+        (name for name, addresses in interfaces if any(entry.address == own_address for entry in addresses)), ""
+    )
 
 
 def free_port(address: str = "127.0.0.1") -> int:
@@ -149,18 +151,18 @@ class Ranks:
 
     def pids(self) -> dict[int, int]:
         """Process ids by rank."""
-        return {self.first + place: process.pid for place, process in enumerate(self._processes)}
+        return {self.first + index: process.pid for index, process in enumerate(self._processes)}
 
     def ended(self) -> list[Ended]:
         """Return the ranks that have ended by now."""
-        codes = [(self.first + place, process.poll()) for place, process in enumerate(self._processes)]
+        codes = [(self.first + index, process.poll()) for index, process in enumerate(self._processes)]
         return [Ended(rank, code) for rank, code in codes if code is not None]
 
     def wait(self, stop: Callable[[], bool]) -> list[Ended]:
         """Wait until all have ended well, one has failed, or `stop()` is true. Return those that have ended."""
         while True:
             ended = self.ended()
-            if len(ended) == len(self._processes) or any(one.code for one in ended) or stop():
+            if len(ended) == len(self._processes) or any(outcome.code for outcome in ended) or stop():
                 return ended
             time.sleep(POLL_S)
 

@@ -124,14 +124,14 @@ class Slurm(OneJob):
         return bool(self._job)
 
     def _submit(self) -> None:
-        launch, asked = self._launch, self._launch.slurm
+        launch, slurm = self._launch, self._launch.slurm
         log = self._folder / "job.log"
         agent = shlex.join([sys.executable, "-m", "infra.launch.agent", str(self._folder)])
-        cores = asked.cpus_per_process or launch.threads
+        cores = slurm.cpus_per_process or launch.threads
         # srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
-        each = f"--cpus-per-task={cores * launch.processes} " if cores else ""
-        script = f"#!/bin/bash\nexec srun --ntasks-per-node=1 {each}--kill-on-bad-exit=1 --unbuffered {agent}\n"
-        gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
+        cpus_option = f"--cpus-per-task={cores * launch.processes} " if cores else ""
+        script = f"#!/bin/bash\nexec srun --ntasks-per-node=1 {cpus_option}--kill-on-bad-exit=1 --unbuffered {agent}\n"
+        gpus = slurm.gpus_per_process if slurm.gpus_per_process is not None else int(launch.device == "gpu")
         options = [
             f"--job-name=stemma-{self._name}",
             f"--nodes={launch.nodes}",
@@ -139,14 +139,14 @@ class Slurm(OneJob):
             f"--chdir={self._folder}",
             f"--output={log}",
             "--open-mode=append",
-            "--requeue" if asked.requeue else "--no-requeue",
+            "--requeue" if slurm.requeue else "--no-requeue",
             f"--signal=TERM@{math.ceil(launch.grace_s + SLURM_NOTICE_S)}",
-            *([f"--partition={asked.partition}"] if asked.partition else []),
-            *([f"--time={math.ceil(asked.time_limit_h * 60)}"] if asked.time_limit_h else []),
+            *([f"--partition={slurm.partition}"] if slurm.partition else []),
+            *([f"--time={math.ceil(slurm.time_limit_h * 60)}"] if slurm.time_limit_h else []),
             *([f"--cpus-per-task={cores * launch.processes}"] if cores else []),
             *([f"--gpus-per-node={gpus * launch.processes}"] if gpus else []),
             *([f"--exclude={','.join(sorted(self._excluded))}"] if self._excluded else []),
-            *asked.arguments,
+            *slurm.arguments,
         ]
         answer = _command("sbatch", "--parsable", *options, text=script)
         if answer.returncode:
@@ -174,8 +174,8 @@ class Slurm(OneJob):
 
     def _ended(self, state: str, detail: str) -> Problem:
         code = self._fields.get("ExitCode", "?")
-        said = last_lines(self._folder / "job.log", 2)
-        message = f"Slurm job ended as {state}{detail} with exit code {code}: {said}"
+        log_tail = last_lines(self._folder / "job.log", 2)
+        message = f"Slurm job ended as {state}{detail} with exit code {code}: {log_tail}"
         return Problem("job_failed", self._name, message, f"stemma logs {self._name}")
 
 

@@ -68,7 +68,7 @@ def _run_once(
         if hang is not None:
             sys.stderr.write(stacks(heartbeats, ranks.pids()) + "\n")
             return ended, hang
-        if any(one.code for one in ended):
+        if any(outcome.code for outcome in ended):
             return ranks.settle(SETTLE_S), None
         if len(ended) < launch.processes:
             ranks.terminate()

@@ -152,12 +152,14 @@ class Leases:
     ) -> Lease | None:
         """Wait until the lease is ours; return None if `stop_if` returned True. `on_wait` is called once per holder,
         `on_away` once if the table does not answer."""
-        pid, token, announced, away = os.getpid(), uuid.uuid4().hex, "", False
+        pid, token, announced, was_unreachable = os.getpid(), uuid.uuid4().hex, "", False
         watch = _Watch()
         while True:
-            mine = Holder(token, this_machine(), pid, start_ticks(pid) or 0, 0, time.time())
+            candidate = Holder(token, this_machine(), pid, start_ticks(pid) or 0, 0, time.time())
             try:
-                taken, holder = self.table.take(key, mine, lambda one: one.is_dead(watch.silent_s(one)))
+                acquired, holder = self.table.take(
+                    key, candidate, lambda current: current.is_dead(watch.silent_s(current))
+                )
             except TableMoved:
                 if self._reopen is None:
                     raise
@@ -166,11 +168,11 @@ class Leases:
                 continue
             except TableAway as error:
                 watch.forget()
-                taken, holder = False, None
-                if not away:
+                acquired, holder = False, None
+                if not was_unreachable:
                     on_away(error)
-                away = True
-            if taken:
+                was_unreachable = True
+            if acquired:
                 return Lease(self.table, key, token, holder)
             if holder is not None and holder.is_orphaned:
                 end_orphans(holder.group)
@@ -178,7 +180,7 @@ class Leases:
                 announced = holder.token
                 on_wait(holder)
             if stop_if():
-                if away:  # it may be ours all the same, and only the answer that said so was lost
+                if was_unreachable:  # it may be ours all the same, and only the answer that said so was lost
                     _give_up(self.table, key, token)
                 return None
             time.sleep(self.table.poll_s)
@@ -190,21 +192,21 @@ class Leases:
     def seem_dead(self, keys: Collection[str]) -> set[str]:
         """Those of these leases whose holders are gone, or elsewhere and silent: for LEASE_S by the clocks, and for
         WATCHED_S, which it takes to see that, while we watch. A lease that is released is none of them."""
-        begun, left = time.monotonic(), set(keys)
+        started, undecided = time.monotonic(), set(keys)
         signs: dict[str, tuple[str, float] | None] = {}
         dead: set[str] = set()
-        while left:
+        while undecided:
             rows = dict(self.table.rows())
-            watched_s = time.monotonic() - begun
-            for key in sorted(left):
+            watched_s = time.monotonic() - started
+            for key in sorted(undecided):
                 holder = rows.get(key)
                 sign = (holder.token, holder.renewed) if holder else None
                 if holder is None or not holder.is_dead() or sign != signs.setdefault(key, sign):
-                    left.remove(key)
+                    undecided.remove(key)
                 elif holder.is_here or watched_s > lease_table.WATCHED_S:
-                    left.remove(key)
+                    undecided.remove(key)
                     dead.add(key)
-            if left:
+            if undecided:
                 time.sleep(self.table.poll_s)
         return dead
 

@@ -63,25 +63,25 @@ def table(layout: Layout) -> LeaseTable:
     """
     if layout.url:
         return _of_url(layout)
-    place, wanted = _recorded(layout), configured(layout)
-    if place is None:
+    record, target = _recorded(layout), configured(layout)
+    if record is None:
         # Leases that a version without this file left, or holds now, are in SQLite.
-        if wanted is None or _file(layout).exists():
-            place = _record_first(layout, LeaseDatabase(SQLITE))
+        if target is None or _file(layout).exists():
+            record = _record_first(layout, LeaseDatabase(SQLITE))
         else:
-            made = PostgresTable.made(wanted)
-            place = _record_first(layout, LeaseDatabase(made.place, made.store))
-    if place.database != SQLITE:
-        return _in_postgres(place)
-    found = _in_sqlite(layout)
-    return _moved(layout, found, wanted) if wanted is not None else found
+            postgres_table = PostgresTable.made(target)
+            record = _record_first(layout, LeaseDatabase(postgres_table.place, postgres_table.store))
+    if record.database != SQLITE:
+        return _in_postgres(record)
+    sqlite_table = _in_sqlite(layout)
+    return _moved(layout, sqlite_table, target) if target is not None else sqlite_table
 
 
 def existing(layout: Layout) -> LeaseTable | None:
     """Return the leases of a store for a reader: nothing is created, and the result is None if there are none yet."""
-    place = _recorded(layout)
-    if place is not None and place.database != SQLITE:
-        return _in_postgres(place)
+    record = _recorded(layout)
+    if record is not None and record.database != SQLITE:
+        return _in_postgres(record)
     return _in_sqlite(layout) if not layout.url and _file(layout).exists() else None
 
 
@@ -98,34 +98,34 @@ def needs_server(layout: Layout) -> bool:
 
     Raises ConfigError `leases_need_postgres` for a root on an object store for which no PostgreSQL is named.
     """
-    place = _recorded(layout)
-    if layout.url and place is None and configured(layout) is None:
+    record = _recorded(layout)
+    if layout.url and record is None and configured(layout) is None:
         message = f"{layout.url} is a root on an object store: its leases, by which machines build no artifact twice,"
         fix = f"set {DATABASE} to a database that all machines reach, {EXPECTED.partition(',')[0]}"
         raise ConfigError(Problem("leases_need_postgres", DATABASE, f"{message} have to be in PostgreSQL", fix))
-    return configured(layout) is not None or (place is not None and place.database != SQLITE)
+    return configured(layout) is not None or (record is not None and record.database != SQLITE)
 
 
 def check(layout: Layout) -> None:
     """Raise StageError or ConfigError if a run could take no lease now. Nothing is created."""
     needs_server(layout)
-    place, wanted = _recorded(layout), configured(layout)
-    if place is not None and place.database != SQLITE:
-        _in_postgres(place).check()
-    elif wanted is not None:
-        wanted.connect().close()
+    record, target = _recorded(layout), configured(layout)
+    if record is not None and record.database != SQLITE:
+        _in_postgres(record).check()
+    elif target is not None:
+        target.connect().close()
 
 
 def _of_url(layout: Layout) -> LeaseTable:
     needs_server(layout)
-    place, wanted = _recorded(layout), configured(layout)
-    if place is None:
-        assert wanted is not None
-        made = PostgresTable.made(wanted)
-        put_if(_as_text(LeaseDatabase(made.place, made.store)).encode(), _place_url(layout), None)
-        place = _recorded(layout)
-        assert place is not None
-    return _in_postgres(place)
+    record, target = _recorded(layout), configured(layout)
+    if record is None:
+        assert target is not None
+        postgres_table = PostgresTable.made(target)
+        put_if(_as_text(LeaseDatabase(postgres_table.place, postgres_table.store)).encode(), _place_url(layout), None)
+        record = _recorded(layout)
+        assert record is not None
+    return _in_postgres(record)
 
 
 def _in_sqlite(layout: Layout) -> SqliteTable:
@@ -135,45 +135,45 @@ def _in_sqlite(layout: Layout) -> SqliteTable:
         return SqliteTable(file)
 
 
-def _in_postgres(place: LeaseDatabase) -> PostgresTable:
+def _in_postgres(record: LeaseDatabase) -> PostgresTable:
     """Open the leases in PostgreSQL. If the environment names another URL, it may be another name of the same database:
     only that database knows the store's id."""
     url = requested_database()
     if url == SQLITE:
-        message = f"the leases of this store are in {place.database}, and {DATABASE} says sqlite"
+        message = f"the leases of this store are in {record.database}, and {DATABASE} says sqlite"
         fix = (
             f"leave {DATABASE} unset, or set it to that database; to go back to SQLite, delete the files"
             " .state/leases.* when nothing runs on this store"
         )
         raise stage_error("leases_elsewhere", DATABASE, message, fix)
-    return PostgresTable(Postgres(url) if url else _known(place), place.store)
+    return PostgresTable(Postgres(url) if url else _known(record), record.store)
 
 
-def _known(place: LeaseDatabase) -> Postgres:
-    found = database(place.database)
-    assert found is not None
-    return found
+def _known(record: LeaseDatabase) -> Postgres:
+    postgres = database(record.database)
+    assert postgres is not None
+    return postgres
 
 
-def _moved(layout: Layout, found: SqliteTable, wanted: Postgres) -> LeaseTable:
+def _moved(layout: Layout, sqlite_table: SqliteTable, target: Postgres) -> LeaseTable:
     """Move the leases to PostgreSQL and return the new table; return the old one unchanged while a build is in
     progress. Holders that seem dead are moved too: a holder elsewhere is not taken for dead by its clock alone."""
 
     def move(rows: list[tuple[str, Holder]]) -> bool:
         if any(not holder.is_dead() for _, holder in rows):
             return False
-        made = PostgresTable.made(wanted)
+        postgres_table = PostgresTable.made(target)
         for key, holder in rows:
-            made.take(key, holder, lambda other: False)
-        hidden = _hidden(layout, LeaseDatabase(made.place, made.store))
+            postgres_table.take(key, holder, lambda current: False)
+        hidden = _hidden(layout, LeaseDatabase(postgres_table.place, postgres_table.store))
         hidden.replace(_place_file(layout))
         sync(layout.state)
         return True
 
-    with in_words(found.path, _LOST):
-        found.leave(move)
-    place = _recorded(layout)
-    return found if place is None or place.database == SQLITE else _in_postgres(place)
+    with in_words(sqlite_table.path, _LOST):
+        sqlite_table.leave(move)
+    record = _recorded(layout)
+    return sqlite_table if record is None or record.database == SQLITE else _in_postgres(record)
 
 
 def _file(layout: Layout) -> Path:
@@ -188,12 +188,12 @@ def _recorded(layout: Layout) -> LeaseDatabase | None:
     path: Path | str
     if layout.url:
         path = _place_url(layout)
-        found = _of_object(path)
+        fields = _of_object(path)
     else:
         path = _place_file(layout)
-        found = read_state(path, _LOST_PLACE, None)
+        fields = read_state(path, _LOST_PLACE, None)
     try:
-        return None if found is None else LeaseDatabase(**found)
+        return None if fields is None else LeaseDatabase(**fields)
     except TypeError as error:
         raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
 
@@ -203,18 +203,18 @@ def _place_url(layout: Layout) -> str:
 
 
 def _of_object(url: str) -> Any:
-    found = read_object(url)
+    stored = read_object(url)
     try:
-        return parse_own_json(found[0]) if found else None
+        return parse_own_json(stored[0]) if stored else None
     except ValueError as error:
         raise stage_error("damaged_state", url, f"this object is damaged: {error}", _LOST_PLACE) from error
 
 
-def _record_first(layout: Layout, place: LeaseDatabase) -> LeaseDatabase:
+def _record_first(layout: Layout, record: LeaseDatabase) -> LeaseDatabase:
     """Record where the leases are and return it; if another process was first, return what that process recorded."""
     path = _place_file(layout)
     with in_words(path, _LOST_PLACE):
-        hidden = _hidden(layout, place)
+        hidden = _hidden(layout, record)
         try:
             os.link(hidden, path)  # fails if it is there, on a network file system too
         except FileExistsError:
@@ -224,19 +224,19 @@ def _record_first(layout: Layout, place: LeaseDatabase) -> LeaseDatabase:
                 file.write(hidden.read_text(encoding="utf8"))
         finally:
             hidden.unlink()
-    found = _recorded(layout)
-    assert found is not None
-    return found
+    recorded = _recorded(layout)
+    assert recorded is not None
+    return recorded
 
 
-def _hidden(layout: Layout, place: LeaseDatabase) -> Path:
+def _hidden(layout: Layout, record: LeaseDatabase) -> Path:
     """A file with what leases.json is to say, on its disk."""
     layout.state.mkdir(parents=True, exist_ok=True)
     hidden = layout.state / f".leases.json.{os.getpid()}.{os.urandom(4).hex()}"
-    hidden.write_text(_as_text(place), encoding="utf8")
+    hidden.write_text(_as_text(record), encoding="utf8")
     sync(hidden)
     return hidden
 
 
-def _as_text(place: LeaseDatabase) -> str:
-    return json.dumps(asdict(place)) + "\n"
+def _as_text(record: LeaseDatabase) -> str:
+    return json.dumps(asdict(record)) + "\n"

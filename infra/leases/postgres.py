@@ -79,12 +79,12 @@ class PostgresTable:
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
         row = (*astuple(mine), self.store, key)
         with self._asking() as cursor:
-            found = self._read(cursor, key)
-            if found is not None and found.token == mine.token:
+            current = self._read(cursor, key)
+            if current is not None and current.token == mine.token:
                 return True, None  # it was ours already, and the answer that said so was lost
-            if found is not None and not is_free(found):
-                return False, found
-            if found is None:
+            if current is not None and not is_free(current):
+                return False, current
+            if current is None:
                 cursor.execute(
                     f"INSERT INTO leases.held ({_COLUMNS}, store, key) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING",
@@ -95,9 +95,9 @@ class PostgresTable:
                 cursor.execute(
                     f"UPDATE leases.held SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s)"
                     " WHERE store = %s AND key = %s AND token = %s AND renewed = %s",
-                    (*row, found.token, found.renewed),
+                    (*row, current.token, current.renewed),
                 )
-            return (True, found) if cursor.rowcount == 1 else (False, None)
+            return (True, current) if cursor.rowcount == 1 else (False, None)
 
     def read(self, key: str) -> Holder | None:
         with self._asking() as cursor:

@@ -33,11 +33,11 @@ class SqliteTable:
         with self._changing() as table:
             table.execute("BEGIN IMMEDIATE")
             self._refuse_if_moved(table)
-            found = _read(table, key)
-            if found is not None and not is_free(found):
-                return False, found
+            current = _read(table, key)
+            if current is not None and not is_free(current):
+                return False, current
             table.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", (key, *astuple(mine)))
-        return True, found
+        return True, current
 
     def read(self, key: str) -> Holder | None:
         with self._changing() as table:

@@ -192,9 +192,9 @@ class Delivery:
         sender: Mapping[str, Any],
     ) -> DeliveredRun:
         """Return the run of a build: the known one, else the one with its tag, else a new one."""
-        known = self._ledger.run(message.build_id)
-        if known:
-            return known
+        existing = self._ledger.run(message.build_id)
+        if existing:
+            return existing
         self._ledger.attempt(message.build_id, parent_id, message.to_json(), dict(sender))
         twins = self._runs_of(message.build_id, [experiment_id])
         run = twins[0] if twins else self._client.create_run(experiment_id, milliseconds(started), dict(tags), name)
@@ -226,12 +226,12 @@ class Delivery:
 
     def _find(self, build_id: str) -> DeliveredRun | None:
         """Find a run in the ledger; if that was lost, in MLflow."""
-        known = self._ledger.run(build_id)
-        if known or not build_id:
-            return known
+        existing = self._ledger.run(build_id)
+        if existing or not build_id:
+            return existing
         experiments = [experiment.experiment_id for experiment in self._client.search_experiments()]
         for run in self._runs_of(build_id, experiments):
-            about = {
+            attributes = {
                 "kind": f"{run.data.tags.get('stemma.kind', 'stage')}_started",
                 "pipeline": run.data.tags.get("stemma.pipeline", ""),
                 "stage": run.data.tags.get("stemma.stage", ""),
@@ -240,7 +240,7 @@ class Delivery:
                 "time": run.info.start_time / 1000,
             }
             parent_id = run.data.tags.get("stemma.pipeline_build_id", "")
-            self._ledger.attempt(build_id, parent_id, about, {"host": "", "pid": 0, "started": 0.0})
+            self._ledger.attempt(build_id, parent_id, attributes, {"host": "", "pid": 0, "started": 0.0})
             self._ledger.made(build_id, run.info.run_id, run.info.experiment_id, run.info.artifact_uri)
             return self._ledger.run(build_id)
         return None
@@ -248,16 +248,16 @@ class Delivery:
     def _experiment(self, pipeline: str) -> str:
         """Return the experiment of a pipeline, which is created or restored from the bin if necessary."""
         if pipeline not in self._experiments:
-            found: Experiment | None = self._client.get_experiment_by_name(pipeline)
-            if found is None:
+            experiment: Experiment | None = self._client.get_experiment_by_name(pipeline)
+            if experiment is None:
                 location = f"mlflow-artifacts:/{page.slug(pipeline)}"
                 # The kind tells the page to open on runs and their curves.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 self._experiments[pipeline] = self._client.create_experiment(pipeline, location, tags)
             else:
-                if found.lifecycle_stage == "deleted":
-                    self._client.restore_experiment(found.experiment_id)
-                self._experiments[pipeline] = found.experiment_id
+                if experiment.lifecycle_stage == "deleted":
+                    self._client.restore_experiment(experiment.experiment_id)
+                self._experiments[pipeline] = experiment.experiment_id
         return self._experiments[pipeline]
 
     def _log_params(self, run_id: str, config: Mapping[str, Any]) -> None:

@@ -173,8 +173,8 @@ class Ledger:
         self._do("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
 
     def rows(self, parent_id: str) -> dict[str, dict[str, Any]]:
-        found = self._all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
-        rows = {row["stage"]: parse_own_json(row["row"]) for row in found}
+        records = self._all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
+        rows = {row["stage"]: parse_own_json(row["row"]) for row in records}
         return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
 
     def failed(self, name: str) -> int:

@@ -209,8 +209,8 @@ def from_json(data: Mapping[str, Any]) -> Message:
         cls = _CLASSES[data["kind"]]
     except KeyError:
         raise ValueError(f"unknown kind of message: {data.get('kind')!r}") from None
-    known = {f.name for f in dataclasses.fields(cls)}
-    values = {key: value for key, value in data.items() if key in known}
+    field_names = {f.name for f in dataclasses.fields(cls)}
+    values = {key: value for key, value in data.items() if key in field_names}
     if cls is StageStarted:
         values["inputs"] = tuple(Input(**item) for item in values.get("inputs", ()))
         values["sources"] = tuple(SourceFile(**item) for item in values.get("sources", ()))

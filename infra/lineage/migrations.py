@@ -46,21 +46,21 @@ def prepare(root: Path | str) -> None:
         revision = _revision(path)
         if path.exists() and revision == _newest_revision():
             return
-        aside = path.with_name(f"{path.name}.unfinished")
-        _remove(aside)
+        temporary = path.with_name(f"{path.name}.unfinished")
+        _remove(temporary)
         if not _tables(path):
-            _make(aside)
-            _put(aside, path)
+            _make(temporary)
+            _put(temporary, path)
             return
         try:
-            _upgrade(path, revision, aside)
+            _upgrade(path, revision, temporary)
         except StageError:
             raise
         except Exception as error:
             if passes(error):
                 raise
-            _remove(aside)
-            _answer_broken(path, revision, aside, error)
+            _remove(temporary)
+            _answer_broken(path, revision, temporary, error)
 
 
 def passes(error: BaseException) -> bool:
@@ -82,12 +82,12 @@ def is_of_the_database(error: BaseException) -> bool:
 
 def set_aside(path: Path, suffix: str) -> Path:
     """Rename a database and its other files: an old journal would be applied to the next database of that name."""
-    other = path.with_name(f"{path.name}.{suffix}")
+    target = path.with_name(f"{path.name}.{suffix}")
     for companion in _COMPANIONS:
-        if (there := path.with_name(path.name + companion)).exists():
-            there.rename(other.with_name(other.name + companion))
-    path.rename(other)
-    return other
+        if (companion_path := path.with_name(path.name + companion)).exists():
+            companion_path.rename(target.with_name(target.name + companion))
+    path.rename(target)
+    return target
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
@@ -128,8 +128,8 @@ def _revision(path: Path) -> str | None:
     if "alembic_version" not in _tables(path, but=""):
         return None
     with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as connection:
-        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    return str(found[0]) if found else None
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(row[0]) if row else None
 
 
 def _tables(path: Path, but: str = "alembic_") -> set[str]:
@@ -146,17 +146,17 @@ def _tables(path: Path, but: str = "alembic_") -> set[str]:
     return {name for name in names if not (but and name.startswith(but))}
 
 
-def _upgrade(path: Path, revision: str | None, aside: Path) -> None:
+def _upgrade(path: Path, revision: str | None, temporary: Path) -> None:
     """Upgrade a copy of the database while writers are locked out, and replace the original with it."""
     with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as guard:
         guard.execute("BEGIN IMMEDIATE")
-        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(aside)) as copy:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(temporary)) as copy:
             source.backup(copy)
-        _migrate(aside, revision)
+        _migrate(temporary, revision)
         kept = path.with_name(f"{path.name}.revision-{revision or 'none'}.{time.strftime('%Y%m%d-%H%M%S')}")
         kept.unlink(missing_ok=True)
         link_or_copy(path, kept)
-        _put(aside, path)
+        _put(temporary, path)
     log.info("upgraded %s from revision %s; as it was it lies in %s", path, revision, kept.name)
     for older in _copies(path)[COPIES_KEPT:]:
         older.unlink()
@@ -201,13 +201,13 @@ def _migrate(path: Path, revision: str | None) -> None:
         engine.dispose()
 
 
-def _answer_broken(path: Path, revision: str | None, aside: Path, error: Exception) -> None:
+def _answer_broken(path: Path, revision: str | None, temporary: Path, error: Exception) -> None:
     """Replace a broken database without runs by a new one; any other is left for a person to decide."""
     if not _holds_runs(path):
         log.warning("%s was cut while it was made (%s): it is set aside, and a new one made", path, error)
-        _make(aside)
+        _make(temporary)
         set_aside(path, f"broken-{time.strftime('%Y%m%d-%H%M%S')}")
-        _put(aside, path)
+        _put(temporary, path)
         return
     reason = str(error).splitlines()[0]
     fix = _REBUILD
@@ -228,13 +228,13 @@ def _holds_runs(path: Path) -> bool:
         return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM runs)").fetchone()[0])
 
 
-def _put(aside: Path, path: Path) -> None:
+def _put(temporary: Path, path: Path) -> None:
     # Remove files of an earlier database of this name. An existing database was read just now: a journal still next to
     # it was cut before it counted, and would stay next to the new one.
     for companion in ("-journal",) if path.exists() else _COMPANIONS:
         path.with_name(path.name + companion).unlink(missing_ok=True)
-    sync(aside)
-    aside.replace(path)
+    sync(temporary)
+    temporary.replace(path)
     sync(path.parent)
 
 

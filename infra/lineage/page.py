@@ -78,8 +78,8 @@ def measured(figures: Mapping[str, float]) -> dict[str, float]:
 
 def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the figures by which pipeline runs are compared, as `step.figure`: those measured in each step."""
-    own = figures_by_step(steps)
-    return {f"{step}.{name}": value for step, figures in own.items() for name, value in measured(figures).items()}
+    by_step = figures_by_step(steps)
+    return {f"{step}.{name}": value for step, figures in by_step.items() for name, value in measured(figures).items()}
 
 
 def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
@@ -115,13 +115,13 @@ def stage_note(about: Mapping[str, Any], parent_url: str | None, finished: Stage
 def description(headline: str, card: str) -> str:
     """Return the registry's description of a version: the headline, and the card as Markdown without front matter."""
     text = card.split("---\n", 2)[-1] if card.startswith("---\n") else card
-    whole = "\n\n".join(filter(None, [f"**{headline}**" if headline and card else headline, text.strip()]))
-    if len(whole) <= MAX_DESCRIPTION:
-        return whole
-    rest = "\n\n… The rest is in README.md among the model's files."
-    kept = whole[: MAX_DESCRIPTION - len(rest)]
+    full_text = "\n\n".join(filter(None, [f"**{headline}**" if headline and card else headline, text.strip()]))
+    if len(full_text) <= MAX_DESCRIPTION:
+        return full_text
+    notice = "\n\n… The rest is in README.md among the model's files."
+    kept = full_text[: MAX_DESCRIPTION - len(notice)]
     # Cut before a section, so that no table or block of code stays open.
-    return kept[: kept.rfind("\n## ")].rstrip() + rest if "\n## " in kept else kept.rstrip() + rest
+    return kept[: kept.rfind("\n## ")].rstrip() + notice if "\n## " in kept else kept.rstrip() + notice
 
 
 def run_path(experiment_id: str, run_id: str, file: str = "") -> str:

@@ -50,14 +50,14 @@ def rebuild(root: Path | str) -> int:
     if mlflow_url(root) or not lock.acquire():
         raise stage_error("store_in_use", str(root), "MLflow or its relay is working on the store", "run `stemma down`")
     try:
-        found = _manifests(root)
+        manifests = _manifests(root)
         _set_aside(root)
         # MLflow takes seconds to import.
         from infra.lineage.delivery import Delivery
 
         ledger = Ledger(root)
         delivery = Delivery(root, database_uri(root), ledger)
-        for parent_id, group in _by_pipeline_run(found).items():
+        for parent_id, group in _by_pipeline_run(manifests).items():
             first = group[0][1]
             begin = min(_seconds(manifest.started) for _, manifest in group)
             end = max(_seconds(manifest.finished) for _, manifest in group)
@@ -67,12 +67,14 @@ def rebuild(root: Path | str) -> int:
             )
             for folder, manifest in group:
                 _deliver_build(delivery, parent_id, pipeline, folder, manifest)
-            figures = pipeline_figures({one.step or one.stage: one.result.get("figures", {}) for _, one in group})
+            figures = pipeline_figures(
+                {manifest.step or manifest.stage: manifest.result.get("figures", {}) for _, manifest in group}
+            )
             files = tuple(str(folder / name) for folder, _ in group for name in WHOLE_RUN if (folder / name).exists())
             finished = PipelineFinished(parent_id, "FINISHED", end, figures=figures, artifacts=files)
             delivery.deliver(finished, this_process())
         ledger.close()
-        return len(found)
+        return len(manifests)
     finally:
         lock.release()
 
@@ -89,24 +91,24 @@ def _set_aside(root: Path) -> None:
 
 def _manifests(root: Path) -> list[tuple[Path, Manifest]]:
     layout = Layout(root)
-    found = [(folder, _read(folder)) for stage in layout.stages() for folder in layout.artifacts(stage)]
-    return sorted(found, key=lambda item: (item[1].started, item[1].stage))
+    manifests = [(folder, _read(folder)) for stage in layout.stages() for folder in layout.artifacts(stage)]
+    return sorted(manifests, key=lambda item: (item[1].started, item[1].stage))
 
 
 def _read(folder: Path) -> Manifest:
     try:
-        found = Manifest.read(folder)
-        _seconds(found.started), _seconds(found.finished)
+        manifest = Manifest.read(folder)
+        _seconds(manifest.started), _seconds(manifest.finished)
     except (OSError, ValueError) as error:
         message = f"nothing was rebuilt, since this manifest cannot be read: {error}"
         fix = "move the folder out of the store, or build it again"
         raise stage_error("unreadable_manifest", str(folder / MANIFEST), message, fix) from error
-    return found
+    return manifest
 
 
-def _by_pipeline_run(found: list[tuple[Path, Manifest]]) -> dict[str, list[tuple[Path, Manifest]]]:
+def _by_pipeline_run(manifests: list[tuple[Path, Manifest]]) -> dict[str, list[tuple[Path, Manifest]]]:
     groups: dict[str, list[tuple[Path, Manifest]]] = {}
-    for folder, manifest in found:
+    for folder, manifest in manifests:
         key = manifest.run_id or f"rebuilt-{manifest.pipeline}-{manifest.flow_run_id or 'none'}"
         groups.setdefault(key, []).append((folder, manifest))
     return groups

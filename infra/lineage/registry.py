@@ -99,18 +99,18 @@ class Registry:
             (folder / CARD).write_text(card, encoding="utf-8")
         self._ensure(message.name)
         versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
-        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
+        existing = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
         tags = {
             **message.tags,
             "stemma.digest": message.digest,
             "stemma.build_id": message.build_id,
             "stemma.fingerprint": str(run.about.get("fingerprint", "")),
         }
-        said = page.description(message.description, card)
-        if known:
-            version = known[0]
-            if card and version.description != said:  # measured again since
-                self._client.update_model_version(message.name, str(version.version), said)
+        description = page.description(message.description, card)
+        if existing:
+            version = existing[0]
+            if card and version.description != description:  # measured again since
+                self._client.update_model_version(message.name, str(version.version), description)
             for key in ("status", "reason", "gates"):  # judged again since, by other gates
                 if (value := message.tags.get(key)) is not None and version.tags.get(key) != value:
                     self._client.set_model_version_tag(message.name, str(version.version), key, value)
@@ -120,7 +120,7 @@ class Registry:
                 f"models:/{model_id}",
                 run.run_id,
                 tags=tags,
-                description=said or None,
+                description=description or None,
                 model_id=model_id,
                 await_creation_for=0,
             )
@@ -135,9 +135,9 @@ class Registry:
     def promote(self, message: PromoteModel) -> None:
         """Move the alias `promoted` to the version of these bytes, in one call; do nothing if MLflow has none."""
         versions = self._client.search_model_versions(f"name = '{quoted(message.name)}'")
-        known = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
-        if known:
-            self._client.set_registered_model_alias(message.name, PROMOTED, str(known[0].version))
+        existing = [version for version in versions if version.tags.get("stemma.digest") == message.digest]
+        if existing:
+            self._client.set_registered_model_alias(message.name, PROMOTED, str(existing[0].version))
 
     def delete_twin_versions(self, pipeline: DeliveredRun) -> None:
         """Of versions that a request which timed out made twice, one that has an alias stays, else the first.
@@ -146,12 +146,12 @@ class Registry:
         """
         for row in self._ledger.rows(pipeline.build_id).values():
             builder = self._ledger.run(row.get("build_id", ""))
-            found = self._client.search_model_versions(f"run_id = '{builder.run_id}'") if builder else []
-            alike: dict[tuple[str, str], list[Any]] = {}
-            for version in found:
+            built_versions = self._client.search_model_versions(f"run_id = '{builder.run_id}'") if builder else []
+            twins: dict[tuple[str, str], list[Any]] = {}
+            for version in built_versions:
                 if digest := version.tags.get("stemma.digest"):
-                    alike.setdefault((version.name, digest), []).append(version)
-            for (name, _), versions in alike.items():
+                    twins.setdefault((version.name, digest), []).append(version)
+            for (name, _), versions in twins.items():
                 if len(versions) > 1:
                     # A number from a database, a text from a server.
                     aliases = self._client.get_registered_model(name).aliases
@@ -165,12 +165,12 @@ class Registry:
 
     def logged_model(self, run: DeliveredRun, digest: str, name: str) -> str:
         """The logged model of a payload, made without opening a single weight."""
-        known = self._ledger.model_id(digest)
-        if known:
-            return known
-        found = self._client.search_logged_models([run.experiment_id], f"tags.`stemma.digest` = '{quoted(digest)}'")
-        if found:
-            model = found[0]
+        model_id = self._ledger.model_id(digest)
+        if model_id:
+            return model_id
+        models = self._client.search_logged_models([run.experiment_id], f"tags.`stemma.digest` = '{quoted(digest)}'")
+        if models:
+            model = models[0]
         else:
             tags = {"stemma.digest": digest, "stemma.build_id": run.build_id, "stemma.stage": run.about["stage"]}
             model = self._client.create_logged_model(

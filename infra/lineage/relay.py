@@ -94,8 +94,8 @@ class Relay:
     @property
     def has_work(self) -> bool:
         """Return True while messages wait, or a build that was started from this machine has not ended."""
-        ours = (run for run in self.ledger.open_runs() if run.sender["host"] == os.uname().nodename)
-        return self.outbox.pending() > 0 or any(ours)
+        own_runs = (run for run in self.ledger.open_runs() if run.sender["host"] == os.uname().nodename)
+        return self.outbox.pending() > 0 or any(own_runs)
 
     def _deliver(self, path: Path) -> None:
         """Deliver one message; set it aside if it fails repeatedly and the fault is in the message itself."""
@@ -171,9 +171,9 @@ class Relay:
             return
         self._looked_for_abandoned = time.monotonic()
         for run in self.ledger.open_runs():
-            ours = run.sender["host"] == os.uname().nodename
+            is_local = run.sender["host"] == os.uname().nodename
             # A last look at the outbox: it may have spoken just before it went.
-            if ours and not process_lives(run.sender) and not self.outbox.pending():
+            if is_local and not process_lives(run.sender) and not self.outbox.pending():
                 self._end(run)
 
     def _end(self, run: DeliveredRun) -> None:
@@ -192,10 +192,10 @@ class Relay:
 def _problem_of(error: Exception, root: Path) -> Problem:
     if isinstance(error, StemmaError):
         return error.problems[0]
-    where = str(database_path(root) or "MLflow's database")
+    location = str(database_path(root) or "MLflow's database")
     message = f"MLflow cannot use its database: {str(error).splitlines()[0]}"
     return Problem(
-        "broken_database", where, message, f"see {lineage_folder(root) / 'relay.log'}, or that of `stemma up`"
+        "broken_database", location, message, f"see {lineage_folder(root) / 'relay.log'}, or that of `stemma up`"
     )
 
 

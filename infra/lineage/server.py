@@ -63,9 +63,9 @@ CHECKED_ANEW_EVERY_S = 60
 def serve(root: Path, host: str, port: int) -> None:
     """`mlflow server` without its second process, which would import MLflow once more (5 s)."""
     prepare(root)
-    known = credentials()
-    if known:
-        _set_up_authentication(root, known)
+    login = credentials()
+    if login:
+        _set_up_authentication(root, login)
     # Read when MLflow's server is imported, in small envelopes: its own figures for Prometheus then stand at /metrics.
     os.environ |= {"prometheus_multiproc_dir": str(_metrics_folder(root))}
     # MLflow guards its app against foreign hosts and origins if uvicorn is there when it is imported.
@@ -85,7 +85,7 @@ def serve(root: Path, host: str, port: int) -> None:
     with exclusive(root):
         initialize_backend_stores(database, database, "mlflow-artifacts:/")
     # MLflow's own rules take every page of this machine and leave out some paths; bodies may be files here.
-    app = BoundedBody(FirstVisit(_app(guarded=known is not None)), MOST_BODY_BYTES, takes_files)
+    app = BoundedBody(FirstVisit(_app(guarded=login is not None)), MOST_BODY_BYTES, takes_files)
     Server(OwnCallersOnly(app, Settings(host).callers(port, json_only=False)), host, port).run()
 
 
@@ -110,19 +110,19 @@ class FirstVisit:
         # Asked for whole: a browser may have kept the page from before.
         conditional = (b"if-none-match", b"if-modified-since", b"range")
         headers = [(name, value) for name, value in scope["headers"] if name.lower() not in conditional]
-        begun: list[Any] = []
+        start_messages: list[Any] = []
         body = bytearray()
 
         async def with_script(message: Any) -> None:
             if message["type"] == "http.response.start":
-                begun.append(message)
+                start_messages.append(message)
                 return
             body.extend(message.get("body", b""))
             if message.get("more_body"):
                 return
             page = bytes(body).replace(b"<head>", b"<head>" + self._head, 1)
-            kept = [(name, value) for name, value in begun[0]["headers"] if name.lower() != b"content-length"]
-            await send({**begun[0], "headers": [*kept, (b"content-length", str(len(page)).encode())]})
+            kept = [(name, value) for name, value in start_messages[0]["headers"] if name.lower() != b"content-length"]
+            await send({**start_messages[0], "headers": [*kept, (b"content-length", str(len(page)).encode())]})
             await send({"type": "http.response.body", "body": page})
 
         await self._app({**scope, "headers": headers}, receive, with_script)
@@ -147,7 +147,7 @@ def _app(*, guarded: bool) -> Any:
     return create_app(flask_app)
 
 
-def _set_up_authentication(root: Path, known: Credentials) -> None:
+def _set_up_authentication(root: Path, login: Credentials) -> None:
     """Recreate MLflow's users at each start: the user of STEMMA_AUTH, so that a changed password holds at once."""
     folder = make_servers_folder(root)
     users = folder / "mlflow-users.db"
@@ -162,8 +162,8 @@ def _set_up_authentication(root: Path, known: Credentials) -> None:
     )
     os.environ |= {
         "MLFLOW_AUTH_CONFIG_PATH": str(ini),
-        "MLFLOW_AUTH_ADMIN_USERNAME": known.user,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": known.password,
+        "MLFLOW_AUTH_ADMIN_USERNAME": login.user,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": login.password,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
         # A route without a defined permission is closed.
         "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",

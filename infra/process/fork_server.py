@@ -140,19 +140,19 @@ class Server:
         self._requests.close()
         os.close(self._parent)
         channel.close()
-        for other in self._children:
-            other.channel.close()
-            if not other.has_ended:
-                os.close(other.pidfd)
+        for child in self._children:
+            child.channel.close()
+            if not child.has_ended:
+                os.close(child.pidfd)
 
     def _ended(self, child: _Child) -> None:
         """Tells the exit code. The number stays taken until the client has heard it: it may still signal the group."""
-        found = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-        assert found is not None
+        status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+        assert status is not None
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         child.has_ended = True
-        _tell(child.channel, {"code": found.si_status if found.si_code == os.CLD_EXITED else -found.si_status})
+        _tell(child.channel, {"code": status.si_status if status.si_code == os.CLD_EXITED else -status.si_status})
         self._reap(child)
 
     def _unheard(self, child: _Child) -> None:
@@ -181,7 +181,7 @@ class _Sources:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, tuple[int, int] | None]] = {}
-        self._watched = tuple(place + os.sep for place in _on_python_path())
+        self._watched = tuple(directory + os.sep for directory in _on_python_path())
         self.note()
 
     def note(self) -> None:
@@ -200,15 +200,15 @@ _INSTALLED = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", 
 
 
 def _on_python_path() -> set[str]:
-    return {os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
+    return {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
 
 
 def _state(file: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(file)
+        info = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return info.st_mtime_ns, info.st_size
 
 
 def unsafe() -> str:
@@ -265,8 +265,8 @@ def _become(start: Start, output: int, parent: int) -> None:
         if callable(signal.getsignal(number)):  # some libraries take a signal when they are imported
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, _SIGINT)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull, "rb") as null_device:
+        os.dup2(null_device.fileno(), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

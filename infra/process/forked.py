@@ -51,7 +51,7 @@ class ForkServer:
     ) -> None:
         self.environment = dict(environment)
         self._own_sessions = own_sessions
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, self._parent_pipe = os.pipe()
         # torch makes a folder during its import, and a server that is killed does not remove it.
         self._held = ExitStack()
@@ -62,7 +62,7 @@ class ForkServer:
                     sys.executable,
                     "-m",
                     "infra.process.fork_server",
-                    str(theirs.fileno()),
+                    str(server_end.fileno()),
                     str(read_end),
                     str(temporary),
                 ],
@@ -70,13 +70,13 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=own_sessions,
-                pass_fds=[theirs.fileno(), read_end, *inherited],
+                pass_fds=[server_end.fileno(), read_end, *inherited],
                 cwd=PROJECT,
                 # The forked have it in /proc as well, by which they are known for ours.
                 env={**environment, PARENT_FD: str(read_end)},
             )
         finally:
-            theirs.close()
+            server_end.close()
             os.close(read_end)
 
     @property
@@ -110,25 +110,25 @@ class ForkServer:
         `infra.process.lifetime.die_with_parent`. stop: asked while the server still imports. set: variables besides the
         server's. Raises NotForkedError.
         """
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            wanted = Start(list(modules), list(argv), str(cwd), dict(set), self._own_sessions)
-            self._send(asdict(wanted), theirs.fileno(), output, parent)
+            request = Start(list(modules), list(argv), str(cwd), dict(set), self._own_sessions)
+            self._send(asdict(request), server_end.fileno(), output, parent)
         except NotForkedError:
-            mine.close()
+            own_end.close()
             raise
         finally:
-            theirs.close()
-        while not _readable(mine, POLL_S):
+            server_end.close()
+        while not _readable(own_end, POLL_S):
             if stop():
-                mine.close()
+                own_end.close()
                 raise NotForkedError("it was cancelled before it began")
-        data, descriptors, _, _ = _heard(mine, 1)
+        data, descriptors, _, _ = _heard(own_end, 1)
         answer: dict[str, Any] = parse_own_json(data) if data else {"refused": "the fork server has ended"}
         if "refused" in answer:
-            mine.close()
+            own_end.close()
             raise NotForkedError(answer["refused"])
-        return Forked(answer["pid"], mine, *descriptors)
+        return Forked(answer["pid"], own_end, *descriptors)
 
     def close(self) -> None:
         """End the server, even while it works; the processes that it forked continue."""

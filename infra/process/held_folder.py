@@ -40,17 +40,17 @@ def held_folder(name: str) -> Iterator[Path]:
 def _remove_left(parent: Path, start: str) -> None:
     """Remove the folders whose lock no process holds. Keep folders without a lock, folders of other users, and
     links."""
-    for left in parent.glob(f"{start}*"):
+    for leftover in parent.glob(f"{start}*"):
         try:
-            found = left.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            info = leftover.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
                 continue
-            descriptor = os.open(left / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            descriptor = os.open(leftover / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # no lock yet, or gone with its process just now
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
         except OSError:  # a process holds it
             continue
         finally:

@@ -69,16 +69,16 @@ class Pace:
             self._tell()
 
     def _tell(self) -> None:
-        more, more_bytes = self._under_way()
-        done = self._done + more
+        in_progress, more_bytes = self._under_way()
+        done = self._done + in_progress
         seconds = time.monotonic() - self._begun
         notes = [f"{self._documents:,} documents"] if self._documents else []
         if text_bytes := self._bytes + more_bytes:
             notes.append(f"{text_bytes / 1e6 / seconds:.1f} MB/s")
         if self._total is not None:
-            left = self._total - self._before - done
-            if done > 0 and left > 0:
-                notes.append(f"{_duration(seconds * left / done)} left")
+            remaining = self._total - self._before - done
+            if done > 0 and remaining > 0:
+                notes.append(f"{_duration(seconds * remaining / done)} left")
             done = min(done, self._total - self._before)
         self._run.progress(self._before + done, self._total, self._unit, ", ".join(notes))
 
@@ -102,9 +102,9 @@ def report(out: Path, amount: float, text_bytes: float = 0) -> None:
         return
     _reported_at = now
     file = report_file(out)
-    fresh = file.with_suffix(".fresh")
-    fresh.write_text(json.dumps([amount, text_bytes]), encoding="utf8")
-    os.replace(fresh, file)
+    temporary = file.with_suffix(".fresh")
+    temporary.write_text(json.dumps([amount, text_bytes]), encoding="utf8")
+    os.replace(temporary, file)
 
 
 def report_file(out: Path) -> Path:
@@ -117,8 +117,8 @@ def read_reports(files: Iterable[Path]) -> Amount:
     amounts = [0.0, 0.0]
     for file in files:
         try:
-            found = read_own_json(file)
+            values = read_own_json(file)
         except OSError:
             continue
-        amounts = [amounts[0] + found[0], amounts[1] + found[1]]
+        amounts = [amounts[0] + values[0], amounts[1] + values[1]]
     return amounts[0], amounts[1]

@@ -84,27 +84,27 @@ def map_partitions(
         Partition(item, partition_folder(run, step, index), key)
         for index, (item, key) in enumerate(zip(items, _keys(function, items), strict=True))
     ]
-    found: dict[int, Summary] = {}
+    summaries: dict[int, Summary] = {}
     for index, partition in enumerate(partitions):
         if (summary := _finished(partition)) is not None:
-            found[index] = summary
-    if found:
-        message = f"continuing {step}: {len(found):,} of {len(partitions):,} partitions are done"
-        run.event("continued", message, step=step, done=len(found), total=len(partitions))
-    left = [index for index in range(len(partitions)) if index not in found]
+            summaries[index] = summary
+    if summaries:
+        message = f"continuing {step}: {len(summaries):,} of {len(partitions):,} partitions are done"
+        run.event("continued", message, step=step, done=len(summaries), total=len(partitions))
+    pending = [index for index in range(len(partitions)) if index not in summaries]
     sizes = sizes if sizes is not None else [1] * len(partitions)
     mapper = run.mapper or map_locally(run.launch.workers)
-    with Pace(run, unit, sum(sizes), done=sum(sizes[index] for index in found)) as pace:
-        watched = [report_file(partitions[index].folder.with_suffix(".unfinished")) for index in left]
+    with Pace(run, unit, sum(sizes), done=sum(sizes[index] for index in summaries)) as pace:
+        watched = [report_file(partitions[index].folder.with_suffix(".unfinished")) for index in pending]
         pace.watch(lambda: read_reports(watched))
 
-        def on_done(place: int, summary: Summary) -> None:
-            found[left[place]] = summary
+        def on_done(position: int, summary: Summary) -> None:
+            summaries[pending[position]] = summary
             documents = 0 if unit == "documents" else summary.get("documents", 0)
-            pace.add(sizes[left[place]], summary.get("bytes", 0), documents)
+            pace.add(sizes[pending[position]], summary.get("bytes", 0), documents)
 
-        mapper(Work(function), [partitions[index] for index in left], run.stop_if_cancelled, on_done)
-    return [found[index] for index in range(len(partitions))]
+        mapper(Work(function), [partitions[index] for index in pending], run.stop_if_cancelled, on_done)
+    return [summaries[index] for index in range(len(partitions))]
 
 
 def partition_folder(run: Run, step: str, index: int) -> Path:

@@ -18,9 +18,9 @@ class Tail:
             return []
         with open(self._path, "rb") as file:
             file.seek(self._position)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._position += len(whole) + len(newline)
-        return whole.decode("utf8", errors="replace").splitlines() if newline else []
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._position += len(complete) + len(newline)
+        return complete.decode("utf8", errors="replace").splitlines() if newline else []
 
 
 TAIL_BYTES = 20_000

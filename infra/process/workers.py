@@ -73,10 +73,10 @@ def _map_on_processes(
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_the_parent) as pool:
         futures = {pool.submit(function, item): index for index, item in enumerate(items)}
-        left = set(futures)
+        pending = set(futures)
         try:
-            while left:
-                done, left = wait(left, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            while pending:
+                done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 stop_if_cancelled()
                 if any(future.exception() for future in done):
                     pool.shutdown(cancel_futures=True)

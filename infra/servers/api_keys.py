@@ -26,9 +26,12 @@ def api_keys() -> list[Credentials]:
             message = f"name:key,name:key was expected, with keys of {SHORTEST_PASSWORD} characters or more"
             raise ConfigError(Problem("bad_credentials", KEYS, message, how_to_set()))
         clients.append(Credentials(name, key))
-    for what, values in (("name", [one.user for one in clients]), ("key", [one.password for one in clients])):
+    for field, values in (
+        ("name", [client.user for client in clients]),
+        ("key", [client.password for client in clients]),
+    ):
         if len(set(values)) < len(values):
-            raise ConfigError(Problem("bad_credentials", KEYS, f"each {what} once was expected", how_to_set()))
+            raise ConfigError(Problem("bad_credentials", KEYS, f"each {field} once was expected", how_to_set()))
     return clients
 
 
@@ -63,22 +66,22 @@ class RateLimit:
         now = self._clock()
         if client not in self._buckets:
             self._forget_full(now)
-        left, since = self._buckets.get(client, (float(self.per_minute), now))
-        left = min(self.per_minute, left + (now - since) * self.per_minute / MINUTE_S)
-        is_allowed = left >= 1
-        left -= is_allowed
-        self._buckets[client] = (left, now)
-        wait_s = max(0.0, 1 - left) * MINUTE_S / self.per_minute
-        return Allowance(is_allowed, int(left), wait_s)
+        remaining, since = self._buckets.get(client, (float(self.per_minute), now))
+        remaining = min(self.per_minute, remaining + (now - since) * self.per_minute / MINUTE_S)
+        is_allowed = remaining >= 1
+        remaining -= is_allowed
+        self._buckets[client] = (remaining, now)
+        wait_s = max(0.0, 1 - remaining) * MINUTE_S / self.per_minute
+        return Allowance(is_allowed, int(remaining), wait_s)
 
     def headers(self, allowance: Allowance) -> Mapping[str, str]:
         """Return the headers of a response, as OpenAI's API sends them."""
-        given = {
+        headers = {
             "x-ratelimit-limit-requests": str(self.per_minute),
             "x-ratelimit-remaining-requests": str(allowance.remaining),
             "x-ratelimit-reset-requests": f"{allowance.wait_s:.3f}s",
         }
-        return given if allowance.is_allowed else {**given, "Retry-After": str(max(1, math.ceil(allowance.wait_s)))}
+        return headers if allowance.is_allowed else {**headers, "Retry-After": str(max(1, math.ceil(allowance.wait_s)))}
 
     def _forget_full(self, now: float) -> None:
         """Drop clients whose buckets are full again: there may be as many clients as there are addresses."""

@@ -67,11 +67,11 @@ def how_to_set() -> str:
 
 def client_variables() -> dict[str, str]:
     """Return the variables that Prefect's and MLflow's clients read; empty without credentials."""
-    known = credentials()
-    if known is None:
+    login = credentials()
+    if login is None:
         return {}
     return {
-        "PREFECT_API_AUTH_STRING": known.auth_string,
-        "MLFLOW_TRACKING_USERNAME": known.user,
-        "MLFLOW_TRACKING_PASSWORD": known.password,
+        "PREFECT_API_AUTH_STRING": login.auth_string,
+        "MLFLOW_TRACKING_USERNAME": login.user,
+        "MLFLOW_TRACKING_PASSWORD": login.password,
     }

@@ -40,8 +40,8 @@ def misdirected(url: str, timeout_s: float = 2.0) -> str:
         with _opener.open(url, timeout=timeout_s):
             return ""
     except urllib.error.HTTPError as error:
-        found = error.code == HTTPStatus.MISDIRECTED_REQUEST
-        return error.read().decode(errors="replace").strip() if found else ""
+        is_misdirected = error.code == HTTPStatus.MISDIRECTED_REQUEST
+        return error.read().decode(errors="replace").strip() if is_misdirected else ""
     except OSError:
         return ""
 
@@ -52,8 +52,8 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
     Raises PermissionError for 401, OSError for any other failed request.
     """
     headers = {"Content-Type": "application/json"}
-    if known := credentials():
-        headers["Authorization"] = known.header
+    if login := credentials():
+        headers["Authorization"] = login.header
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with _opener.open(request, timeout=timeout_s) as response:

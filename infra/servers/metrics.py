@@ -56,10 +56,10 @@ LIVE = {
 def _ended(run: Path) -> dict[str, Any]:
     """Return the pipeline of a run, its status, and the codes of its errors."""
     with open(run / "journal.jsonl", encoding="utf8") as journal:
-        begun = parse_own_json(journal.readline())
+        header = parse_own_json(journal.readline())
     document = read_own_json(run / "result.json")
     codes = [error["code"] for error in document["errors"]]
-    return {"pipeline": begun.get("pipeline", ""), "status": document["status"], "codes": codes}
+    return {"pipeline": header.get("pipeline", ""), "status": document["status"], "codes": codes}
 
 
 class StoreCollector(Collector):
@@ -200,9 +200,9 @@ class QueueCollector(Collector):
         yield GaugeMetricFamily("stemma_flow_runs_late", "Flow runs past their time that no worker has taken.", late)
 
 
-def _count(url: str, which: dict[str, object]) -> int:
+def _count(url: str, filters: dict[str, object]) -> int:
     try:
-        return int(post(f"{url}/flow_runs/count", {"flow_runs": which}, timeout_s=5))
+        return int(post(f"{url}/flow_runs/count", {"flow_runs": filters}, timeout_s=5))
     except OSError:
         return 0
 
@@ -222,8 +222,8 @@ def app(registry: CollectorRegistry, known: Credentials | None) -> App:
         return PlainTextResponse("OK")
 
     async def metrics(request: Request) -> Response:
-        given = request.headers.get("authorization", "")
-        if known and not hmac.compare_digest(given.encode(), known.header.encode()):
+        authorization = request.headers.get("authorization", "")
+        if known and not hmac.compare_digest(authorization.encode(), known.header.encode()):
             asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
             return PlainTextResponse("credentials were expected", 401, asking)
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -62,12 +62,12 @@ def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subpr
     """
     port = any_free_port()
     url = f"http://{HOST}:{port}"
-    wanted = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
+    variables = _WITHOUT_BLOCKS | {"PREFECT_SERVER_UI_ENABLED": str(page).lower(), PARENT_FD: str(line)}
     command = ("infra.servers.prefect.server", "--host", HOST, "--port", str(port))
     with open(home / LOG, "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "infra.process.lifetime", *command],
-            env=server_environ(prefect_server_variables(home, url) | wanted),
+            env=server_environ(prefect_server_variables(home, url) | variables),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -102,20 +102,20 @@ def services(root: Path | str) -> list[Service]:
 def states(root: Path | str) -> list[tuple[Service, State]]:
     """Return the services that `up` has started, each with its current state."""
     root = Path(root).absolute()
-    known = recorded(root)
-    answering = _answering(root, known, settings_of(root))
+    recorded_services = recorded(root)
+    answering = _answering(root, recorded_services, settings_of(root))
     return [
         (service, "answers" if service.name in answering else "silent" if service.alive else "gone")
-        for service in known.values()
+        for service in recorded_services.values()
     ]
 
 
-def _check_running(root: Path, before: Settings, asked: Settings) -> None:
+def _check_running(root: Path, before: Settings, requested: Settings) -> None:
     """Raise ConfigError `already_up` if services run with another address, database or use of credentials."""
     running = [service for service in recorded(root).values() if service.alive]
-    differing = [name for name in ("host", "database", "guarded") if getattr(asked, name) != getattr(before, name)]
+    differing = [name for name in ("host", "database", "guarded") if getattr(requested, name) != getattr(before, name)]
     if running and differing:
-        message = "; ".join(f"{name} {getattr(before, name)}, not {getattr(asked, name)}" for name in differing)
+        message = "; ".join(f"{name} {getattr(before, name)}, not {getattr(requested, name)}" for name in differing)
         raise ConfigError(
             Problem("already_up", str(root), f"the servers run with {message}", "stemma down, then up again")
         )
@@ -166,12 +166,12 @@ class _Starter:
             return worker_spec(self.root, urls["prefect"], self.settings)
         if name == "relay":
             return relay_spec(self.root)
-        asked = self.asked_ports.get(name)
-        preferred = asked or self.settings.ports.get(name, DEFAULT_PORTS[name])
-        had = name in self.settings.ports and asked is None
+        requested_port = self.asked_ports.get(name)
+        preferred = requested_port or self.settings.ports.get(name, DEFAULT_PORTS[name])
+        had = name in self.settings.ports and requested_port is None
         reserved = reserved_port(
             preferred,
-            asked_for=asked is not None,
+            asked_for=requested_port is not None,
             host=self.settings.host,
             patience_s=PORT_PATIENCE_S if had else 0.0,
         )
@@ -216,10 +216,10 @@ class _Starter:
             raise StageError(*(problem for failure in failures for problem in failure.problems))
 
     def _failure(self, name: str, service: Service) -> StageError:
-        how = "does not answer" if service.alive else "ended before it answered"
+        state = "does not answer" if service.alive else "ended before it answered"
         log = log_path(self.root, name)
         return stage_error(
-            "service_failed", name, f"{TITLES[name]} {how}; its last words: {last_lines(log)}", f"its log is {log}"
+            "service_failed", name, f"{TITLES[name]} {state}; its last words: {last_lines(log)}", f"its log is {log}"
         )
 
 
@@ -238,12 +238,12 @@ def log_path(root: Path | str, name: str) -> Path:
     return servers_folder(root) / f"{name}.log"
 
 
-def _answering(root: Path, known: dict[str, Service], settings: Settings) -> set[str]:
-    prefect_url = known["prefect"].url if "prefect" in known else ""
-    alive = [service for service in known.values() if service.alive]
+def _answering(root: Path, services: dict[str, Service], settings: Settings) -> set[str]:
+    prefect_url = services["prefect"].url if "prefect" in services else ""
+    alive = [service for service in services.values() if service.alive]
     with ThreadPoolExecutor(max_workers=len(NAMES)) as pool:
-        found = pool.map(lambda service: _answers(spec_of(service, root, prefect_url, settings), service), alive)
-        return {service.name for service, answered in zip(alive, found, strict=True) if answered}
+        answers = pool.map(lambda service: _answers(spec_of(service, root, prefect_url, settings), service), alive)
+        return {service.name for service, has_answered in zip(alive, answers, strict=True) if has_answered}
 
 
 def _answers(spec: Spec, service: Service) -> bool:
@@ -257,15 +257,15 @@ def _answers(spec: Spec, service: Service) -> bool:
 def _end(root: Path, services: Iterable[Service], say: Say) -> list[Service]:
     """End services, workers before servers, so that a worker's last report reaches its server."""
     servers = ("prefect", "mlflow")
-    ours = [service for service in services if _is_ours(root, service)]
+    own_services = [service for service in services if _is_ours(root, service)]
     for are_servers in (False, True):
-        batch = [service for service in ours if (service.name in servers) == are_servers]
+        batch = [service for service in own_services if (service.name in servers) == are_servers]
         for service in batch:
             say(f"stopping {TITLES.get(service.name, service.name)}")
             signal_group(service.pid, signal.SIGTERM)
         with ThreadPoolExecutor(max_workers=len(NAMES)) as pool:
             list(pool.map(lambda s: end_group(s.pid, lambda: not group_alive(s.pid), GRACE_S), batch))
-    return ours
+    return own_services
 
 
 def _is_ours(root: Path, service: Service) -> bool:

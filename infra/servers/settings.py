@@ -45,8 +45,8 @@ class Settings:
     @property
     def page(self) -> str:
         """The host under which people find them."""
-        if given := _given_addresses():
-            return host_name(given[0])
+        if addresses := _given_addresses():
+            return host_name(addresses[0])
         return _bracketed(socket.getfqdn() if self.host in EVERYWHERE else self.host)
 
     def page_of(self, url: str) -> str:
@@ -56,16 +56,16 @@ class Settings:
     @property
     def names(self) -> list[str]:
         """All names under which people may reach the servers, without ports, in lower case."""
-        found = [*map(host_name, _given_addresses()), HOST, "localhost", "[::1]", self.reach, self.page]
+        names = [*map(host_name, _given_addresses()), HOST, "localhost", "[::1]", self.reach, self.page]
         if self.host in EVERYWHERE:
             addresses = (address for card in psutil.net_if_addrs().values() for address in card)
-            found += [
+            names += [
                 _bracketed(item.address) for item in addresses if item.family in (socket.AF_INET, socket.AF_INET6)
             ]
         if not is_loopback(self.host):
-            here = socket.gethostname()
-            found += [here, here.partition(".")[0], socket.getfqdn()]
-        return list(dict.fromkeys(name.lower() for name in found))
+            hostname = socket.gethostname()
+            names += [hostname, hostname.partition(".")[0], socket.getfqdn()]
+        return list(dict.fromkeys(name.lower() for name in names))
 
     def addresses(self, port: int) -> list[str]:
         """Return the hosts and ports in a browser's address bar for our server on `port`, direct or behind a proxy."""
@@ -86,9 +86,9 @@ class Settings:
 def settings_of(root: Path | str) -> Settings:
     """Return the last settings of a store, the defaults for a new one."""
     path = servers_folder(root) / "settings.json"
-    found = read_state(path, _LOST, {})
+    fields = read_state(path, _LOST, {})
     try:
-        return Settings(**found)
+        return Settings(**fields)
     except TypeError as error:
         raise damaged(path, f"not as expected: {error}", _LOST) from error
 
@@ -110,18 +110,18 @@ def chosen(before: Settings, host: str | None) -> Settings:
 
     Raises ConfigError if that would open a server without credentials.
     """
-    known = credentials()
+    login = credentials()
     host = host or before.host
     url = requested_database()
     closed_before = before.guarded and os.environ.get(AUTH) != OFF
-    if known is None and not is_loopback(host):
+    if login is None and not is_loopback(host):
         message = f"{host} is reached from other machines, and the servers have no credentials to ask for"
         raise ConfigError(Problem("no_credentials", "--host", message, f"{how_to_set()}; or leave --host at {HOST}"))
-    if known is None and closed_before:
+    if login is None and closed_before:
         message = "these servers were started with credentials, and would now start without"
         fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
         raise ConfigError(Problem("no_credentials", AUTH, message, fix))
-    return Settings(host, described(url) if url else before.database, known is not None, before.ports)
+    return Settings(host, described(url) if url else before.database, login is not None, before.ports)
 
 
 def is_loopback(host: str) -> bool:

@@ -48,8 +48,8 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
     variables = prefect_server_variables(prefect_home(root), url, page)
     if postgres := settings.postgres:
         variables |= postgres.prefect_variables()
-    if known := credentials():
-        variables["PREFECT_SERVER_API_AUTH_STRING"] = known.auth_string
+    if login := credentials():
+        variables["PREFECT_SERVER_API_AUTH_STRING"] = login.auth_string
     return Spec(
         "prefect",
         url,
@@ -119,9 +119,11 @@ def worker_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
 def flow_run_spec(root: Path, prefect_url: str, settings: Settings) -> Spec:
     """Return the spec of one run in a pod, with the variables of a worker's; see `infra.servers.prefect.flow_pod`."""
     worker = worker_spec(root, prefect_url, settings)
-    told = {name: value for name, value in os.environ.items() if name.startswith(OF_ONE_RUN)}
+    run_variables = {name: value for name, value in os.environ.items() if name.startswith(OF_ONE_RUN)}
     return replace(
-        worker, command=(sys.executable, "-m", "infra.servers.prefect.flow_pod"), variables={**worker.variables, **told}
+        worker,
+        command=(sys.executable, "-m", "infra.servers.prefect.flow_pod"),
+        variables={**worker.variables, **run_variables},
     )
 
 

@@ -74,8 +74,8 @@ def program_problem(config: VllmConfig) -> Problem | None:
     if program_of(config):
         return None
     path = Path(_named(config))
-    what = "a program that can be executed" if path.exists() else "a program that is there"
-    message = f"expected {what}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
+    expectation = "a program that can be executed" if path.exists() else "a program that is there"
+    message = f"expected {expectation}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
     fix = 'install vLLM in an environment of its own (docs/alignment.md, "Answers by vLLM") and name its bin/vllm'
     return Problem("no_vllm", "launch.vllm.program", message, fix)
 
@@ -109,8 +109,8 @@ class Vllm:
         self._place = Path(tempfile.mkdtemp(prefix="stemma-vllm-", dir=_short_folder()))
         self._socket = self._place / "socket"
         # If an argument is given twice, the later value counts: the config's.
-        given = ("--uds", str(self._socket), *arguments, *config.arguments)
-        command = vllm_command(str(program_of(config)), folder, _NAME, *given)
+        options = ("--uds", str(self._socket), *arguments, *config.arguments)
+        command = vllm_command(str(program_of(config)), folder, _NAME, *options)
         read_end, self._parent_pipe = os.pipe()
         try:
             with log.open("ab") as file:
@@ -133,29 +133,29 @@ class Vllm:
             raise
 
     def _variables(self, kv_cache_bytes: int) -> dict[str, str]:
-        found = {**NO_USAGE_STATS, **OFFLINE, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(PROJECT)}
+        variables = {**NO_USAGE_STATS, **OFFLINE, "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(PROJECT)}
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-            found["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-kv_cache_bytes // 2**30)))
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-kv_cache_bytes // 2**30)))
         if self._config.gpus is not None:
-            found["CUDA_VISIBLE_DEVICES"] = self._config.gpus
-        return found
+            variables["CUDA_VISIBLE_DEVICES"] = self._config.gpus
+        return variables
 
     def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the only choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
-        found: list[dict[str, Any]] = [{} for _ in questions]
+        completions: list[dict[str, Any]] = [{} for _ in questions]
         pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(questions))), "vllm")
         try:
-            asked = {pool.submit(self._complete, one): number for number, one in enumerate(questions)}
-            heard = time.monotonic()
-            while asked:
-                done, _ = wait(asked, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            futures = {pool.submit(self._complete, question): number for number, question in enumerate(questions)}
+            last_heard = time.monotonic()
+            while futures:
+                done, _ = wait(futures, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in done:
-                    found[asked.pop(future)] = future.result()
-                heard = time.monotonic() if done else heard
-                self._look(heard, self._config.silent_s, "launch.vllm.silent_s", "no answer")
+                    completions[futures.pop(future)] = future.result()
+                last_heard = time.monotonic() if done else last_heard
+                self._look(last_heard, self._config.silent_s, "launch.vllm.silent_s", "no answer")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return found
+        return completions
 
     def reload_weights(self) -> None:
         """Load the weights that are now in the model's folder, and drop caches computed with the earlier ones.
@@ -181,23 +181,23 @@ class Vllm:
         return dict(choice)
 
     def _wait(self) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         while True:
-            self._look(began, self._config.start_s, "launch.vllm.start_s", "no sign of being ready")
+            self._look(started, self._config.start_s, "launch.vllm.start_s", "no sign of being ready")
             try:
                 self._request("GET", "/health")
                 return
             except OSError:
                 time.sleep(POLL_S)
 
-    def _look(self, heard: float, limit_s: float, key: str, what: str) -> None:
+    def _look(self, since: float, limit_s: float, key: str, missing: str) -> None:
         if self._stop():
             raise Cancelled
         if self._process.poll() is not None:
             raise self._ended()
-        if time.monotonic() - heard > limit_s:
+        if time.monotonic() - since > limit_s:
             fix = f"look at its log, {self._log}, or raise {key}"
-            raise stage_error("vllm_silent", key, f"vLLM gave {what} for {limit_s:g} s: {self._said()}", fix)
+            raise stage_error("vllm_silent", key, f"vLLM gave {missing} for {limit_s:g} s: {self._said()}", fix)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
@@ -241,21 +241,21 @@ class Vllm:
 
     def _ended(self) -> StageError:
         code = self._process.wait()
-        by = abs(code) if code < 0 else code - _BY_SIGNAL
-        how = signal.Signals(by).name if by > 0 else f"code {code}"
-        said = self._said()
-        if by == signal.SIGKILL or any(one in said.lower() for one in _NO_MEMORY):
+        signal_number = abs(code) if code < 0 else code - _BY_SIGNAL
+        cause = signal.Signals(signal_number).name if signal_number > 0 else f"code {code}"
+        log_tail = self._said()
+        if signal_number == signal.SIGKILL or any(phrase in log_tail.lower() for phrase in _NO_MEMORY):
             fix = (
                 "give it GPUs of its own (launch.vllm.gpus), or less of their memory "
                 "(launch.vllm.arguments: [--gpu-memory-utilization=0.4]); on a CPU set VLLM_CPU_KVCACHE_SPACE"
             )
-            return self._failed("vllm_out_of_memory", f"ended with {how}", fix)
-        return self._failed("vllm_failed", f"ended with {how}")
+            return self._failed("vllm_out_of_memory", f"ended with {cause}", fix)
+        return self._failed("vllm_failed", f"ended with {cause}")
 
-    def _failed(self, code: str, what: str, fix: str = "") -> StageError:
+    def _failed(self, code: str, event: str, fix: str = "") -> StageError:
         fix = fix or "mend what it says, or leave vLLM out for our own sampler"
         return stage_error(
-            code, "launch.vllm", f"vLLM {what}; its last words: {self._said()}", f"{fix}; its log is {self._log}"
+            code, "launch.vllm", f"vLLM {event}; its last words: {self._said()}", f"{fix}; its log is {self._log}"
         )
 
     def _said(self) -> str:
@@ -264,8 +264,8 @@ class Vllm:
             file.seek(self._log_begins)
             lines = file.read(_LOG_BYTES).decode("utf8", errors="replace").splitlines()
         errors = [line.strip() for line in lines if _ERROR.search(line) and " WARNING " not in line]
-        said = errors[:3] or [line.strip() for line in lines if line.strip()][-4:]
-        return " | ".join(line[-300:] for line in dict.fromkeys(said)) or "its log is empty"
+        excerpt = errors[:3] or [line.strip() for line in lines if line.strip()][-4:]
+        return " | ".join(line[-300:] for line in dict.fromkeys(excerpt)) or "its log is empty"
 
 
 class _Connection(http.client.HTTPConnection):

@@ -66,15 +66,15 @@ class LineageGraph:
 
 def artifact_member(store: Store, folder: Path, manifest: Manifest) -> Member:
     """An artifact of this store, or of another folder, as a node of a lineage graph."""
-    place = folder.absolute()
-    inside = place.is_relative_to(store.root)
-    return Member(place.relative_to(store.root).as_posix() if inside else str(place), "artifact", place, manifest)
+    path = folder.absolute()
+    is_in_store = path.is_relative_to(store.root)
+    return Member(path.relative_to(store.root).as_posix() if is_in_store else str(path), "artifact", path, manifest)
 
 
 def locate(store: Store, wanted: Input) -> tuple[Path, Manifest] | None:
     """The artifact with an input's very bytes: at its address, or where a later build of the same address moved it."""
-    place = store.root / wanted.path
-    for folder in (place, place.with_name(f"{place.name}.{wanted.digest[:8]}")):
+    path = store.root / wanted.path
+    for folder in (path, path.with_name(f"{path.name}.{wanted.digest[:8]}")):
         manifest = store.read(folder)
         if manifest is not None and manifest.digest == wanted.digest:
             return folder, manifest
@@ -86,24 +86,24 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGr
     graph = LineageGraph()
     parents: dict[tuple[str, str], Member] = {}
 
-    def parent_of(wanted: Input) -> Member:
-        key = (wanted.path, wanted.digest)
+    def parent_of(reference: Input) -> Member:
+        key = (reference.path, reference.digest)
         if key not in parents:
-            found = locate(store, wanted)
-            parents[key] = artifact_member(store, *found) if found else _gone(store, wanted)
+            located = locate(store, reference)
+            parents[key] = artifact_member(store, *located) if located else _gone(store, reference)
         return parents[key]
 
-    left = deque(artifact_member(store, folder, manifest) for folder, manifest in starts)
-    while left:
-        child = left.popleft()
-        made = child.manifest or child.stand_in
-        if not graph.add(child) or made is None:
+    queue = deque(artifact_member(store, folder, manifest) for folder, manifest in starts)
+    while queue:
+        child = queue.popleft()
+        manifest = child.manifest or child.stand_in
+        if not graph.add(child) or manifest is None:
             continue
-        for name, wanted, requires in _inputs(made):
-            parent = parent_of(wanted)
+        for name, reference, requires in _inputs(manifest):
+            parent = parent_of(reference)
             graph.links.append(Link(parent.id, child.id, name, requires))
-            left.append(parent)
-        for record in made.sources:
+            queue.append(parent)
+        for record in manifest.sources:
             source = source_member(record)
             graph.add(source)
             graph.links.append(Link(source.id, child.id, record.key))
@@ -132,34 +132,34 @@ def descent(store: Store, start: Member) -> LineageGraph:
     graph = LineageGraph()
     graph.add(start)
     readers: dict[tuple[str, str], list[tuple[Member, str, Input, bool]]] = {}
-    left = deque([start])
+    queue = deque([start])
     for folder, manifest in store.manifests():
         child = artifact_member(store, folder, manifest)
-        for name, wanted, requires in _inputs(manifest):
-            readers.setdefault((wanted.stage, wanted.digest), []).append((child, name, wanted, requires))
+        for name, reference, requires in _inputs(manifest):
+            readers.setdefault((reference.stage, reference.digest), []).append((child, name, reference, requires))
         for record in manifest.sources:
             if start.source and _share_bytes(start.source, record):
                 graph.links.append(Link(start.id, child.id, record.key))
                 if graph.add(child):
-                    left.append(child)
-    while left:
-        parent = left.popleft()
+                    queue.append(child)
+    while queue:
+        parent = queue.popleft()
         if parent.manifest is None:
             continue
-        made = parent.manifest
-        for child, name, wanted, requires in readers.get((made.stage, made.digest), []):
-            same_bytes = wanted.fingerprint != made.fingerprint
+        parent_manifest = parent.manifest
+        for child, name, reference, requires in readers.get((parent_manifest.stage, parent_manifest.digest), []):
+            same_bytes = reference.fingerprint != parent_manifest.fingerprint
             graph.links.append(Link(parent.id, child.id, name, requires, same_bytes))
             if graph.add(child):
-                left.append(child)
+                queue.append(child)
     return graph
 
 
-def _gone(store: Store, wanted: Input) -> Member:
-    folders = store.folders(wanted.stage)
-    same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == wanted.fingerprint)
+def _gone(store: Store, reference: Input) -> Member:
+    folders = store.folders(reference.stage)
+    same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == reference.fingerprint)
     stand_in = next((manifest for manifest in same_address if manifest is not None), None)
-    return Member(f"{wanted.path}.{wanted.digest[:8]}", "gone", input=wanted, stand_in=stand_in)
+    return Member(f"{reference.path}.{reference.digest[:8]}", "gone", input=reference, stand_in=stand_in)
 
 
 def source_member(record: SourceRecord) -> Member:
@@ -171,16 +171,16 @@ def file_member(path: str, sha256: str) -> Member:
     return Member(f"source/{sha256[:16] or path}", "source", source=SourceRecord("", sha256, {path: sha256}))
 
 
-def _share_bytes(wanted: SourceRecord, record: SourceRecord) -> bool:
+def _share_bytes(sought: SourceRecord, record: SourceRecord) -> bool:
     """True if one of the wanted files was read, by its path then or by its bytes."""
-    if wanted.digest == record.digest:
+    if sought.digest == record.digest:
         return True
     hashes = set(record.files.values())
-    return any(path in record.files or sha256 in hashes for path, sha256 in wanted.files.items())
+    return any(path in record.files or sha256 in hashes for path, sha256 in sought.files.items())
 
 
 def _inputs(manifest: Manifest) -> list[tuple[str, Input, bool]]:
     return [
-        *((name, wanted, False) for name, wanted in manifest.inputs.items()),
-        *((name, wanted, True) for name, wanted in manifest.requires.items()),
+        *((name, reference, False) for name, reference in manifest.inputs.items()),
+        *((name, reference, True) for name, reference in manifest.requires.items()),
     ]

@@ -59,8 +59,8 @@ class GoingRun:
         """Record an artifact that the run built or reused: should the run die now, `stemma gc` spares the artifact for
         a day. Raises StageError."""
         with self._lock:
-            one = {"stage": made.stage, "fingerprint": made.fingerprint, "digest": made.digest}
-            self._artifacts.append(one)
+            entry = {"stage": made.stage, "fingerprint": made.fingerprint, "digest": made.digest}
+            self._artifacts.append(entry)
             self._put()
 
     def before_commit(self) -> None:
@@ -80,10 +80,10 @@ class GoingRun:
     def _hold(self) -> None:
         key = f"{RUNS}/{self._run_id}"
 
-        def say(holder: Holder) -> None:
+        def report_holder(holder: Holder) -> None:
             self._say(f"{holder} had this run before; waiting until it ends or gives no more sign of life")
 
-        self._lease = self._store.leases.acquire(key, on_wait=say, stop_if=self._stopped)
+        self._lease = self._store.leases.acquire(key, on_wait=report_holder, stop_if=self._stopped)
         if self._lease is None:
             raise Cancelled
 
@@ -94,10 +94,10 @@ class GoingRun:
         if self._store.leases.table.read(_GC) is None:
             return
 
-        def say(holder: Holder) -> None:
+        def report_holder(holder: Holder) -> None:
             self._say(f"waiting for {holder}, which removes what nobody needs (`stemma gc`)")
 
-        gate = self._store.leases.acquire(_GC, on_wait=say, stop_if=self._stopped)
+        gate = self._store.leases.acquire(_GC, on_wait=report_holder, stop_if=self._stopped)
         if gate is None:
             raise Cancelled
         gate.release()
@@ -126,13 +126,13 @@ def nobody_at_work(store: Store, longest_s: float) -> Iterator[None]:
 
 
 def _refuse_at_work(store: Store, runs: RemoteRuns, longest_s: float) -> None:
-    held = [key for key, _ in store.leases.table.rows() if key != _GC]
-    dead = store.leases.seem_dead(held)
-    living = [key for key in held if key not in dead]
-    for one in runs.going():
-        key = f"{RUNS}/{one['run_id']}"
-        if key in living or (key not in held and time.time() - one["modified"] < longest_s):
-            raise _in_use(store, f"a run goes on ({one['pipeline']} on {one['host']} since {one['since']})")
+    held_keys = [key for key, _ in store.leases.table.rows() if key != _GC]
+    dead = store.leases.seem_dead(held_keys)
+    living = [key for key in held_keys if key not in dead]
+    for run in runs.going():
+        key = f"{RUNS}/{run['run_id']}"
+        if key in living or (key not in held_keys and time.time() - run["modified"] < longest_s):
+            raise _in_use(store, f"a run goes on ({run['pipeline']} on {run['host']} since {run['since']})")
     if living:
         raise _in_use(store, f"{living[0]} is at work")
 
@@ -140,14 +140,14 @@ def _refuse_at_work(store: Store, runs: RemoteRuns, longest_s: float) -> None:
 def _forget(store: Store, runs: RemoteRuns, longest_s: float) -> None:
     """Remove the records of runs that died long ago."""
     holders = dict(store.leases.table.rows())
-    for one in runs.going():
-        if time.time() - one["modified"] >= longest_s:
-            key = f"{RUNS}/{one['run_id']}"
+    for run in runs.going():
+        if time.time() - run["modified"] >= longest_s:
+            key = f"{RUNS}/{run['run_id']}"
             if key in holders:
                 store.leases.table.delete(key, holders[key].token)
-            runs.end(one["run_id"])
+            runs.end(run["run_id"])
 
 
-def _in_use(store: Store, what: str) -> StageError:
+def _in_use(store: Store, reason: str) -> StageError:
     fix = "say it again when it has ended; one that died counts for a minute"
-    return stage_error("in_use", store.place, f"nothing was removed: {what}", fix)
+    return stage_error("in_use", store.place, f"nothing was removed: {reason}", fix)

@@ -50,7 +50,7 @@ class Branch:
 
     def lines(self) -> list[str]:
         """Describe the state that the branch continues from, and each change, one per line."""
-        return [f"goes on from {self}", *(f"changed {one}" for one in self.changed or ())]
+        return [f"goes on from {self}", *(f"changed {change}" for change in self.changed or ())]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,26 +58,26 @@ class Branch:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Branch:
         changed = saved["changed"]
-        return cls(**{**saved, "changed": None if changed is None else tuple(Changed(**one) for one in changed)})
+        return cls(**{**saved, "changed": None if changed is None else tuple(Changed(**change) for change in changed)})
 
 
 def branch_of(manifest: Manifest, root: Path) -> Branch | None:
     """Return the branch from which an artifact of the store at `root` continues; None if it began from scratch."""
-    wanted = next((one for one in manifest.inputs.values() if one.state), None)
-    if wanted is None:
+    reference = next((entry for entry in manifest.inputs.values() if entry.state), None)
+    if reference is None:
         return None
     try:
-        before: Manifest | None = Manifest.read(root / wanted.path)
+        before: Manifest | None = Manifest.read(root / reference.path)
     except (OSError, ValueError):
-        before = known_manifest(root, wanted)
+        before = known_manifest(root, reference)
     if before is None:
-        return Branch(wanted.stage, wanted.fingerprint, wanted.stage, None, None, None)
-    folder = folder_of(root, wanted, before)
-    state = _state(folder, wanted.state)
+        return Branch(reference.stage, reference.fingerprint, reference.stage, None, None, None)
+    folder = folder_of(root, reference, before)
+    state = _state(folder, reference.state)
     batch = state.batch if state else None
     changed = tuple(_changed(before, manifest))
     tokens = _tokens(state, before) if state else None
-    return Branch(wanted.stage, wanted.fingerprint, before.step or before.stage, batch, tokens, changed)
+    return Branch(reference.stage, reference.fingerprint, before.step or before.stage, batch, tokens, changed)
 
 
 def _state(folder: Path, digest: str) -> KeptState | None:
@@ -96,21 +96,21 @@ def _tokens(state: KeptState, before: Manifest) -> int | None:
 
 
 def _changed(before: Manifest, after: Manifest) -> list[Changed]:
-    found = [
+    changes = [
         Changed(key, old, new)
         for key, old, new in changed_settings(before.identity, before.config, after.identity, after.config)
     ]
     for name in sorted(before.inputs.keys() | after.inputs.keys()):
         old_input, new_input = before.inputs.get(name), after.inputs.get(name)
-        if any(one and one.state for one in (old_input, new_input)):
+        if any(entry and entry.state for entry in (old_input, new_input)):
             continue
         if (old_input and old_input.digest) != (new_input and new_input.digest):
-            found.append(Changed(f"inputs.{name}", _address(old_input), _address(new_input)))
-    return found
+            changes.append(Changed(f"inputs.{name}", _address(old_input), _address(new_input)))
+    return changes
 
 
-def _address(one: Input | None) -> str | None:
-    return f"{one.stage}/{one.fingerprint[:8]}" if one else None
+def _address(reference: Input | None) -> str | None:
+    return f"{reference.stage}/{reference.fingerprint[:8]}" if reference else None
 
 
 def _shown(value: Any) -> str:

@@ -112,23 +112,23 @@ class Layout:
         if "?" in str(self.root):
             raise _no_store(self.root, "the addresses of its servers' databases would end at the question mark")
         try:
-            there = {path.name for path in self.root.iterdir()} - _OF_THE_DISK if self.root.exists() else set()
-            found = (self.root / MARKER).read_text().strip() if MARKER in there else ""
+            names = {path.name for path in self.root.iterdir()} - _OF_THE_DISK if self.root.exists() else set()
+            actual = (self.root / MARKER).read_text().strip() if MARKER in names else ""
         except NotADirectoryError:
             raise _no_store(self.root, "this is a file; a folder was expected") from None
         except (OSError, UnicodeDecodeError) as error:
             raise _no_store(self.root, f"cannot be read as a store: {error}") from None
-        if MARKER not in there:
-            strange = sorted(name for name in there - _OURS if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
+        if MARKER not in names:
+            strange = sorted(name for name in names - _OURS if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
             if strange:
-                listed = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-                raise _no_store(self.root, f"this folder is no store and not empty: it holds {listed}")
-        elif found != str(FORMAT):
+                examples = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+                raise _no_store(self.root, f"this folder is no store and not empty: it holds {examples}")
+        elif actual != str(FORMAT):
             raise ConfigError(
                 Problem(
                     "store_format",
                     str(self.root),
-                    f"this store has format {found[:20]!r}, this version of stemma reads format {FORMAT}",
+                    f"this store has format {actual[:20]!r}, this version of stemma reads format {FORMAT}",
                     "use the version that wrote it, or another --root",
                 )
             )
@@ -150,12 +150,12 @@ PARTS = {
 
 def disk(root: Path) -> dict[str, float]:
     """GB (1e9 bytes) free and in all on a store's disk, and taken by its parts; a file with two names counts once."""
-    place = next(folder for folder in (root, *root.parents) if folder.exists())
-    space = shutil.disk_usage(place)
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    space = shutil.disk_usage(existing)
     sizes = dict.fromkeys(("artifacts_gb", *PARTS.values()), 0)
-    seen: set[tuple[int, int]] = set()
+    inodes: set[tuple[int, int]] = set()
     for entry in os.scandir(root) if root.is_dir() else ():
-        sizes[PARTS.get(entry.name, "artifacts_gb")] += _size(Path(entry.path), seen)
+        sizes[PARTS.get(entry.name, "artifacts_gb")] += _size(Path(entry.path), inodes)
     return {
         "free_gb": round(space.free / 1e9, 1),
         "total_gb": round(space.total / 1e9, 1),
@@ -163,20 +163,20 @@ def disk(root: Path) -> dict[str, float]:
     }
 
 
-def _size(path: Path, seen: set[tuple[int, int]]) -> int:
+def _size(path: Path, inodes: set[tuple[int, int]]) -> int:
     """Bytes of a file, or of all files below a folder, without those seen before; what goes meanwhile is nothing."""
     total = 0
-    places = [str(path)]
-    while places:
-        place = places.pop()
+    pending = [str(path)]
+    while pending:
+        current = pending.pop()
         try:
-            if os.path.isdir(place) and not os.path.islink(place):
-                places += [entry.path for entry in os.scandir(place)]
+            if os.path.isdir(current) and not os.path.islink(current):
+                pending += [entry.path for entry in os.scandir(current)]
                 continue
-            found = os.lstat(place)
+            info = os.lstat(current)
         except FileNotFoundError:
             continue
-        if (found.st_dev, found.st_ino) not in seen:
-            seen.add((found.st_dev, found.st_ino))
-            total += found.st_size
+        if (info.st_dev, info.st_ino) not in inodes:
+            inodes.add((info.st_dev, info.st_ino))
+            total += info.st_size
     return total

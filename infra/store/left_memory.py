@@ -32,8 +32,8 @@ def memory_room() -> str:
     """The room of shared memory, for messages."""
     if not MEMORY.is_dir():
         return "no room that is known"
-    room = psutil.disk_usage(str(MEMORY))
-    return f"{room.free / 1e6:,.1f} MB free of {room.total / 1e6:,.1f}"
+    usage = psutil.disk_usage(str(MEMORY))
+    return f"{usage.free / 1e6:,.1f} MB free of {usage.total / 1e6:,.1f}"
 
 
 def remove_memory(work: Path) -> None:
@@ -45,8 +45,8 @@ def remove_memory(work: Path) -> None:
         with suppress(OSError, ValueError):  # a record that a full disk cut short names nothing
             first = int(record.read_text(encoding="utf8"))
             if not psutil.pid_exists(first // NUMBERS):
-                for left in _left(first):
-                    left.unlink(missing_ok=True)
+                for leftover in _left(first):
+                    leftover.unlink(missing_ok=True)
 
 
 def _left(first: int) -> Iterator[Path]:

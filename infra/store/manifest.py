@@ -126,14 +126,14 @@ class Manifest:
     def rewrite(self, folder: Path) -> None:
         """Takes the place of the manifest of a finished artifact, if it has one, at once."""
         # Not in the artifact, where what a kill leaves would be a file in no manifest.
-        beside = folder.with_name(f".{folder.name}.{MANIFEST}.{os.getpid()}")
+        temporary = folder.with_name(f".{folder.name}.{MANIFEST}.{os.getpid()}")
         try:
-            beside.write_bytes(self.as_bytes())
-            sync(beside)
-            os.replace(beside, folder / MANIFEST)
+            temporary.write_bytes(self.as_bytes())
+            sync(temporary)
+            os.replace(temporary, folder / MANIFEST)
             sync(folder)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -145,19 +145,19 @@ class Manifest:
     def parse(cls, content: bytes, path: Path | str) -> Manifest:
         """path: what messages call it. Raises ValueError as `read` does."""
         try:
-            found = _reader().validate_json(content, strict=True)
+            manifest = _reader().validate_json(content, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             key = ".".join(map(str, first["loc"]))
             raise ValueError(f"{path}: not as expected: {key}: {first['msg']}".replace(": : ", ": ")) from None
-        if found.schema != SCHEMA:
-            raise ValueError(f"{path}: schema {SCHEMA} was expected, not {found.schema}")
-        figures = found.result.get("figures", {})
-        if not isinstance(figures, Mapping) or not all(isinstance(one, int | float) for one in figures.values()):
+        if manifest.schema != SCHEMA:
+            raise ValueError(f"{path}: schema {SCHEMA} was expected, not {manifest.schema}")
+        figures = manifest.result.get("figures", {})
+        if not isinstance(figures, Mapping) or not all(isinstance(value, int | float) for value in figures.values()):
             raise ValueError(f"{path}: not as expected: result.figures: numbers by name were expected")
-        if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in found.files):
+        if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in manifest.files):
             raise ValueError(f"{path}: not as expected: files: paths within the artifact were expected")
-        return found
+        return manifest
 
 
 def known_manifest(root: Path, wanted: Input) -> Manifest | None:
@@ -169,8 +169,8 @@ def known_manifest(root: Path, wanted: Input) -> Manifest | None:
         lambda: Manifest.parse(mirrored.read_bytes().partition(b"\n")[2], mirrored),
     ):
         with suppress(OSError, ValueError):
-            if (found := read()).digest == wanted.digest:
-                return found
+            if (manifest := read()).digest == wanted.digest:
+                return manifest
     return None
 
 

@@ -29,20 +29,22 @@ def address(manifest: Manifest | Input) -> Address:
 
 def measurements(manifests: Iterable[Manifest]) -> dict[Address, Manifest]:
     """Return the newest measurement of each measured model, by the model's address."""
-    ordered = sorted((one for one in manifests if TRAINED in one.inputs), key=lambda one: one.age_key)
-    return {address(one.inputs[TRAINED]): one for one in ordered}
+    ordered = sorted(
+        (manifest for manifest in manifests if TRAINED in manifest.inputs), key=lambda manifest: manifest.age_key
+    )
+    return {address(manifest.inputs[TRAINED]): manifest for manifest in ordered}
 
 
 def newest_measurement(root: Path, model: Manifest) -> tuple[Path, Manifest] | None:
     """The newest measurement of a model in the store at `root`, as far as this machine knows it: of one on an object
     store, the measurements in the cache."""
-    found = {}
+    by_build = {}
     for folder in (root / measurement_of(model.stage)).glob("*/"):
         with suppress(OSError, ValueError):
             manifest = Manifest.read(folder)
-            found[manifest.build_id] = folder, manifest
-    newest = measurements(manifest for _, manifest in found.values()).get(address(model))
-    return found[newest.build_id] if newest else None
+            by_build[manifest.build_id] = folder, manifest
+    newest = measurements(manifest for _, manifest in by_build.values()).get(address(model))
+    return by_build[newest.build_id] if newest else None
 
 
 def measurement_of(name: str) -> str:
@@ -58,7 +60,7 @@ def is_measurement(name: str, names: Iterable[str]) -> bool:
 def figures_by_step(figures: Mapping[str, Mapping[str, T]]) -> dict[str, dict[str, T]]:
     """Return the figures of each step, including those of the measurement of its model."""
     together: dict[str, dict[str, T]] = {}
-    for name, own in figures.items():
+    for name, step_figures in figures.items():
         step = name.removeprefix(MEASURE) if is_measurement(name, figures) else name
-        together[step] = {**together.get(step, {}), **own}
+        together[step] = {**together.get(step, {}), **step_figures}
     return together

@@ -50,7 +50,7 @@ class Promotions:
 
     def history(self, name: str) -> list[Promotion]:
         """Return the promotions of a name that were not rolled back, the current one last."""
-        return [Promotion(**one) for one in self._read().get(name, [])]
+        return [Promotion(**entry) for entry in self._read().get(name, [])]
 
     def promoted(self, name: str) -> Promotion | None:
         history = self.history(name)
@@ -58,54 +58,54 @@ class Promotions:
 
     def all(self) -> dict[str, Promotion]:
         """Return the current promotion of every name."""
-        return {name: Promotion(**found[-1]) for name, found in self._read().items() if found}
+        return {name: Promotion(**history[-1]) for name, history in self._read().items() if history}
 
     def promote(self, name: str, promotion: Promotion, instead_of: Promotion | None) -> None:
         """Make a promotion the current one. Raises StageError `promoted_meanwhile` if it would replace another than
         `instead_of`."""
-        with self._changed() as found:
-            history = found.setdefault(name, [])
+        with self._changed() as by_name:
+            history = by_name.setdefault(name, [])
             now = Promotion(**history[-1]) if history else None
             if now != instead_of:
                 raise _meanwhile(name)
-            found[name] = [*history, asdict(promotion)][-KEPT:]
+            by_name[name] = [*history, asdict(promotion)][-KEPT:]
 
     def rollback(self, name: str) -> tuple[Promotion, Promotion]:
         """Roll back the last promotion; return the current and the former one. Raises StageError
         `nothing_to_roll_back`."""
-        with self._changed() as found:
-            history = found.get(name, [])
+        with self._changed() as by_name:
+            history = by_name.get(name, [])
             if len(history) < 2:
-                raise _nothing(name, list(found))
-            found[name] = history[:-1]
+                raise _nothing(name, list(by_name))
+            by_name[name] = history[:-1]
             return Promotion(**history[-2]), Promotion(**history[-1])
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
         if self._url:
             before = read_object(self._url)
-            found = self._parsed(before[0]) if before else {}
-            yield found
-            if not put_if(_as_text(found).encode(), self._url, before[1] if before else None):
+            by_name = self._parsed(before[0]) if before else {}
+            yield by_name
+            if not put_if(_as_text(by_name).encode(), self._url, before[1] if before else None):
                 raise _meanwhile(self._url)
             return
         state = self._path.parent / ".state"
         state.mkdir(parents=True, exist_ok=True)
         with open(state / "promotions.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self._read()
-            yield found
+            by_name = self._read()
+            yield by_name
             hidden = self._path.with_name(f".{FILE}")
             with open(hidden, "w", encoding="utf8") as file:
-                file.write(_as_text(found))
+                file.write(_as_text(by_name))
                 file.flush()
                 os.fsync(file.fileno())
             hidden.replace(self._path)
 
     def _read(self) -> dict[str, Any]:
         if self._url:
-            there = read_object(self._url)
-            return self._parsed(there[0]) if there else {}
+            stored = read_object(self._url)
+            return self._parsed(stored[0]) if stored else {}
         return self._by_name(read_state(self._path, _LOST, {}))
 
     def _parsed(self, data: bytes) -> dict[str, Any]:
@@ -114,27 +114,27 @@ class Promotions:
         except (ValueError, RecursionError) as error:
             raise damaged(self._url, str(error), _LOST) from error
 
-    def _by_name(self, found: Any) -> dict[str, Any]:
+    def _by_name(self, content: Any) -> dict[str, Any]:
         try:
-            for history in found.values():
+            for history in content.values():
                 if not isinstance(history, list):
                     raise TypeError
-                [Promotion(**one) for one in history]
+                [Promotion(**entry) for entry in history]
         except (AttributeError, TypeError) as error:
             message = "an object of lists of promotions by name was expected"
             raise damaged(self._url or self._path, message, _LOST) from error
-        return dict(found)
+        return dict(content)
 
 
-def _as_text(found: Mapping[str, Any]) -> str:
-    return json.dumps(found, indent=1) + "\n"
+def _as_text(by_name: Mapping[str, Any]) -> str:
+    return json.dumps(by_name, indent=1) + "\n"
 
 
-def _meanwhile(place: str) -> StageError:
+def _meanwhile(location: str) -> StageError:
     message = "another model was promoted meanwhile"
-    return stage_error("promoted_meanwhile", place, message, "look at it, and promote again")
+    return stage_error("promoted_meanwhile", location, message, "look at it, and promote again")
 
 
-def _nothing(name: str, known: list[str]) -> StageError:
-    there = f"promoted are {', '.join(known)}" if known else "nothing was promoted yet"
-    return stage_error("nothing_to_roll_back", name, "no earlier promotion of this name", there)
+def _nothing(name: str, names: list[str]) -> StageError:
+    fix = f"promoted are {', '.join(names)}" if names else "nothing was promoted yet"
+    return stage_error("nothing_to_roll_back", name, "no earlier promotion of this name", fix)

@@ -22,30 +22,34 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
     text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
     has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
     """
-    if found := _by_path(store, Path(text)):
-        return found
+    if artifact := _by_path(store, Path(text)):
+        return artifact
     stage, _, prefix = text.strip("/").partition("/")
     stages = store.stages()
     if stage not in stages:
-        if built := [] if prefix else [(folder, one) for folder, one in store.manifests() if one.step == stage]:
+        if (
+            built := []
+            if prefix
+            else [(folder, manifest) for folder, manifest in store.manifests() if manifest.step == stage]
+        ):
             return _newest(built)
-        shown = [name for name in stages if not among or name in among]
+        suggested = [name for name in stages if not among or name in among]
         message = f"no such folder, and no stage or step {stage!r} has artifacts in {store.place}"
-        raise _unknown(text, message, _instead(stage, shown))
+        raise _unknown(text, message, _instead(stage, suggested))
     folders = store.folders(stage)
     if not folders:
         raise _unknown(text, f"{stage} has no finished artifact in {store.place}", "build it first")
     if not prefix:
         built = _read(store, folders, text)
-        return _newest([one for one in built if one[1].step in ("", stage)] or built)
+        return _newest([pair for pair in built if pair[1].step in ("", stage)] or built)
     matches = [folder for folder in folders if folder.name == prefix] or _current(
         [folder for folder in folders if folder.name.startswith(prefix)]
     )
     if len(matches) == 1:
         return _read(store, matches, text)[0]
     if matches:
-        listed = ", ".join(f"{stage}/{folder.name}" for folder in matches[:SHOWN])
-        raise _unknown(text, f"{len(matches)} artifacts begin like this: {listed}", "write more of the fingerprint")
+        examples = ", ".join(f"{stage}/{folder.name}" for folder in matches[:SHOWN])
+        raise _unknown(text, f"{len(matches)} artifacts begin like this: {examples}", "write more of the fingerprint")
     names = [folder.name for folder in folders]
     near = difflib.get_close_matches(prefix, names, n=3, cutoff=0.3) or names[-SHOWN:]
     raise _unknown(
@@ -62,21 +66,22 @@ def opened(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, 
 def require_whole(store: Store, folder: Path, manifest: Manifest) -> None:
     """Raise StageError `damaged` if a file that an artifact's digest names is missing or changed. Files in aux/ record
     how the artifact was made, and are not part of it."""
-    payload, beside = (
-        tuple(f"/{file.path}" for file in manifest.files if file.is_payload is one) for one in (True, False)
+    payload, aux_paths = (
+        tuple(f"/{file.path}" for file in manifest.files if file.is_payload is is_payload)
+        for is_payload in (True, False)
     )
-    found = [(str(one.path), one) for one in store.differences(folder, manifest)]
-    wrong = [one for path, one in found if path.endswith(payload) and not path.endswith(beside)]
+    differences = [(str(difference.path), difference) for difference in store.differences(folder, manifest)]
+    wrong = [difference for path, difference in differences if path.endswith(payload) and not path.endswith(aux_paths)]
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        suffix = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         fix = "stemma run CONFIG builds it again; stemma verify names every file"
-        raise stage_error("damaged", f"{manifest.stage}/{folder.name}", f"it is damaged: {wrong[0]}{more}", fix)
+        raise stage_error("damaged", f"{manifest.stage}/{folder.name}", f"it is damaged: {wrong[0]}{suffix}", fix)
 
 
-def _instead(stage: str, shown: list[str]) -> str:
-    if near := difflib.get_close_matches(stage, shown, n=1, cutoff=0.6):
+def _instead(stage: str, stages: list[str]) -> str:
+    if near := difflib.get_close_matches(stage, stages, n=1, cutoff=0.6):
         return f"did you mean {near[0]}?"
-    return f"there are {', '.join(shown)}" if shown else "run a pipeline first, or name another --root"
+    return f"there are {', '.join(stages)}" if stages else "run a pipeline first, or name another --root"
 
 
 def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
@@ -87,9 +92,9 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
     return (folder.absolute(), manifest) if manifest else None
 
 
-def _newest(found: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
+def _newest(artifacts: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
     """Return the last one that came to the store, if possible among those that no later build replaced."""
-    return max(found, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
+    return max(artifacts, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 
 def _current(folders: list[Path]) -> list[Path]:
@@ -99,10 +104,10 @@ def _current(folders: list[Path]) -> list[Path]:
 
 
 def _read(store: Store, folders: list[Path], text: str) -> list[tuple[Path, Manifest]]:
-    found = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
-    if not found:
+    artifacts = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
+    if not artifacts:
         raise _unknown(text, f"{folders[0] / MANIFEST} is no manifest that this version can read", "build it again")
-    return found
+    return artifacts
 
 
 def _unknown(text: str, message: str, fix: str) -> ConfigError:

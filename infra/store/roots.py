@@ -42,12 +42,12 @@ def url_of(root: Path) -> str:
     Raises StageError `damaged_state`.
     """
     path = root / RECORD
-    found = read_state(path, _LOST, None) if path.is_file() else None
-    if found is None:
+    content = read_state(path, _LOST, None) if path.is_file() else None
+    if content is None:
         return ""
-    if not isinstance(found, dict) or not isinstance(found.get("url"), str):
+    if not isinstance(content, dict) or not isinstance(content.get("url"), str):
         raise damaged(path, "an object with `url` was expected", _LOST)
-    return str(found["url"])
+    return str(content["url"])
 
 
 def shown_root(root: Path) -> str:
@@ -72,9 +72,9 @@ def _normal(text: str) -> str:
 
 def _cache_of(url: str) -> Path:
     # Two servers may have buckets with the same name.
-    whole = hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {url}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {url}".encode()).hexdigest()[:12]
     name = re.sub(r"[^a-z0-9]+", "-", url.removeprefix(SCHEME).lower())[:_SHOWN].strip("-")
-    folder = _caches() / f"{name}-{whole}"
+    folder = _caches() / f"{name}-{digest}"
     record = folder / RECORD
     if record.exists():
         return folder
@@ -89,6 +89,6 @@ def _cache_of(url: str) -> Path:
 
 
 def _caches() -> Path:
-    if given := os.environ.get(CACHE):
-        return Path(given).absolute()
+    if directory := os.environ.get(CACHE):
+        return Path(directory).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "stemma"

@@ -78,16 +78,16 @@ def kept_states(artifact: Path) -> list[KeptState]:
 
 def remove_state(artifact: Path, manifest: Manifest, state: KeptState) -> None:
     """Remove a state from a finished artifact: first from the manifest, in one rename, then from the disk."""
-    gone = set(state.files(manifest))
-    replace(manifest, files=tuple(file for file in manifest.files if file not in gone)).rewrite(artifact)
+    removed = set(state.files(manifest))
+    replace(manifest, files=tuple(file for file in manifest.files if file not in removed)).rewrite(artifact)
     shutil.rmtree(state.folder, ignore_errors=True)
 
 
 def new_states(old: Manifest, new: Manifest) -> tuple[str, ...]:
     """The names of the states that a later build of the same bytes kept and the artifact lacks: gc removed them, or
     `keep_state` asks for more by now."""
-    there, built = ({_name(file) for file in one.files if _name(file)} for one in (old, new))
-    return tuple(sorted(built - there))
+    earlier, built = ({_name(file) for file in manifest.files if _name(file)} for manifest in (old, new))
+    return tuple(sorted(built - earlier))
 
 
 def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> None:
@@ -96,21 +96,21 @@ def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> No
     names = new_states(old, new)
     if not names:
         return
-    known = {state.batch: state.digest for state in kept_states(artifact)}
-    known |= {state.batch: state.digest for state in kept_states(built) if state.folder.name in names}
-    write_states(built, known)
+    digests = {state.batch: state.digest for state in kept_states(artifact)}
+    digests |= {state.batch: state.digest for state in kept_states(built) if state.folder.name in names}
+    write_states(built, digests)
     (artifact / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
     for name in names:
         shutil.rmtree(artifact / STATE_FOLDER / name, ignore_errors=True)
         os.rename(built / STATE_FOLDER / name, artifact / STATE_FOLDER / name)
-    others = tuple(file for file in old.files if file.path != STATES)
-    replace(old, files=others).rewrite(artifact)
+    other_files = tuple(file for file in old.files if file.path != STATES)
+    replace(old, files=other_files).rewrite(artifact)
     sync(built / STATES)
     os.replace(built / STATES, artifact / STATES)
     data = (artifact / STATES).read_bytes()
     added = [file for file in new.files if _name(file) in names]
     added.append(File(STATES, len(data), hashlib.sha256(data).hexdigest()))
-    replace(old, files=tuple(sorted((*others, *added), key=lambda file: file.path))).rewrite(artifact)
+    replace(old, files=tuple(sorted((*other_files, *added), key=lambda file: file.path))).rewrite(artifact)
 
 
 def _name(file: File) -> str:
@@ -126,8 +126,8 @@ def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptS
 
     Raises StageError `no_state`, naming the states that there are.
     """
-    found = kept_states(artifact)
-    if not found:
+    states = kept_states(artifact)
+    if not states:
         raise StageError(
             Problem(
                 "no_state",
@@ -137,11 +137,11 @@ def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptS
             )
         )
     if batch is None:
-        return found[-1]
-    for state in found:
+        return states[-1]
+    for state in states:
         if state.batch == batch:
             return state
-    kept = ", ".join(f"{state.batch:,}" for state in found)
+    kept = ", ".join(f"{state.batch:,}" for state in states)
     raise StageError(
         Problem(
             "no_state",

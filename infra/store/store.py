@@ -122,7 +122,10 @@ class Store:
         """Return every finished artifact with its folder, replaced ones too."""
         for name in [stage] if stage else self.stages():
             if self.remote is not None:
-                yield from ((self.layout.artifact(name, at), found) for at, found in self.remote.all(name))
+                yield from (
+                    (self.layout.artifact(name, folder_name), manifest)
+                    for folder_name, manifest in self.remote.all(name)
+                )
                 continue
             for folder in self.layout.artifacts(name):
                 if manifest := self.read(folder):
@@ -160,26 +163,28 @@ class Store:
         `infra.store.bucket.artifacts.Remote`. state: digest of a state. Raises StageError `damaged_object`,
         `disk_full`, and as `infra.io.s3.persistently` does.
         """
-        place = folder or self.path(manifest)
-        if self.remote is None or not self._is_address(place):
-            return place
-        with self._alone(place):
-            if is_new := not self._is_here(place, manifest):
-                self._make_room(place)
-                self._download(self.remote, manifest, place, say, stopped)
+        target = folder or self.path(manifest)
+        if self.remote is None or not self._is_address(target):
+            return target
+        with self._alone(target):
+            if is_new := not self._is_here(target, manifest):
+                self._make_room(target)
+                self._download(self.remote, manifest, target, say, stopped)
             if state:
-                self._download_state(self.remote, manifest, place, state, say, stopped)
+                self._download_state(self.remote, manifest, target, state, say, stopped)
         for before in manifest.inputs.values():
             if is_new and before.state:
                 self._peek_state(before)
-        return place
+        return target
 
-    def _peek_state(self, wanted: Input) -> None:
+    def _peek_state(self, reference: Input) -> None:
         """Fetch the files that `infra.store.branches` reads of the training from which an artifact continues."""
-        if (manifest := self.find(wanted.stage, wanted.fingerprint)) is None or manifest.digest != wanted.digest:
+        if (
+            manifest := self.find(reference.stage, reference.fingerprint)
+        ) is None or manifest.digest != reference.digest:
             return
         for state in kept_states(self.peek(manifest, STATES)):
-            if state.digest == wanted.state:
+            if state.digest == reference.state:
                 self.peek(manifest, f"{STATE_FOLDER}/{state.folder.name}/{CLOCK}")
 
     def is_here(self, folder: Path, manifest: Manifest) -> bool:
@@ -191,17 +196,17 @@ class Store:
 
         This is the artifact's own folder, or one to which only these files are downloaded.
         """
-        place = folder or self.path(manifest)
-        if self.remote is None or self.is_here(place, manifest):
-            return place
-        aside = glance_folder(self.root, manifest)
-        wanted = [file for file in manifest.files if file.path in paths]
-        if not (aside / MANIFEST).exists() or any(not self._has(aside, [file]) for file in wanted):
-            with self._alone(aside):
-                self.remote.fetch(manifest, aside, [file for file in wanted if not self._has(aside, [file])])
-                aside.mkdir(parents=True, exist_ok=True)
-                manifest.rewrite(aside)
-        return aside
+        target = folder or self.path(manifest)
+        if self.remote is None or self.is_here(target, manifest):
+            return target
+        glance = glance_folder(self.root, manifest)
+        files = [file for file in manifest.files if file.path in paths]
+        if not (glance / MANIFEST).exists() or any(not self._has(glance, [file]) for file in files):
+            with self._alone(glance):
+                self.remote.fetch(manifest, glance, [file for file in files if not self._has(glance, [file])])
+                glance.mkdir(parents=True, exist_ok=True)
+                manifest.rewrite(glance)
+        return glance
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
         """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
@@ -211,8 +216,8 @@ class Store:
 
     def _is_address(self, folder: Path) -> bool:
         """Return True if an artifact of this store may be at a folder."""
-        place = folder.absolute()
-        return place.parent.parent == self.root and not place.parent.name.startswith(".")
+        path = folder.absolute()
+        return path.parent.parent == self.root and not path.parent.name.startswith(".")
 
     def _is_here(self, folder: Path, manifest: Manifest) -> bool:
         """Return True if the copy in a folder is complete. Files that were added to the artifact later, such as a card,
@@ -230,31 +235,31 @@ class Store:
         return all(actual[folder / file.path] == file.sha256 for file in files)
 
     def _download(
-        self, remote: Remote, manifest: Manifest, place: Path, say: Callable[[str], None], stopped: Stopped
+        self, remote: Remote, manifest: Manifest, target: Path, say: Callable[[str], None], stopped: Stopped
     ) -> None:
         """Download an artifact, resuming from the files of an earlier, interrupted download."""
         self.layout.create()  # a reader creates no store, but the cache of a store has to be marked as one
-        work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{place.name}-{manifest.build_id}"
+        work = self.layout.root / ".work" / ".fetch" / f"{manifest.stage}-{target.name}-{manifest.build_id}"
         work.mkdir(parents=True, exist_ok=True)
         copy = replace(manifest, files=without_states(manifest))
-        left = [file for file in copy.files if not self._has(work, [file])]
-        self._say_download(manifest, left, work, say)
+        pending = [file for file in copy.files if not self._has(work, [file])]
+        self._say_download(manifest, pending, work, say)
         try:
-            remote.fetch(manifest, work, left, stopped)
+            remote.fetch(manifest, work, pending, stopped)
             copy.write(work)
             sync(work / MANIFEST)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(work, place)
-            sync(place.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(work, target)
+            sync(target.parent)
         except OSError as error:
             raise disk_error(error, f"the copy of {self.location(manifest)}", work) from error
-        self.hashes.know({place / file.path: file.sha256 for file in copy.files})
+        self.hashes.know({target / file.path: file.sha256 for file in copy.files})
 
     def _download_state(
         self,
         remote: Remote,
         manifest: Manifest,
-        place: Path,
+        target: Path,
         digest: str,
         say: Callable[[str], None],
         stopped: Stopped,
@@ -264,19 +269,19 @@ class Store:
         Its files are put in place first, and only then into the copy's manifest. So an interrupted download is not part
         of the copy, and is resumed.
         """
-        wanted = next((state for state in kept_states(place) if state.digest == digest), None)
-        copy = Manifest.read(place)
-        new = [file for file in wanted.files(manifest) if file not in copy.files] if wanted else []
+        kept_state = next((state for state in kept_states(target) if state.digest == digest), None)
+        copy = Manifest.read(target)
+        new = [file for file in kept_state.files(manifest) if file not in copy.files] if kept_state else []
         if not new:
             return
-        left = [file for file in new if not self._has(place, [file])]
-        self._say_download(manifest, left, place, say)
+        pending = [file for file in new if not self._has(target, [file])]
+        self._say_download(manifest, pending, target, say)
         try:
-            remote.fetch(manifest, place, left, stopped)
-            replace(copy, files=tuple(sorted((*copy.files, *new), key=lambda file: file.path))).rewrite(place)
+            remote.fetch(manifest, target, pending, stopped)
+            replace(copy, files=tuple(sorted((*copy.files, *new), key=lambda file: file.path))).rewrite(target)
         except OSError as error:
-            raise disk_error(error, f"the copy of {self.location(manifest)}", place) from error
-        self.hashes.know({place / file.path: file.sha256 for file in new})
+            raise disk_error(error, f"the copy of {self.location(manifest)}", target) from error
+        self.hashes.know({target / file.path: file.sha256 for file in new})
 
     def _say_download(self, manifest: Manifest, files: list[File], folder: Path, say: Callable[[str], None]) -> None:
         size = sum(file.size for file in files)
@@ -301,32 +306,32 @@ class Store:
         objects are never incomplete; `read_all` downloads every byte.
         """
         if self.remote is not None and self._is_address(folder):
-            found = self._contradictions(folder, manifest)
+            differences = self._contradictions(folder, manifest)
             if read_all:
-                wrong = [one for one in self.remote.verify(manifest) if one[1] != EXTRA]
+                wrong = [pair for pair in self.remote.verify(manifest) if pair[1] != EXTRA]
             else:
                 wrong = self.remote.differences(manifest)
-            return [*found, *(Difference(url, what) for url, what in wrong)]
+            return [*differences, *(Difference(url, kind) for url, kind in wrong)]
         expected = {folder / file.path: file for file in manifest.files}
-        there = [path for path in expected if path.is_file()]
-        found = [Difference(path, "missing") for path in expected if path not in set(there)]
-        found += self._contradictions(folder, manifest)
+        present = [path for path in expected if path.is_file()]
+        differences = [Difference(path, "missing") for path in expected if path not in set(present)]
+        differences += self._contradictions(folder, manifest)
         try:
-            actual = self.hashes.sha256(there, read_all=read_all)
+            actual = self.hashes.sha256(present, read_all=read_all)
         except OSError as error:
-            return [*found, Difference(Path(error.filename or folder), f"unreadable: {error.strerror}")]
-        found += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
-        return sorted(found, key=lambda difference: str(difference.path))
+            return [*differences, Difference(Path(error.filename or folder), f"unreadable: {error.strerror}")]
+        differences += [Difference(path, "changed") for path, sha in actual.items() if sha != expected[path].sha256]
+        return sorted(differences, key=lambda difference: str(difference.path))
 
     def verify(self, folder: Path, manifest: Manifest) -> list[Difference]:
         """Return every file that is missing, changed, unreadable or in no manifest; every byte is read."""
         if self.remote is not None and self._is_address(folder):
-            found = self._contradictions(folder, manifest)
-            return [*found, *(Difference(url, what) for url, what in self.remote.verify(manifest))]
-        found = self.differences(folder, manifest, read_all=True)
-        named = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
-        extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in named)
-        return [*found, *(Difference(path, "in no manifest") for path in extra)]
+            differences = self._contradictions(folder, manifest)
+            return [*differences, *(Difference(url, kind) for url, kind in self.remote.verify(manifest))]
+        differences = self.differences(folder, manifest, read_all=True)
+        listed_paths = {folder / file.path for file in manifest.files} | {folder / MANIFEST}
+        extra = sorted(path for path in folder.rglob("*") if not path.is_dir() and path not in listed_paths)
+        return [*differences, *(Difference(path, "in no manifest") for path in extra)]
 
     def _contradictions(self, folder: Path, manifest: Manifest) -> list[Difference]:
         if self.content_digest(manifest.files) != manifest.digest:
@@ -364,9 +369,9 @@ class Store:
         lineage still finds it. check: called after an upload, which may take hours; what it raises ends the commit.
         stopped: see `infra.store.bucket.artifacts.Remote`.
         """
-        place = self.path(manifest)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        last = max((other.order for _, other in self.manifests(manifest.stage)), default=0)
+        target = self.path(manifest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        last = max((earlier.order for _, earlier in self.manifests(manifest.stage)), default=0)
         manifest = replace(manifest, order=last + 1)
         try:
             manifest.write(unfinished)
@@ -378,35 +383,35 @@ class Store:
             raise disk_error(error, manifest.stage, unfinished) from error
         if self.remote is not None:
             return self._commit_remotely(self.remote, unfinished, manifest, check, stopped)
-        old = self.read(place)
-        if old is not None and old.digest == manifest.digest and not self.differences(place, old):
-            take_states(place, old, unfinished, manifest)
+        old = self.read(target)
+        if old is not None and old.digest == manifest.digest and not self.differences(target, old):
+            take_states(target, old, unfinished, manifest)
             shutil.rmtree(unfinished)
-            if manifest.versions != old.versions and (current := self.read(place)) is not None:
-                replace(current, reproduced_with=manifest.versions).rewrite(place)
-            return place
-        if place.exists():
-            self._retire(place, old)
-        os.rename(unfinished, place)
-        sync(place.parent)
+            if manifest.versions != old.versions and (current := self.read(target)) is not None:
+                replace(current, reproduced_with=manifest.versions).rewrite(target)
+            return target
+        if target.exists():
+            self._retire(target, old)
+        os.rename(unfinished, target)
+        sync(target.parent)
         # A rename leaves each file's times alone, so what was hashed a moment ago is known under its new path too.
-        self.hashes.moved(unfinished, place)
-        return place
+        self.hashes.moved(unfinished, target)
+        return target
 
     def _commit_remotely(
         self, remote: Remote, unfinished: Path, manifest: Manifest, check: Callable[[], None], stopped: Stopped
     ) -> Path:
-        place = self.path(manifest)
+        target = self.path(manifest)
         in_force = remote.commit(manifest, unfinished, check, stopped)
         if in_force.build_id != manifest.build_id:
             shutil.rmtree(unfinished)
-            return place
-        with self._alone(place):
-            self._make_room(place)
-            os.rename(unfinished, place)
-            sync(place.parent)
-        self.hashes.moved(unfinished, place)
-        return place
+            return target
+        with self._alone(target):
+            self._make_room(target)
+            os.rename(unfinished, target)
+            sync(target.parent)
+        self.hashes.moved(unfinished, target)
+        return target
 
     def unfinished_commit(self, unfinished: Path, stage: str, fingerprint: str) -> Manifest | None:
         """The manifest of a build that was broken off while its files were uploaded: all that is left of it to do is
@@ -440,23 +445,23 @@ class Store:
             if current is None or current.digest != manifest.digest:
                 return
             # The manifest never names a file that differs: first without it, then with it.
-            others = tuple(file for file in current.files if file.path != path)
-            if len(others) < len(current.files):
-                replace(current, files=others).rewrite(folder)
+            other_files = tuple(file for file in current.files if file.path != path)
+            if len(other_files) < len(current.files):
+                replace(current, files=other_files).rewrite(folder)
             (folder / AUX).mkdir(exist_ok=True)
             hidden = folder / AUX / f".{name}"  # of one name: what a kill left is written over
             hidden.write_bytes(data)
             sync(hidden)
             hidden.replace(folder / path)
-            replace(current, files=tuple(sorted((*others, added), key=lambda file: file.path))).rewrite(folder)
+            replace(current, files=tuple(sorted((*other_files, added), key=lambda file: file.path))).rewrite(folder)
         finally:
             lease.release()
 
     def discard(self, manifest: Manifest) -> None:
         """Move a damaged artifact aside, so that it is never reused."""
-        place = self.path(manifest)
-        if place.exists():
-            self._retire(place, None)
+        target = self.path(manifest)
+        if target.exists():
+            self._retire(target, None)
 
     def remove(self, folder: Path, manifest: Manifest | None) -> None:
         """Takes a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
@@ -467,39 +472,39 @@ class Store:
                 return
         self._throw_away(folder)
 
-    def _retire(self, place: Path, old: Manifest | None) -> None:
+    def _retire(self, target: Path, old: Manifest | None) -> None:
         """Rename an artifact away from its address. A damaged one, or a folder that is none, is removed for good."""
-        if old is not None and not self.differences(place, old):
-            kept = place.with_name(f"{place.name}.{old.digest[:8]}")
+        if old is not None and not self.differences(target, old):
+            kept = target.with_name(f"{target.name}.{old.digest[:8]}")
             if not kept.exists():
-                os.rename(place, kept)
-                self.hashes.moved(place, kept)
+                os.rename(target, kept)
+                self.hashes.moved(target, kept)
                 return
-        self._throw_away(place)
+        self._throw_away(target)
 
-    def _make_room(self, place: Path) -> None:
+    def _make_room(self, target: Path) -> None:
         """A whole copy of what another build replaced goes to its name; one that is damaged, or known there, goes."""
-        copy = _in_folder(place)
-        kept = place.with_name(f"{place.name}.{copy.digest[:8]}") if copy else place
-        if copy is not None and not kept.exists() and self._has(place, list(copy.files)):
-            os.rename(place, kept)
-            self.hashes.moved(place, kept)
-        elif place.exists():
-            self._throw_away(place)
+        copy = _in_folder(target)
+        kept = target.with_name(f"{target.name}.{copy.digest[:8]}") if copy else target
+        if copy is not None and not kept.exists() and self._has(target, list(copy.files)):
+            os.rename(target, kept)
+            self.hashes.moved(target, kept)
+        elif target.exists():
+            self._throw_away(target)
 
-    def _throw_away(self, place: Path) -> None:
+    def _throw_away(self, target: Path) -> None:
         trash = (
-            self.layout.root / ".work" / ".trash" / f"{place.parent.name}-{place.name}-{os.getpid()}-{time.time_ns()}"
+            self.layout.root / ".work" / ".trash" / f"{target.parent.name}-{target.name}-{os.getpid()}-{time.time_ns()}"
         )
         try:
             trash.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(place, trash)
+            os.rename(target, trash)
         except OSError as error:
             if not is_full(error):
                 raise
             # No room for a folder: without its manifest it is no artifact either.
-            (place / MANIFEST).unlink(missing_ok=True)
-            trash = place
+            (target / MANIFEST).unlink(missing_ok=True)
+            trash = target
         shutil.rmtree(trash, ignore_errors=True)
 
 

@@ -67,39 +67,39 @@ class KubeApi:
             namespace = (SERVICE_ACCOUNT / "namespace").read_text().strip()
             user = {"tokenFile": str(SERVICE_ACCOUNT / "token")}
             return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", user, context, namespace)
-        given = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        kubeconfig = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         try:
-            return cls._of_kubeconfig(name, given)
+            return cls._of_kubeconfig(name, kubeconfig)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
+            detail = " ".join(f"{type(error).__name__}: {error}".split())
             raise stage_error(
                 "bad_kubeconfig",
-                given,
-                f"expected a kubeconfig whose context, cluster, user and certificates can be read: {said}",
+                kubeconfig,
+                f"expected a kubeconfig whose context, cluster, user and certificates can be read: {detail}",
                 "`kubectl --context NAME get pods` with the same KUBECONFIG has to work",
             ) from None
 
     @classmethod
-    def _of_kubeconfig(cls, name: str | None, given: str) -> KubeApi:
-        found: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
+    def _of_kubeconfig(cls, name: str | None, kubeconfig: str) -> KubeApi:
+        merged: dict[str, dict[str, Any]] = {"contexts": {}, "clusters": {}, "users": {}}
         current = name or ""
-        for path in [Path(part) for part in given.split(os.pathsep) if part and Path(part).exists()]:
+        for path in [Path(part) for part in kubeconfig.split(os.pathsep) if part and Path(part).exists()]:
             document = read_plain(read_text(path)) or {}
             current = current or document.get("current-context") or ""
-            for kind, entries in found.items():
+            for kind, entries in merged.items():
                 for entry in document.get(kind) or ():
                     entries.setdefault(entry["name"], _absolute(entry[kind[:-1]], path.parent))
-        context = found["contexts"].get(current)
-        if context is None or context["cluster"] not in found["clusters"]:
+        context = merged["contexts"].get(current)
+        if context is None or context["cluster"] not in merged["clusters"]:
             expected = f"the context {current}" if current else "a current context"
             raise stage_error(
                 "no_kubernetes",
                 "launch.kubernetes.context" if name else "launch.cluster",
-                f"expected {expected} in the kubeconfig at {given}, or a pod with a service account",
+                f"expected {expected} in the kubeconfig at {kubeconfig}, or a pod with a service account",
                 "set KUBECONFIG, or run in a pod that may create jobs",
             )
-        cluster = found["clusters"][context["cluster"]]
-        user = found["users"].get(context.get("user", ""), {})
+        cluster = merged["clusters"][context["cluster"]]
+        user = merged["users"].get(context.get("user", ""), {})
         trusted = None
         if cluster["server"].startswith("https"):
             data = cluster.get("certificate-authority-data")
@@ -173,8 +173,8 @@ class KubeApi:
             return
         with tempfile.TemporaryDirectory(prefix="stemma-") as folder:
             paths = []
-            for name, given in (("client-certificate", "clientCertificateData"), ("client-key", "clientKeyData")):
-                data = base64.b64decode(user.get(f"{name}-data", "")) or user.get(given, "").encode()
+            for name, field in (("client-certificate", "clientCertificateData"), ("client-key", "clientKeyData")):
+                data = base64.b64decode(user.get(f"{name}-data", "")) or user.get(field, "").encode()
                 path = Path(folder) / name
                 path.touch(0o600)
                 path.write_bytes(data or Path(user[name]).read_bytes())
@@ -188,18 +188,18 @@ def _absolute(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {name: str(folder / value) if name in files and value else value for name, value in entry.items()}
 
 
-def _executed(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _executed(plugin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the credentials that a credential program gives (client.authentication.k8s.io)."""
-    command = [asked["command"], *(asked.get("args") or ())]
-    environment = {one["name"]: one["value"] for one in asked.get("env") or ()}
-    wanted = {"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
-    variables = {**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(wanted)}
+    command = [plugin["command"], *(plugin.get("args") or ())]
+    environment = {variable["name"]: variable["value"] for variable in plugin.get("env") or ()}
+    credential_request = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    variables = {**os.environ, **environment, "KUBERNETES_EXEC_INFO": json.dumps(credential_request)}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=_EXEC_S, check=True)
         return dict(parse_json(answer.stdout)["status"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip()
-        raise KubeError(0, f"the kubeconfig's program {command[0]} gave no credentials: {said}") from None
+        detail = (getattr(error, "stderr", None) or str(error)).strip()
+        raise KubeError(0, f"the kubeconfig's program {command[0]} gave no credentials: {detail}") from None
 
 
 def _said(error: urllib.error.HTTPError) -> str:

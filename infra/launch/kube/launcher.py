@@ -80,27 +80,27 @@ class Kubernetes(OneJob):
             job, pods = self._look()
         except KubeError:
             return None
-        said = f"Kubernetes Job {self._job}"
+        subject = f"Kubernetes Job {self._job}"
         if job is None and not all(map(is_finished, pods)):
             return None  # its pods still have their time to save
         if job is None:
             self._forget()
             fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
-            return Over(Problem("job_cancelled", self._name, f"{said} was deleted from outside", fix), None)
+            return Over(Problem("job_cancelled", self._name, f"{subject} was deleted from outside", fix), None)
         failed = condition(job, "Failed")
         reason = (failed or condition(job, "FailureTarget") or {}).get("reason", _POD_FAILED)
         by_controller = reason != _POD_FAILED or "deletionTimestamp" in job["metadata"]
         assert self._known is not None
         self._known.note(pods)
-        if taken := self._known.taken(by_controller=by_controller):
-            found = Over(Problem("preempted", self._name, f"{said} lost a pod: {taken}", "run again"), False)
+        if disruption := self._known.taken(by_controller=by_controller):
+            outcome = Over(Problem("preempted", self._name, f"{subject} lost a pod: {disruption}", "run again"), False)
         elif failed is not None:
-            found = self._failed(said, failed, pods)
+            outcome = self._failed(subject, failed, pods)
         else:
             self._say_waiting(pods)
             return None
         self.release()
-        return found
+        return outcome
 
     def cancel(self) -> None:
         """Make Kubernetes end the pods: SIGTERM, and SIGKILL after their grace period."""
@@ -158,8 +158,8 @@ class Kubernetes(OneJob):
         except KubeError as error:
             self._record.unlink()
             code = "kubernetes_refused" if 400 <= error.status < 500 else "scheduler_unreachable"
-            said = f"Kubernetes did not take the Job: {error}"
-            raise StageError(Problem(code, "launch.kubernetes", said, "its own words say what it expects")) from None
+            message = f"Kubernetes did not take the Job: {error}"
+            raise StageError(Problem(code, "launch.kubernetes", message, "its own words say what it expects")) from None
         self._job, self._asked = job, time.monotonic()
         self._known, self._said = Pods(self._api, self._pods, f"stemma/job={job}"), ""
         self._say("submitted", f"submitted as Kubernetes Job {job}")
@@ -229,37 +229,39 @@ class Kubernetes(OneJob):
         self._job, self._known = "", None
         self._record.unlink(missing_ok=True)
 
-    def _failed(self, said: str, failed: Mapping[str, Any], pods: list[dict[str, Any]]) -> Over:
+    def _failed(self, subject: str, failed: Mapping[str, Any], pods: list[dict[str, Any]]) -> Over:
         reason, message = failed.get("reason", ""), failed.get("message", "")
         if reason == "DeadlineExceeded":
             fix = "raise launch.kubernetes.time_limit_h, or lower checkpoint_every"
-            problem = Problem("time_limit", "launch.kubernetes.time_limit_h", f"{said} reached its time limit", fix)
+            problem = Problem("time_limit", "launch.kubernetes.time_limit_h", f"{subject} reached its time limit", fix)
             return Over(problem, False)
         ends = [end for pod in pods if (end := _end_of(pod))]
         if any(end.get("reason") == "OOMKilled" for end in ends):
             fix = "a smaller launch.microbatch needs less; launch.kubernetes.memory_gb asks for more"
-            problem = Problem("out_of_memory", self._name, f"Kubernetes ended {said}, which was out of memory", fix)
+            problem = Problem("out_of_memory", self._name, f"Kubernetes ended {subject}, which was out of memory", fix)
             return Over(problem, None)
         self.pass_on_log()
         codes = ", ".join(str(end.get("exitCode")) for end in ends if end.get("exitCode"))
         words = last_lines(self._log, 2)
-        message = f"{said} failed: {reason} {message}; exit codes of its pods: {codes or 'none'}; {words}"
+        message = f"{subject} failed: {reason} {message}; exit codes of its pods: {codes or 'none'}; {words}"
         return Over(Problem("job_failed", self._name, message, f"stemma logs {self._name}"), None)
 
     def _say_waiting(self, pods: list[dict[str, Any]]) -> None:
         """Report pods that do not start, once for each change of the reasons."""
         reasons = sorted({reason for pod in pods if (reason := _waits_for(pod))})
-        said = "; ".join(reasons)
-        if said != self._said:
-            self._said = said
-            if said:
-                self._say("waiting", f"pods of Kubernetes Job {self._job} wait: {said}")
+        summary = "; ".join(reasons)
+        if summary != self._said:
+            self._said = summary
+            if summary:
+                self._say("waiting", f"pods of Kubernetes Job {self._job} wait: {summary}")
 
 
 def _end_of(pod: Mapping[str, Any]) -> dict[str, Any]:
     """Return the terminated state of the agent's container; empty while it runs."""
-    found = pod.get("status", {}).get("containerStatuses") or ()
-    return next((dict(one["state"]["terminated"]) for one in found if one.get("state", {}).get("terminated")), {})
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return next(
+        (dict(status["state"]["terminated"]) for status in statuses if status.get("state", {}).get("terminated")), {}
+    )
 
 
 def _waits_for(pod: Mapping[str, Any]) -> str:
@@ -270,11 +272,11 @@ def _waits_for(pod: Mapping[str, Any]) -> str:
     if pod.get("status", {}).get("phase") != "Pending":
         return ""
     conditions = pod["status"].get("conditions") or ()
-    for one in conditions:
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return str(one.get("message") or one.get("reason") or "not scheduled yet")
-    for one in pod["status"].get("containerStatuses") or ():
-        waiting = one.get("state", {}).get("waiting") or {}
+    for entry in conditions:
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return str(entry.get("message") or entry.get("reason") or "not scheduled yet")
+    for entry in pod["status"].get("containerStatuses") or ():
+        waiting = entry.get("state", {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return f"{waiting['reason']}: {waiting.get('message', '')}"
     return ""

@@ -46,20 +46,20 @@ def manifest(
     job: its name. build: the fingerprint of what it trains. folder: see `infra.launch.node_files`.
     excluded: names of nodes that get no pod. environment: further variables of the agents.
     """
-    asked = launch.kubernetes
-    labels = {**asked.labels, "app": "stemma", "part": "training"}
+    kubernetes = launch.kubernetes
+    labels = {**kubernetes.labels, "app": "stemma", "part": "training"}
     labels |= {"stemma/stage": label(stage), "stemma/build": label(build), "stemma/job": job}
     spec = {
         **pod_spec(
             launch,
             _container(launch, job, folder, environment or {}),
-            service_account=asked.service_account,
-            node_selector=asked.node_selector,
+            service_account=kubernetes.service_account,
+            node_selector=kubernetes.node_selector,
         ),
         "affinity": _affinity(job, sorted(excluded)),
     }
     pods = {"metadata": {"labels": labels}, "spec": spec}
-    limit_s = {"activeDeadlineSeconds": round(asked.time_limit_h * 3600)} if asked.time_limit_h else {}
+    limit_s = {"activeDeadlineSeconds": round(kubernetes.time_limit_h * 3600)} if kubernetes.time_limit_h else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -98,32 +98,36 @@ def pod_spec(
 
     has_token: True if the pod may call the cluster's API as its service account.
     """
-    asked = launch.kubernetes
+    kubernetes = launch.kubernetes
     return {
-        **asked.pod,
+        **kubernetes.pod,
         "restartPolicy": "Never",
         "automountServiceAccountToken": has_token,
         "terminationGracePeriodSeconds": round(launch.grace_s) + _ENDING_S,
-        "securityContext": asked.pod.get("securityContext", _USER),
+        "securityContext": kubernetes.pod.get("securityContext", _USER),
         "containers": [container],
         "volumes": list(_mounts(launch).values()),
-        **({"priorityClassName": asked.priority_class} if asked.priority_class else {}),
+        **({"priorityClassName": kubernetes.priority_class} if kubernetes.priority_class else {}),
         **({"serviceAccountName": service_account} if service_account else {}),
         **({"nodeSelector": dict(node_selector)} if node_selector else {}),
-        **({"tolerations": [dict(one) for one in asked.tolerations]} if asked.tolerations else {}),
+        **(
+            {"tolerations": [dict(toleration) for toleration in kubernetes.tolerations]}
+            if kubernetes.tolerations
+            else {}
+        ),
     }
 
 
 def container_of(launch: LaunchConfig, **its_own: Any) -> dict[str, Any]:
     """Return the only container of a pod, with the code, the volumes and the secrets that all pods have."""
-    asked = launch.kubernetes
+    kubernetes = launch.kubernetes
     return {
-        "image": asked.image,
+        "image": kubernetes.image,
         "workingDir": str(PROJECT),
-        "envFrom": [{"secretRef": {"name": name}} for name in asked.secrets],
+        "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secrets],
         "securityContext": {
             "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": asked.read_only_root,
+            "readOnlyRootFilesystem": kubernetes.read_only_root,
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [{"name": volume["name"], "mountPath": path} for path, volume in _mounts(launch).items()],
@@ -173,10 +177,12 @@ def _container(launch: LaunchConfig, job: str, folder: Path, environment: Mappin
 
 def training_resources(launch: LaunchConfig) -> dict[str, Any]:
     """Return the resources for the processes of one node."""
-    asked = launch.kubernetes
-    cores = asked.cpus_per_process or launch.threads
-    gpus = asked.gpus_per_process if asked.gpus_per_process is not None else int(launch.device == "gpu")
-    return resources(cores and cores * launch.processes, asked.memory_gb, {asked.gpu_resource: gpus * launch.processes})
+    kubernetes = launch.kubernetes
+    cores = kubernetes.cpus_per_process or launch.threads
+    gpus = kubernetes.gpus_per_process if kubernetes.gpus_per_process is not None else int(launch.device == "gpu")
+    return resources(
+        cores and cores * launch.processes, kubernetes.memory_gb, {kubernetes.gpu_resource: gpus * launch.processes}
+    )
 
 
 def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
@@ -193,14 +199,14 @@ def _mounts(launch: LaunchConfig) -> dict[str, dict[str, Any]]:
 
 def _affinity(job: str, excluded: list[str]) -> dict[str, Any]:
     """Return the affinity that puts each pod on a separate machine, and none on an excluded one."""
-    apart = {"labelSelector": {"matchLabels": {"stemma/job": job}}, "topologyKey": _HOSTNAME}
-    found: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    anti_affinity = {"labelSelector": {"matchLabels": {"stemma/job": job}}, "topologyKey": _HOSTNAME}
+    affinity: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]}}
     if excluded:
         # An expression may compare a field with one value only, so each node has its own expression.
         fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in excluded]
         terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
-        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-    return found
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return affinity
 
 
 def launch_of(config: str, **forced: Any) -> tuple[dict[str, Any], LaunchConfig]:
@@ -219,8 +225,8 @@ def main(arguments: Sequence[str]) -> None:
     config, stage = arguments[0], (*arguments, "pretrain")[1]
     _, launch = launch_of(config, cluster="kubernetes")
     name = job_name(stage, "example")
-    shown = manifest(launch, name, stage, "fingerprint", Path("/WORK/FOLDER"))
-    sys.stdout.write(yaml.safe_dump(shown, sort_keys=False))
+    document = manifest(launch, name, stage, "fingerprint", Path("/WORK/FOLDER"))
+    sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
 
 
 if __name__ == "__main__":

@@ -50,32 +50,34 @@ class Pods:
 
     def note(self, pods: Sequence[dict[str, Any]]) -> None:
         """Record the pods that a look at the API just found, after everything that the watch has reported."""
-        there = {pod["metadata"]["name"]: pod for pod in pods}
+        by_name = {pod["metadata"]["name"]: pod for pod in pods}
         versions = {pod["metadata"].get("resourceVersion", "") for pod in pods}
-        known = self._nodes.keys() - there.keys()  # before this look, so that one just created is not taken for gone
+        earlier = (
+            self._nodes.keys() - by_name.keys()
+        )  # before this look, so that one just created is not taken for gone
         end = time.monotonic() + _BEHIND_S
         while True:
             self._hear()
-            is_behind = bool(versions - self._versions or known - self._gone)
+            is_behind = bool(versions - self._versions or earlier - self._gone)
             if not is_behind or not self._is_watched or time.monotonic() > end:
                 break
             time.sleep(0.02)
-        self._note([*there.values()], known - self._gone)
+        self._note([*by_name.values()], earlier - self._gone)
 
     def taken(self, *, by_controller: bool) -> str:
         """Return the pods that were taken away by an eviction, a pre-emption or the loss of their node, with node and
         reason, once one of them has ended; empty before.
 
         by_controller: True if the Job's own controller deletes its pods, and not because one failed."""
-        found = self._disrupted or ({} if by_controller else self._deleted)
-        ended = [name for name in found if name in self._ended]
-        return "; ".join(f"{name}{self._nodes.get(name, '')}: {found[name]}" for name in ended)
+        disrupted = self._disrupted or ({} if by_controller else self._deleted)
+        ended = [name for name in disrupted if name in self._ended]
+        return "; ".join(f"{name}{self._nodes.get(name, '')}: {disrupted[name]}" for name in ended)
 
-    def _note(self, pods: Iterable[dict[str, Any]], gone: Iterable[str] = ()) -> None:
+    def _note(self, pods: Iterable[dict[str, Any]], missing: Iterable[str] = ()) -> None:
         """Record pods that were found at the same time. gone: names of pods that no longer exist."""
-        taken = dict.fromkeys(sorted(gone), "it is gone")
-        self._gone |= taken.keys()
-        self._ended |= taken.keys()
+        lost = dict.fromkeys(sorted(missing), "it is gone")
+        self._gone |= lost.keys()
+        self._ended |= lost.keys()
         deleted: dict[str, datetime] = {}
         for pod in pods:
             name = pod["metadata"]["name"]
@@ -91,8 +93,8 @@ class Pods:
                 self._one_failed = True
         # The controller deletes all pods once one has failed or was deleted, so the first one shows the cause.
         if not self._deleted and not self._one_failed:
-            first = [name for name, at in deleted.items() if at == min(deleted.values())]
-            self._deleted = taken | dict.fromkeys(first, "it was deleted")
+            first = [name for name, deleted_at in deleted.items() if deleted_at == min(deleted.values())]
+            self._deleted = lost | dict.fromkeys(first, "it was deleted")
 
     def _hear(self) -> None:
         with suppress(queue.Empty):
@@ -120,9 +122,9 @@ class Pods:
 
     def _list(self) -> str:
         """Queue the current pods; return the version of the list, from which a watch continues."""
-        found = self._api.call("GET", self._path, labelSelector=self._selector)
-        self._heard.put(("LIST", found["items"]))
-        return str(found["metadata"]["resourceVersion"])
+        listing = self._api.call("GET", self._path, labelSelector=self._selector)
+        self._heard.put(("LIST", listing["items"]))
+        return str(listing["metadata"]["resourceVersion"])
 
     def _follow(self, since: str) -> str:
         """Queue each change after a version until the watch ends. Return the version of the last change.
@@ -146,7 +148,7 @@ class Pods:
 def condition(of: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     """Return a condition of an object if it is true, else None."""
     conditions = of.get("status", {}).get("conditions") or ()
-    return next((dict(one) for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+    return next((dict(entry) for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
 def is_finished(pod: Mapping[str, Any]) -> bool:
@@ -156,8 +158,8 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
 def _disruption(pod: Mapping[str, Any]) -> str:
     """Return Kubernetes' reason for taking a pod away; empty if it does not."""
     status = pod.get("status", {})
-    found = condition(pod, "DisruptionTarget") or (status if status.get("reason") in _BY_KUBELET else {})
-    return " ".join(f"{found.get('reason', '')}: {found.get('message', '')}".split()).strip(": ")
+    cause = condition(pod, "DisruptionTarget") or (status if status.get("reason") in _BY_KUBELET else {})
+    return " ".join(f"{cause.get('reason', '')}: {cause.get('message', '')}".split()).strip(": ")
 
 
 def _deleted_at(metadata: Mapping[str, Any]) -> datetime:

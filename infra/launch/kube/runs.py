@@ -31,12 +31,12 @@ _FROM_SECRET = {"STEMMA_AUTH": "auth", "STEMMA_DATABASE_URL": "database-url"}
 
 def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, Any]:
     """Return the Job of a run. pipeline: its name. root: the store, as the pod sees it."""
-    asked, runs = launch.kubernetes, launch.kubernetes.runs
+    kubernetes, runs = launch.kubernetes, launch.kubernetes.runs
     assert runs is not None
     # If training runs in this pod, its requests apply to the pod.
-    by_default = asked if launch.trains_here else KubernetesConfig()
-    own = by_default.labels if runs.labels is None else runs.labels
-    labels = {**own, "app": "stemma", "part": "run", "stemma/pipeline": label(pipeline)}
+    by_default = kubernetes if launch.trains_here else KubernetesConfig()
+    base_labels = by_default.labels if runs.labels is None else runs.labels
+    labels = {**base_labels, "app": "stemma", "part": "run", "stemma/pipeline": label(pipeline)}
     pod = pod_spec(
         launch,
         _container(launch, root),
@@ -48,7 +48,7 @@ def run_manifest(launch: LaunchConfig, pipeline: str, root: str) -> dict[str, An
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"generateName": "stemma-run-", "namespace": asked.namespace, "labels": dict(labels)},
+        "metadata": {"generateName": "stemma-run-", "namespace": kubernetes.namespace, "labels": dict(labels)},
         "spec": {
             "completions": 1,
             "parallelism": 1,
@@ -114,21 +114,21 @@ def _container(launch: LaunchConfig, root: str) -> dict[str, Any]:
 
 
 def _resources(launch: LaunchConfig) -> dict[str, Any]:
-    asked, runs = launch.kubernetes, launch.kubernetes.runs
+    kubernetes, runs = launch.kubernetes, launch.kubernetes.runs
     assert runs is not None
-    given = resources(runs.cpus, runs.memory_gb, {asked.gpu_resource: runs.gpus or 0})
-    found = training_resources(launch) if launch.trains_here else resources(None, None, {})
+    requested = resources(runs.cpus, runs.memory_gb, {kubernetes.gpu_resource: runs.gpus or 0})
+    inherited = training_resources(launch) if launch.trains_here else resources(None, None, {})
     if runs.gpus == 0:
-        for part in found.values():
-            part.pop(asked.gpu_resource, None)
-    return {part: {**found[part], **given[part]} for part in found}
+        for part in inherited.values():
+            part.pop(kubernetes.gpu_resource, None)
+    return {part: {**inherited[part], **requested[part]} for part in inherited}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("config", nargs="?")
-    asked.add_argument("--template", action="store_true")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("config", nargs="?")
+    group.add_argument("--template", action="store_true")
     parser.add_argument("--root")
     options = parser.parse_args()
     if options.template:
@@ -138,8 +138,8 @@ def main() -> None:
     if launch.kubernetes.runs is None:
         sys.exit(f"{options.config}: launch.kubernetes.runs: expected a section with `pool`, see docs/clusters.md")
     root = root_folder(options.root) if options.root else default_root()
-    shown = run_manifest(launch, str(document.get("name") or ""), shown_root(root))
-    sys.stdout.write(yaml.safe_dump(shown, sort_keys=False))
+    run_document = run_manifest(launch, str(document.get("name") or ""), shown_root(root))
+    sys.stdout.write(yaml.safe_dump(run_document, sort_keys=False))
 
 
 if __name__ == "__main__":

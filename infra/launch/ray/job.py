@@ -104,16 +104,16 @@ class _Job:
             _reach(request.address)
             ray.init(address=request.address, log_to_driver=False)
         except Exception as error:
-            said = f"the Ray cluster at {request.address} did not take the job: {_first_line(error)}"
-            self._tell(problem=("scheduler_unreachable", "launch.ray", said, "`ray status` there says how it is"))
+            message = f"the Ray cluster at {request.address} did not take the job: {_first_line(error)}"
+            self._tell(problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there says how it is"))
             return
         bundle = {"CPU": float(request.cpus), **({"GPU": float(request.gpus)} if request.gpus else {})}
         bundles = [bundle for _ in request.names]
         group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=self._selectors())
-        looks = 0
+        polls = 0
         while not self._is_over.is_set() and not group.wait(POLL_S):
-            looks += 1
-            if looks == _WAITED:
+            polls += 1
+            if polls == _WAITED:
                 self._tell(waiting=self._awaited())
         agents: dict[Any, int] = {}
         if not self._is_over.is_set():
@@ -121,7 +121,7 @@ class _Job:
             addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
             self._nodes = [f"{placed[i][:8]}@{addresses.get(placed[i], '?')}" for i in range(len(bundles))]
             self._tell(placed=self._nodes)
-            agents = {self._agent(group, place): place for place in range(len(bundles))}
+            agents = {self._agent(group, index): index for index in range(len(bundles))}
         while not self._is_over.is_set():
             self._note_ended(agents)
         for agent in agents:
@@ -131,7 +131,7 @@ class _Job:
             ray.wait(list(agents), num_returns=len(agents), timeout=_ENDING_S)
         ray.shutdown()
 
-    def _agent(self, group: Any, place: int) -> Any:
+    def _agent(self, group: Any, index: int) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -140,11 +140,11 @@ class _Job:
             "num_cpus": request.cpus,
             "num_gpus": request.gpus,
             "max_retries": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         }
-        command = [*request.command, request.names[place]]
+        command = [*request.command, request.names[index]]
         task = ray.remote(**options)(run_agent)
-        return task.remote(command, request.environment, request.logs[place])
+        return task.remote(command, request.environment, request.logs[index])
 
     def _note_ended(self, agents: dict[Any, int]) -> None:
         """Wait up to POLL_S for an agent to end, and record those that ended."""
@@ -152,12 +152,12 @@ class _Job:
 
         done, _ = ray.wait(list(agents), timeout=POLL_S) if agents else ([], self._is_over.wait(POLL_S))
         for agent in done:
-            place = agents.pop(agent)
+            index = agents.pop(agent)
             try:
                 reason = f"its agent ended with exit code {ray.get(agent)}"
             except Exception as error:  # Ray's, of many kinds: the node died, or Ray ended the worker
                 reason = f"Ray lost it: {_first_line(error)}"
-            self._tell(ended=place, machine=self._nodes[place], reason=reason)
+            self._tell(ended=index, machine=self._nodes[index], reason=reason)
 
     def _selectors(self) -> list[dict[str, str]] | None:
         """Return the label selectors that keep agents off excluded nodes, one per agent; None if none is excluded."""
@@ -176,8 +176,8 @@ class _Job:
         sizes = [(int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0))) for node in alive]
         has = "; ".join(f"{sizes.count(size)} of {size[0]} CPUs, {size[1]} GPUs" for size in sorted(set(sizes)))
         without = f", less {len(request.excluded)} left out" if request.excluded else ""
-        wanted = f"{len(request.names)} nodes of Ray with {request.cpus} CPUs{gpus} free each"
-        return f"waiting for {wanted}; it has {has}{without}"
+        requirement = f"{len(request.names)} nodes of Ray with {request.cpus} CPUs{gpus} free each"
+        return f"waiting for {requirement}; it has {has}{without}"
 
     def _tell(self, **event: Any) -> None:
         with open(self._events, "a", encoding="utf8") as file:

@@ -67,20 +67,22 @@ class RayNodes(OneJob):
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
         """Return the machines whose agent ended, or that Ray lost, with the reason."""
         self._look()
-        found = dict(self._ended)
+        reasons = dict(self._ended)
         if self._placed and time.monotonic() - self._since > _BEGIN_S:
-            files = [node_file(self._folder, f"{self._number}.{place}") for place in range(len(self._placed))]
+            files = [node_file(self._folder, f"{self._number}.{index}") for index in range(len(self._placed))]
             silent = [machine for machine, file in zip(self._placed, files, strict=True) if not file.exists()]
-            found |= dict.fromkeys(silent, f"its agent gave no sign within {_BEGIN_S:.0f} s")
-        return {machine: reason for machine, reason in found.items() if machine not in excluded}
+            reasons |= dict.fromkeys(silent, f"its agent gave no sign within {_BEGIN_S:.0f} s")
+        return {machine: reason for machine, reason in reasons.items() if machine not in excluded}
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
         """Return the problem if the cluster refused the job or was lost. Waiting for machines has no time limit."""
         self._look()
         if self._problem is None and self._process is not None and self._process.poll() is not None:
-            said = f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
+            message = (
+                f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
+            )
             fix = "`ray status` says whether the cluster runs"
-            self._problem = Problem("scheduler_unreachable", "launch.ray", said, fix)
+            self._problem = Problem("scheduler_unreachable", "launch.ray", message, fix)
         return Over(self._problem, None) if self._problem else None
 
     def cancel(self) -> None:
@@ -115,7 +117,7 @@ class RayNodes(OneJob):
 
     def _submit(self) -> None:
         launch, number = self._launch, next(self._numbers)
-        names = [f"{number}.{place}" for place in range(launch.nodes)]
+        names = [f"{number}.{index}" for index in range(launch.nodes)]
         logs = [self._folder / f"log-{name}" for name in names]
         events = self._folder / f"ray-{number}"
         path = python_path(self._environment.get("PYTHONPATH", ""))

@@ -44,10 +44,10 @@ def _copy(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as folder:
         copy = Path(folder) / target.name
         with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as there,
-            closing(sqlite3.connect(copy)) as here,
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as source_connection,
+            closing(sqlite3.connect(copy)) as copy_connection,
         ):
-            there.backup(here)
-            here.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections switch it back
+            source_connection.backup(copy_connection)
+            copy_connection.execute("PRAGMA journal_mode = DELETE")  # one file; Prefect's connections switch it back
         sync(copy)
         copy.rename(target)

@@ -75,8 +75,8 @@ class Callers:
 
     def _ours(self, origin: str, host: str) -> bool:
         """Return True for a page of the called address, and for one of our other addresses."""
-        scheme, _, place = origin.partition("://")
-        return scheme in ("http", "https") and (place == host or place in self.addresses)
+        scheme, _, address = origin.partition("://")
+        return scheme in ("http", "https") and (address == host or address in self.addresses)
 
 
 def host_name(address: str) -> str:
@@ -112,11 +112,11 @@ async def refuse(refused: Refusal, kind: str, send: Send) -> None:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        found[name] = f"{found[name]},{value}" if name in found else value
-    return found
+        headers[name] = f"{headers[name]},{value}" if name in headers else value
+    return headers
 
 
 def _has_body(headers: Mapping[str, str]) -> bool:
@@ -128,9 +128,9 @@ def _is_json(headers: Mapping[str, str]) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-def _to_set(what: str, value: str) -> str:
+def _to_set(kind: str, value: str) -> str:
     return (
-        f"If that is the {what} of a proxy or network of yours, start the server with {NAMES}={_shown(value)} in its "
+        f"If that is the {kind} of a proxy or network of yours, start the server with {NAMES}={_shown(value)} in its "
         f"environment, after a comma where {NAMES} holds others."
     )
 

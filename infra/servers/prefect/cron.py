@@ -54,27 +54,27 @@ def cron_dates(
     except CronSimError:  # a day that occurs in none of the months
         return
     dates.day_and = not schedule.day_or or "*" in (fields[2][0], fields[4][0])
-    found: list[datetime] = []
+    moments: list[datetime] = []
     for date in dates:
         moment = date.astimezone(UTC)  # dates of one zone compare by local time
-        if moment < first or moment in found[-1:]:
+        if moment < first or moment in moments[-1:]:
             continue
         if last and moment > last:
             return
-        found.append(moment)
+        moments.append(moment)
         yield create_datetime_instance(moment).astimezone(zone)
-        if len(found) == (n or (MAX_ITERATIONS if end else 1)):
+        if len(moments) == (n or (MAX_ITERATIONS if end else 1)):
             return
 
 
 def _spelled_out(fields: Sequence[Sequence[int | str]], nth_weekdays: dict[int, set[int | str]]) -> str:
     """Return a cron expression whose fields are `*` or lists: cronsim treats a field that begins with a star, such as
     `*/6`, as every hour."""
-    *others, weekdays = [[str(value).upper() for value in field] for field in fields]
+    *other_fields, weekdays = [[str(value).upper() for value in field] for field in fields]
     if nth_weekdays:
         weekdays = [
-            f"{day}L" if which == "l" else f"{day}#{which}"
+            f"{day}L" if ordinal == "l" else f"{day}#{ordinal}"
             for day, whiches in nth_weekdays.items()
-            for which in whiches
+            for ordinal in whiches
         ]
-    return " ".join(",".join(field) for field in (*others, weekdays))
+    return " ".join(",".join(field) for field in (*other_fields, weekdays))

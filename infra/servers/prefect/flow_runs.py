@@ -78,11 +78,11 @@ class FlowRuns:
             raise NotForkedError("it is started in a way of its own")
         # They are another for each run, and the engine reads them after its imports.
         its_own = {name: value for name, value in env.items() if name.startswith(OF_ONE_RUN)}
-        others = {name: value for name, value in env.items() if name not in its_own}
+        variables = {name: value for name, value in env.items() if name not in its_own}
         with self._lock:
             if self._server is None:
-                self._server = ForkServer(others, own_sessions=False)
-        if self._server.environment != others:
+                self._server = ForkServer(variables, own_sessions=False)
+        if self._server.environment != variables:
             raise NotForkedError("it has variables of its own")
         output, argv = sys.stdout.fileno(), ["infra.servers.prefect.flow_runs"]
         return self._server.start(MODULES, argv, Path(cwd), output, self._parent, lambda: False, its_own)

@@ -61,8 +61,8 @@ class LostRuns:
             run: (sign, before[run][1] + 1 if run in before and before[run][0] == sign else 0)
             for run, sign in signs.items()
         }
-        for run, (sign, looks) in self._silent.items():
-            if looks >= ROUNDS:
+        for run, (sign, rounds) in self._silent.items():
+            if rounds >= ROUNDS:
                 await self._end(db, run, sign)
 
     async def _end(self, db: PrefectDBInterface, run_id: UUID, sign: _Sign) -> None:
@@ -112,11 +112,11 @@ async def _signs(db: PrefectDBInterface) -> Mapping[UUID, _Sign]:
 
 def end_lost_runs(runs: Path) -> None:
     """Register the service; to be called before the server starts. runs: see `LostRuns`."""
-    lost, every = LostRuns(runs), timedelta(seconds=LOST_AFTER_S / ROUNDS)
+    lost, interval = LostRuns(runs), timedelta(seconds=LOST_AFTER_S / ROUNDS)
 
     @perpetual_service(enabled_getter=lambda: True)
     async def lost_runs(
         db: PrefectDBInterface = Depends(provide_database_interface),  # noqa: B008 - how Prefect hands these in
-        perpetual: Perpetual = Perpetual(automatic=False, every=every),  # noqa: B008
+        perpetual: Perpetual = Perpetual(automatic=False, every=interval),  # noqa: B008
     ) -> None:
         await lost.look(db)

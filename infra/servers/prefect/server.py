@@ -109,8 +109,8 @@ class _NewDatabase:
             await _create_db(interface)
             return
         self._path = path
-        wanted = get_current_settings().server.register_blocks_on_start
-        self._has_blocks = wanted and take("prefect-with-blocks", _kinds_of_blocks(), path)
+        registers_blocks = get_current_settings().server.register_blocks_on_start
+        self._has_blocks = registers_blocks and take("prefect-with-blocks", _kinds_of_blocks(), path)
         copied = self._has_blocks or take("prefect", prefect.__version__, path)
         await _create_db(interface)
         if not copied:
@@ -127,13 +127,17 @@ class _NewDatabase:
 
 def _kinds_of_blocks() -> str:
     """Return one version for the block types of Prefect and of its installed collections, from their versions."""
-    beside = {(found.name, found.dist.version) for found in entry_points(group="prefect.collections") if found.dist}
-    return f"{prefect.__version__}-{sha256(repr(sorted(beside)).encode()).hexdigest()[:12]}"
+    collections = {
+        (entry_point.name, entry_point.dist.version)
+        for entry_point in entry_points(group="prefect.collections")
+        if entry_point.dist
+    }
+    return f"{prefect.__version__}-{sha256(repr(sorted(collections)).encode()).hexdigest()[:12]}"
 
 
 def _file_of(url: str) -> Path | None:
-    found = make_url(url)
-    return Path(found.database) if found.get_backend_name() == "sqlite" and found.database else None
+    parsed = make_url(url)
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def _guard(host: str, port: int) -> None:

@@ -65,8 +65,8 @@ class Remote:
 
     def find(self, stage: str, name: str) -> Manifest | None:
         """Return the current manifest of an artifact; None if there is none that this version can read."""
-        found = self._read(stage, name)
-        return found[0] if found else None
+        stored = self._read(stage, name)
+        return stored[0] if stored else None
 
     def stages(self) -> list[str]:
         return sorted(name for name in list_folders(self.url) if not name.startswith(".") and name not in RESERVED)
@@ -77,10 +77,10 @@ class Remote:
 
     def all(self, stage: str) -> Iterator[tuple[str, Manifest]]:
         """Every artifact of a stage by its name, replaced ones too. Only manifests that are new here are read."""
-        listed = self._listed(stage)
+        etags = self._listed(stage)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda name: self._known(stage, name, listed[name]), sorted(listed))
-            for name, manifest in zip(sorted(listed), found, strict=True):
+            manifests = pool.map(lambda name: self._known(stage, name, etags[name]), sorted(etags))
+            for name, manifest in zip(sorted(etags), manifests, strict=True):
                 if manifest is not None:
                     yield name, manifest
 
@@ -93,22 +93,22 @@ class Remote:
 
     def differences(self, manifest: Manifest) -> list[tuple[str, str]]:
         """(URL, what) of each file that is missing or of another size; none is read."""
-        there = self._sizes(manifest)
+        sizes = self._sizes(manifest)
         return [
-            (self.file_url(manifest, file.path), "missing" if file.path not in there else "changed")
+            (self.file_url(manifest, file.path), "missing" if file.path not in sizes else "changed")
             for file in manifest.files
-            if there.get(file.path) != file.size
+            if sizes.get(file.path) != file.size
         ]
 
     def verify(self, manifest: Manifest) -> list[tuple[str, str]]:
         """(URL, what) of each file that differs from the manifest, every byte read, and of each that it has not."""
-        named = {file.path for file in manifest.files}
-        extra = [(self.file_url(manifest, path), EXTRA) for path in self._sizes(manifest) if path not in named]
-        known = self.differences(manifest)
-        wrong = {url for url, _ in known}
-        left = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
-        known += [(self.file_url(manifest, file.path), "changed") for file in self._damaged(manifest, left)]
-        return sorted([*known, *extra])
+        listed_paths = {file.path for file in manifest.files}
+        extra = [(self.file_url(manifest, path), EXTRA) for path in self._sizes(manifest) if path not in listed_paths]
+        differences = self.differences(manifest)
+        wrong = {url for url, _ in differences}
+        remaining = [file for file in manifest.files if self.file_url(manifest, file.path) not in wrong]
+        differences += [(self.file_url(manifest, file.path), "changed") for file in self._damaged(manifest, remaining)]
+        return sorted([*differences, *extra])
 
     def _damaged(self, manifest: Manifest, files: list[File]) -> list[File]:
         """Those whose bytes are not what the manifest says."""
@@ -126,8 +126,8 @@ class Remote:
                 target.unlink(missing_ok=True)
             return False
 
-        found = zip(files, side_by_side(differs, files), strict=True)
-        return [file for file, is_wrong in found if is_wrong]
+        results = zip(files, side_by_side(differs, files), strict=True)
+        return [file for file, is_wrong in results if is_wrong]
 
     def fetch(self, manifest: Manifest, folder: Path, files: Iterable[File], stopped: Stopped = lambda: False) -> None:
         """Downloads files of an artifact to their places in a folder, each checked against its hash.
@@ -178,12 +178,12 @@ class Remote:
         """
         remove([object_at(self._manifest_url(manifest.stage, name))])
         self._mirrored(manifest.stage, name).unlink(missing_ok=True)
-        others = (
-            self.find(manifest.stage, one)
-            for one in self._listed(manifest.stage)
-            if one.partition(".")[0] == manifest.fingerprint
+        other_manifests = (
+            self.find(manifest.stage, other_name)
+            for other_name in self._listed(manifest.stage)
+            if other_name.partition(".")[0] == manifest.fingerprint
         )
-        if not any(one is None or one.build_id == manifest.build_id for one in others):
+        if not any(other is None or other.build_id == manifest.build_id for other in other_manifests):
             remove_below(self._files(manifest))
 
     def change_aux(self, manifest: Manifest, path: str, source: Path, described: File) -> bool:
@@ -193,43 +193,43 @@ class Remote:
         if current is None or current[0].digest != manifest.digest:
             return False
         was, etag = current
-        others = tuple(file for file in was.files if file.path != path)
+        other_files = tuple(file for file in was.files if file.path != path)
         if described in was.files:
             return True
         # The manifest never names a file that differs: first without it, then with it.
-        if len(others) < len(was.files):
-            if not self._put(replace(was, files=others), was.fingerprint, etag):
+        if len(other_files) < len(was.files):
+            if not self._put(replace(was, files=other_files), was.fingerprint, etag):
                 return False
             etag = self._etag(was)
         upload(source, self.file_url(was, path))
-        files = tuple(sorted((*others, described), key=lambda file: file.path))
+        files = tuple(sorted((*other_files, described), key=lambda file: file.path))
         return self._put(replace(was, files=files), was.fingerprint, etag)
 
     def _etag(self, manifest: Manifest) -> str:
-        found = self._read(manifest.stage, manifest.fingerprint)
-        return found[1] if found else ""
+        stored = self._read(manifest.stage, manifest.fingerprint)
+        return stored[1] if stored else ""
 
     def _is_whole(self, manifest: Manifest, folder: Path) -> bool:
         """Return True if the payload of an artifact equals that of a folder byte for byte: a forced rebuild may be due
         to one wrong byte. If the ETag is inconclusive, the object is read."""
         if self.differences(manifest):
             return False
-        there = self._listed_files(manifest)
+        objects = self._listed_files(manifest)
         payload = [file for file in manifest.files if file.is_payload]
-        doubtful = {file.path for file in payload if there[file.path].etag != etag_of(folder / file.path)}
+        doubtful = {file.path for file in payload if objects[file.path].etag != etag_of(folder / file.path)}
         return not self._damaged(manifest, [file for file in payload if file.path in doubtful])
 
     def _upload(self, manifest: Manifest, folder: Path, stopped: Stopped) -> None:
         """Upload the missing files. Objects left by an interrupted upload are kept: an object exists whole or not at
         all."""
-        there = self._sizes(manifest)
-        left = [file for file in manifest.files if there.get(file.path) != file.size]
+        sizes = self._sizes(manifest)
+        pending = [file for file in manifest.files if sizes.get(file.path) != file.size]
 
         def put_file(file: File) -> None:
             with suppress(UploadStopped):  # asked again below
                 upload(folder / file.path, self.file_url(manifest, file.path), stopped)
 
-        side_by_side(put_file, left, stopped)
+        side_by_side(put_file, pending, stopped)
 
     def _note_versions(self, kept: Manifest, etag: str, manifest: Manifest) -> None:
         """Records that other packages built the same, so that `--strict-versions` does not build it a third time."""
@@ -243,10 +243,10 @@ class Remote:
     def _settled(self, manifest: Manifest) -> Manifest:
         """Remove the files below an address that no manifest there names, and return `manifest`."""
         stage, fingerprint = manifest.stage, manifest.fingerprint
-        named = [self.find(stage, name) for name in self._listed(stage) if name.partition(".")[0] == fingerprint]
-        kept = {manifest.build_id, *(one.build_id for one in named if one)}
+        manifests = [self.find(stage, name) for name in self._listed(stage) if name.partition(".")[0] == fingerprint]
+        kept = {manifest.build_id, *(other.build_id for other in manifests if other)}
         below = f"{self.url}/{FILES}/{stage}/{fingerprint}"
-        for build in list_folders(below) if all(named) else ():  # the files of an unreadable manifest are not known
+        for build in list_folders(below) if all(manifests) else ():  # the files of an unreadable manifest are not known
             if build not in kept:
                 remove_below(f"{below}/{build}")
         return manifest
@@ -256,12 +256,12 @@ class Remote:
 
     def _read(self, stage: str, name: str) -> tuple[Manifest, str] | None:
         url = self._manifest_url(stage, name)
-        found = read_object(url)
-        if found is None:
+        stored = read_object(url)
+        if stored is None:
             return None
-        self._remember(stage, name, *found)
+        self._remember(stage, name, *stored)
         try:
-            return Manifest.parse(found[0], url), found[1]
+            return Manifest.parse(stored[0], url), stored[1]
         except ValueError:
             return None
 
@@ -287,20 +287,20 @@ class Remote:
     def _listed(self, stage: str) -> dict[str, str]:
         """The ETag of each manifest of a stage, by the artifact's name."""
         beginning = object_at(f"{self.url}/{stage}/").key
-        found = {}
+        etags = {}
         for item in list_objects(f"{self.url}/{stage}/"):
             name, _, file = item.key.removeprefix(beginning).partition("/")
             if file == MANIFEST:
-                found[name] = item.etag
-        return found
+                etags[name] = item.etag
+        return etags
 
     def _sizes(self, manifest: Manifest) -> dict[str, int]:
         return {path: item.size for path, item in self._listed_files(manifest).items()}
 
     def _listed_files(self, manifest: Manifest) -> dict[str, S3Object]:
-        place = f"{self._files(manifest)}/"
-        prefix = object_at(place).key
-        return {item.key.removeprefix(prefix): item for item in list_objects(place)}
+        files_url = f"{self._files(manifest)}/"
+        prefix = object_at(files_url).key
+        return {item.key.removeprefix(prefix): item for item in list_objects(files_url)}
 
     def _files(self, manifest: Manifest) -> str:
         return f"{self.url}/{FILES}/{manifest.stage}/{manifest.fingerprint}/{manifest.build_id}"
@@ -316,7 +316,7 @@ class Remote:
             (problem,) = error.problems
             if problem.code not in ("bad_checksum", "missing_source"):
                 raise
-            what = "is gone" if problem.code == "missing_source" else problem.message
+            reason = "is gone" if problem.code == "missing_source" else problem.message
             fix = f"build it again: stemma run CONFIG --force {manifest.step or manifest.stage}"
-            message = f"a file of {manifest.stage}/{manifest.fingerprint}: {what}"
+            message = f"a file of {manifest.stage}/{manifest.fingerprint}: {reason}"
             raise stage_error("damaged_object", url, message, fix) from None

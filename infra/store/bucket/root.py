@@ -25,8 +25,8 @@ def open_root(url: str, *, make: bool) -> None:
     Raises ConfigError if the bucket does not exist or refuses access, if the place holds anything else, for another
     format, and for a server without conditional puts; StageError as `infra.io.s3.persistently` does.
     """
-    known = (url, os.environ.get("AWS_ENDPOINT_URL", ""), make)
-    if known in _opened:
+    key = (url, os.environ.get("AWS_ENDPOINT_URL", ""), make)
+    if key in _opened:
         return
     try:
         _open(url, make)
@@ -35,34 +35,34 @@ def open_root(url: str, *, make: bool) -> None:
         if problem.code not in _FIXES:
             raise
         raise ConfigError(replace(problem, path="--root", fix=_FIXES[problem.code])) from None
-    _opened.add(known)
+    _opened.add(key)
 
 
 def _open(url: str, make: bool) -> None:
-    place = f"{url}/{MARKER}"
-    found = read_object(place)
-    if found is None:
+    marker_url = f"{url}/{MARKER}"
+    content = read_object(marker_url)
+    if content is None:
         if strange := _first_below(url):
             message = f"this is no root and not empty: it holds {strange}"
             raise ConfigError(Problem("not_a_store", url, message, "name a root, or an empty or new prefix"))
         if not make:
             return
-        put_if(_FORMAT_LINE, place, None)
-        if put_if(b"only if there is none", place, None):
-            remove([object_at(place)])
+        put_if(_FORMAT_LINE, marker_url, None)
+        if put_if(b"only if there is none", marker_url, None):
+            remove([object_at(marker_url)])
             message = "this server ignores `If-None-Match`: two machines could both commit one artifact there"
             fix = "AWS's S3 knows it, and servers of their own do in newer versions; or use a folder as --root"
             raise ConfigError(Problem("no_conditional_put", url, message, fix))
-        found = read_object(place)
-    if found is None or found[0] != _FORMAT_LINE:
-        said = (found[0] if found else b"")[:20].decode(errors="replace").strip()
-        message = f"this root has format {said!r}, this version of stemma reads format {FORMAT}"
+        content = read_object(marker_url)
+    if content is None or content[0] != _FORMAT_LINE:
+        format_text = (content[0] if content else b"")[:20].decode(errors="replace").strip()
+        message = f"this root has format {format_text!r}, this version of stemma reads format {FORMAT}"
         raise ConfigError(Problem("store_format", url, message, "use the version that wrote it, or another --root"))
 
 
 def _first_below(url: str) -> str:
     """One of the keys below a URL, without asking for all of them; empty if there is none."""
-    place = object_at(url)
-    prefix = f"{place.key}/" if place.key else ""
-    found = persistently(url, lambda: client().list_objects_v2(Bucket=place.bucket, Prefix=prefix, MaxKeys=1))
-    return next((str(row["Key"]) for row in found.get("Contents", [])), "")
+    location = object_at(url)
+    prefix = f"{location.key}/" if location.key else ""
+    listing = persistently(url, lambda: client().list_objects_v2(Bucket=location.bucket, Prefix=prefix, MaxKeys=1))
+    return next((str(row["Key"]) for row in listing.get("Contents", [])), "")

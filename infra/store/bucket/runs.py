@@ -42,26 +42,26 @@ class RemoteRuns:
 
     def trial(self, run_id: str) -> dict[str, str] | None:
         """Return the facts given to `put_trial`; None for a run that is not a trial."""
-        found = read_object(self._trial(run_id))
-        facts: dict[str, str] | None = parse_own_json(found[0]) if found else None
+        stored = read_object(self._trial(run_id))
+        facts: dict[str, str] | None = parse_own_json(stored[0]) if stored else None
         return facts
 
     def going(self) -> list[dict[str, Any]]:
         """Return the last record of each run that has not ended, with `run_id` and `modified`, its Unix time."""
-        found = []
+        runs = []
         for item in list_objects(f"{self._url}/{GOING}/"):
             if content := read_object(str(item)):
-                known = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
-                found.append({"artifacts": [], **parse_own_json(content[0]), **known})
-        return found
+                facts = {"run_id": item.name.removesuffix(".json"), "modified": item.modified}
+                runs.append({"artifacts": [], **parse_own_json(content[0]), **facts})
+        return runs
 
     def best(self) -> list[tuple[str, str]]:
         """Return (sweep, run id) of the best trial of each sweep, one per machine that ran the sweep."""
-        found = []
+        best_runs = []
         for item in list_objects(f"{self._url}/{BEST}/"):
             if content := read_object(str(item)):
-                found.append((item.key.rsplit("/", 2)[-2], str(parse_own_json(content[0])["run_id"])))
-        return found
+                best_runs.append((item.key.rsplit("/", 2)[-2], str(parse_own_json(content[0])["run_id"])))
+        return best_runs
 
     def put_best(self, sweep: str, who: str, run_id: str) -> None:
         """who: tells machines apart that run the same sweep."""
@@ -76,13 +76,13 @@ class RemoteRuns:
         """Fetch the ended runs of other machines into the local folder of journals."""
 
         def fetch(url: str) -> None:
-            if (found := read_object(url)) is None:
+            if (stored := read_object(url)) is None:
                 return
             folder = runs / url.rpartition("/")[2].removesuffix(".json")
             folder.mkdir(parents=True, exist_ok=True)
             for name in RUN_FILES:  # the result last: it stands for all of them
                 hidden = folder / f".{name}.{os.getpid()}"
-                hidden.write_text(parse_own_json(found[0])[name], encoding="utf8")
+                hidden.write_text(parse_own_json(stored[0])[name], encoding="utf8")
                 hidden.replace(folder / name)
 
         beginning = object_at(f"{self._url}/").key
