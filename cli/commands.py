@@ -65,8 +65,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            known = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
-            raise click.UsageError(f"No such command {args[0]!r}: {known}", ctx)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -74,8 +74,8 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, message) for name, (_, message) in COMMANDS.items()])
 
 
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or ctx.resilient_parsing:
+def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if not requested or ctx.resilient_parsing:
         return
     from importlib.metadata import version
     from platform import python_version

@@ -22,8 +22,8 @@ def command(shell: str | None) -> None:
     eval "$(stemma completion bash)"    in ~/.bashrc
     stemma completion fish | source     in ~/.config/fish/config.fish
     """
-    named = shell or Path(os.environ.get("SHELL", "")).name
-    made_for = get_completion_class(named) if named in FILES else None
+    shell_name = shell or Path(os.environ.get("SHELL", "")).name
+    made_for = get_completion_class(shell_name) if shell_name in FILES else None
     if made_for is None:
         raise click.UsageError(f"expected one of {', '.join(FILES)}: stemma completion bash")
     from cli.commands import stemma
@@ -38,14 +38,14 @@ def artifacts(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[C
     from infra.store.layout import MIRROR, Layout
 
     stage, slash, _beginning = incomplete.partition("/")
-    found: list[Any] = []
+    candidates: list[Any] = []
     try:
         layout = Layout(root_of(ctx.params.get("root")))
         if layout.url:  # as far as this machine has heard of them: a key press asks no server
-            seen = sorted((layout.root / MIRROR).glob(f"{stage}/*.json" if slash else "*"))
-            found = [f"{stage}/{one.stem[:8]}" for one in seen] if slash else [one.name for one in seen]
+            files = sorted((layout.root / MIRROR).glob(f"{stage}/*.json" if slash else "*"))
+            candidates = [f"{stage}/{file.stem[:8]}" for file in files] if slash else [file.name for file in files]
         else:
-            found = [f"{stage}/{one.name[:8]}" for one in layout.artifacts(stage)] if slash else layout.stages()
+            candidates = [f"{stage}/{path.name[:8]}" for path in layout.artifacts(stage)] if slash else layout.stages()
     except StemmaError:
         return []
-    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in candidates if name.startswith(incomplete)]

@@ -54,12 +54,12 @@ class JsonObject(click.ParamType[dict[str, Any]]):
         if isinstance(value, dict):
             return value
         try:
-            found = parse_json(value, expected="a JSON object")
+            parsed = parse_json(value, expected="a JSON object")
         except BadJson as error:
             self.fail(str(error), param, ctx)
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             self.fail(f"expected a JSON object, not {value}", param, ctx)
-        return found
+        return parsed
 
 
 def template_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,10 +99,10 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def names(values: tuple[str, ...]) -> tuple[str, ...]:
     """`--only a,b --only c` as (a, b, c). Raises click.UsageError where an option was given and names none."""
-    found = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
-    if values and not found:
+    parsed = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    if values and not parsed:
         raise click.UsageError(f"a stage was expected, or several with commas between, not {values[0]!r}")
-    return found
+    return parsed
 
 
 def selection_of(

@@ -47,8 +47,8 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
             elif isinstance(error, StemmaError):
                 document, code = failure(error), error.exit_code
             else:
-                known = _unforeseen(error)
-                document, code = failure(known), known.exit_code
+                reported = _unforeseen(error)
+                document, code = failure(reported), reported.exit_code
             if not as_json and code != CANCELLED:
                 print_problems(document["errors"])
         if as_json:

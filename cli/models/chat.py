@@ -49,8 +49,8 @@ def command(
     if interactive:
         click.echo(f"{model_dir.parent.name}/{model_dir.name}; an empty line or Ctrl-D ends", err=True)
     turns = iter([prompt]) if prompt is not None else _lines(interactive)
-    for asked in turns:
-        messages.append({"role": "user", "content": asked})
+    for question in turns:
+        messages.append({"role": "user", "content": question})
         pieces = []
         for piece in answer(model_dir, messages, max_new_tokens, temperature, seed, chat_template_kwargs):
             pieces.append(piece)
@@ -101,9 +101,9 @@ def refused_by_gates(folder: Path) -> list[Problem]:
     from infra.store.manifest import Manifest, store_root
     from infra.store.store import Store
 
-    place = folder.absolute()
+    path = folder.absolute()
     try:
-        return refusals_of(Store(store_root(place), reading=True), Manifest.read(place).digest)
+        return refusals_of(Store(store_root(path), reading=True), Manifest.read(path).digest)
     except (FileNotFoundError, ValueError, ConfigError):
         return []
 
@@ -119,8 +119,10 @@ def _instead(folder: Path) -> str:
         made_from = Manifest.read(folder).inputs.get("model")
     except FileNotFoundError:
         made_from = None
-    known = f"stemma chat {made_from.stage}/{made_from.fingerprint[:8]}, which it was made from" if made_from else ""
-    return known or "name a model that writes text, such as sft or rlhf"
+    suggestion = (
+        f"stemma chat {made_from.stage}/{made_from.fingerprint[:8]}, which it was made from" if made_from else ""
+    )
+    return suggestion or "name a model that writes text, such as sft or rlhf"
 
 
 def _lines(interactive: bool) -> Any:

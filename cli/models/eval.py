@@ -103,26 +103,26 @@ def command(
     newest. Differences are taken in the order given: of base, tuned and aligned model they are the alignment tax.
     """
     store = root_of(root)
-    asked = tuple(dict.fromkeys(names(tasks)))
-    if not asked and not classes:
+    task_names = tuple(dict.fromkeys(names(tasks)))
+    if not task_names and not classes:
         raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
     if fewshot_as_multiturn and not chat_template:
         raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
     if chat_template_kwargs and not chat_template:
         raise click.UsageError("--chat-template-kwargs: no template is used: add --chat-template")
     folders, failures, numbers, answer_limits = _understood(
-        models, store, asked, names(classes), names(shots), names(limits)
+        models, store, task_names, names(classes), names(shots), names(limits)
     )
     os.environ.update(QUIET | OFFLINE)
     from evaluation.evaluate import EvalOptions, evaluate_models
     from infra.run import Run
 
-    place = mirror.absolute() if mirror else store / "tasks_mirror"
+    mirror_folder = mirror.absolute() if mirror else store / "tasks_mirror"
     options = EvalOptions(
-        asked,
+        task_names,
         numbers,
         limit,
-        place,
+        mirror_folder,
         seed,
         batch_size=batch_size,
         chat_template=chat_template,
@@ -142,8 +142,8 @@ def command(
             )
         except BaseException:
             if kept and (ready := kept.names()):
-                said = f"{len(ready)} of {len(folders)} models scored, kept in {kept.folder}"
-                click.echo(f"{said}: the same question goes on from there", err=True)
+                summary = f"{len(ready)} of {len(folders)} models scored, kept in {kept.folder}"
+                click.echo(f"{summary}: the same question goes on from there", err=True)
             raise
     if kept:
         kept.clear()
@@ -152,13 +152,13 @@ def command(
         "engine": engine,
         "models": [
             {
-                "model": one.name,
-                "path": str(one.path),
-                "results": one.results,
-                "calibration": one.calibration,
-                **({"failure_classes": one.failures["classes"]} if one.failures else {}),
+                "model": model.name,
+                "path": str(model.path),
+                "results": model.results,
+                "calibration": model.calibration,
+                **({"failure_classes": model.failures["classes"]} if model.failures else {}),
             }
-            for one in done.models
+            for model in done.models
         ],
         "comparisons": done.comparisons,
     }
@@ -173,11 +173,11 @@ def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
     from evaluation.results.kept_parts import KeptParts, state_of
 
     data = {str(path): path for task in options.tasks for path in mirrored_files(options.mirror or root, task)}
-    own = {str(path): path for path in options.failure_classes.paths()} if options.failure_classes else {}
-    asked = json.dumps([repr(options), state_of({**data, **own})])
-    digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    class_files = {str(path): path for path in options.failure_classes.paths()} if options.failure_classes else {}
+    identity = json.dumps([repr(options), state_of({**data, **class_files})])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     try:
-        return KeptParts(root / ".work" / "eval" / digest, asked)
+        return KeptParts(root / ".work" / "eval" / digest, identity)
     except OSError:
         return None
 
@@ -206,17 +206,17 @@ def _understood(
     return folders, failures, numbers, answer_limits
 
 
-def _answer_limits(given: tuple[str, ...], problems: list[Problem]) -> AnswerLimits:
+def _answer_limits(values: tuple[str, ...], problems: list[Problem]) -> AnswerLimits:
     from pydantic import ValidationError
 
     from evaluation.config import ANSWER_FAULTS, AnswerLimits
     from infra.errors import Problem
 
-    shares = dict(one.partition("=")[::2] for one in given)
+    shares = dict(value.partition("=")[::2] for value in values)
     try:
         return AnswerLimits.model_validate(shares, strict=False)
     except ValidationError:
-        message = f"expected {', '.join(ANSWER_FAULTS)} and a share from 0 to 1, e.g. empty=0.1, not {','.join(given)}"
+        message = f"expected {', '.join(ANSWER_FAULTS)} and a share from 0 to 1, e.g. empty=0.1, not {','.join(values)}"
         problems.append(Problem("bad_usage", "--answer-limit", message))
         return AnswerLimits()
 
@@ -224,29 +224,29 @@ def _answer_limits(given: tuple[str, ...], problems: list[Problem]) -> AnswerLim
 def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]:
     from infra.errors import Problem
 
-    if wrong := [one for one in shots if not one.isdecimal()]:
+    if wrong := [value for value in shots if not value.isdecimal()]:
         message = f"expected numbers from 0, e.g. 0,1,5, not {', '.join(wrong)}"
         problems.append(Problem("bad_usage", "--num-fewshot", message))
-    return tuple(sorted({int(one) for one in shots if one.isdecimal()}))
+    return tuple(sorted({int(value) for value in shots if value.isdecimal()}))
 
 
-def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
+def _failure_classes(values: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
     """The failure classes; None if none were requested, or one is neither a class that ships nor a file."""
-    if not given:
+    if not values:
         return None
     from pydantic import ValidationError
 
     from evaluation.config import FAILURE_CLASSES, FailureClassesConfig
     from infra.errors import Problem
 
-    own = [one for one in given if one not in FAILURE_CLASSES and one != "all"]
-    if wrong := [one for one in own if not Path(one).is_file()]:
+    paths = [value for value in values if value not in FAILURE_CLASSES and value != "all"]
+    if wrong := [path for path in paths if not Path(path).is_file()]:
         message = f"{', '.join(wrong)} is neither all, one of {', '.join(FAILURE_CLASSES)}, nor a file"
         problems.append(Problem("bad_usage", "--failure-classes", message))
         return None
-    chosen = FAILURE_CLASSES if "all" in given else tuple(one for one in FAILURE_CLASSES if one in given)
+    chosen = FAILURE_CLASSES if "all" in values else tuple(name for name in FAILURE_CLASSES if name in values)
     try:
-        return FailureClassesConfig(classes=chosen, files=tuple(str(Path(one).absolute()) for one in own))
+        return FailureClassesConfig(classes=chosen, files=tuple(str(Path(path).absolute()) for path in paths))
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         problems.append(Problem("bad_usage", "--failure-classes", message))
@@ -256,31 +256,31 @@ def _failure_classes(given: tuple[str, ...], problems: list[Problem]) -> Failure
 def _folders(models: tuple[str, ...], root: Path, problems: list[Problem]) -> dict[str, Path]:
     from infra.errors import StemmaError
 
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for model in models:
         try:
-            found[model] = writing_model(model, root).absolute()
+            folders[model] = writing_model(model, root).absolute()
         except StemmaError as error:
             problems += error.problems
-    return found
+    return folders
 
 
 def _print(document: dict[str, Any]) -> None:
     """One table of all tasks and shots, a column a model."""
-    columns = {one["model"]: one["model"] for one in document["models"]}
+    columns = {entry["model"]: entry["model"] for entry in document["models"]}
     rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
-    for one in document["models"]:
-        for row in one["results"]:
+    for entry in document["models"]:
+        for row in entry["results"]:
             key = (row["task"], row["metric"], row["filter"], row["num_fewshot"])
             metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
             line = rows.setdefault(
                 key, {"task": row["task"], "metric": metric, "shots": row["num_fewshot"], "n": row["n"]}
             )
-            line[one["model"]] = _with_error(row)
-    shown = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
-    print_table(shown, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
+            line[entry["model"]] = _with_error(row)
+    table = sorted(rows.values(), key=lambda row: (row["task"], row["metric"], row["shots"]))
+    print_table(table, {"task": "task", "metric": "metric", "shots": "shots", "n": "items", **columns})
     _print_answers(document["models"])
-    if any(one["calibration"] for one in document["models"]):
+    if any(entry["calibration"] for entry in document["models"]):
         click.echo("\ncalibration of choices")
         _print_calibration(document["models"])
     if document["comparisons"]:
@@ -292,11 +292,11 @@ def _print_answers(models: list[dict[str, Any]]) -> None:
     """Counts of the items behind the scores, where any is without a proper answer."""
     faults = ("failed", "truncated", "empty", "unparsable")
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for one in models:
-        for row in one["results"]:
+    for entry in models:
+        for row in entry["results"]:
             if any(row.get(fault) for fault in faults):
                 task = row["task"] if row["filter"] == "none" else f"{row['task']} ({row['filter']})"
-                line = {"model": one["model"], "task": task, "shots": row["num_fewshot"]}
+                line = {"model": entry["model"], "task": task, "shots": row["num_fewshot"]}
                 counts = {field: row[field] for field in ("asked", "answered", *faults)}
                 lines.setdefault(tuple(line.values()), {**line, **counts})
     if lines:
@@ -309,7 +309,7 @@ def _print_calibration(models: list[dict[str, Any]]) -> None:
     """Table of calibration: confidence in a choice against the share of correct choices."""
     rows = [
         {
-            "model": one["model"],
+            "model": entry["model"],
             "task": row["task"],
             "shots": row["num_fewshot"],
             "n": row["n"],
@@ -318,8 +318,8 @@ def _print_calibration(models: list[dict[str, Any]]) -> None:
             "ece": f"{row['ece']:.3f}",
             "brier": f"{row['brier']:.3f} ({row['brier_low']:.3f} to {row['brier_high']:.3f})",
         }
-        for one in models
-        for row in one["calibration"]
+        for entry in models
+        for row in entry["calibration"]
     ]
     columns = {"model": "model", "task": "task", "shots": "shots", "n": "items"}
     print_table(rows, {**columns, "sure": "confidence", "right": "accuracy", "ece": "ECE", "brier": "Brier"})

@@ -60,20 +60,20 @@ def command(
     artifact = read_artifacts({source.parent.name: source})[source.parent.name]
     registered = newest_registration(store, manifest.digest) if manifest else None
     if registered:
-        place, registration = registered
-        registered = store.peek(registration, REGISTERED_CARD, folder=place), registration
+        card_folder, registration = registered
+        registered = store.peek(registration, REGISTERED_CARD, folder=card_folder), registration
     card, card_from = card_of(artifact, registered)
     loaded = export(artifact, card, folder, quantize)
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
-        whose = "the quantized model's" if loaded.deviation else "the model's"
-        click.echo(f"in a new process, with transformers alone and {whose} logits:")
+        owner = "the quantized model's" if loaded.deviation else "the model's"
+        click.echo(f"in a new process, with transformers alone and {owner} logits:")
         for check in loaded.checks:
             click.echo(f"  {check}")
         if loaded.deviation:
-            of = f"the model's largest is {loaded.largest_logit:.3g} in magnitude"
-            click.echo(f"quantized to {quantize}: a logit differs by up to {loaded.deviation:.3g}; {of}")
+            reference = f"the model's largest is {loaded.largest_logit:.3g} in magnitude"
+            click.echo(f"quantized to {quantize}: a logit differs by up to {loaded.deviation:.3g}; {reference}")
         click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
         click.echo(f"written to {folder}")
     document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}

@@ -68,16 +68,16 @@ def export(
     from infra.run import Run
     from training.generation.candidates import Drawing, held_out_prompts, prompts_in, write_export
 
-    asked = prompts_in(prompts) if prompts else held_out_prompts(store)
+    texts = prompts_in(prompts) if prompts else held_out_prompts(store)
 
     with tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work:
         drawing = Drawing(temperature, max_new_tokens, seed)
-        made = write_export(folders, asked, count, drawing, out, Run(Path(work)))
+        exported = write_export(folders, texts, count, drawing, out, Run(Path(work)))
     if not as_json:
-        click.echo(f"{len(made.pairs)} pairs in {out}")
+        click.echo(f"{len(exported.pairs)} pairs in {out}")
         click.echo(f"judge them: open {out / 'judge.html'} in a browser, or import tasks.json into Label Studio")
         click.echo(f"then:       stemma feedback import {out} FILE …")
-    return {"status": "done", "export": made.id, "pairs": len(made.pairs), "out": str(out.absolute())}, 0
+    return {"status": "done", "export": exported.id, "pairs": len(exported.pairs), "out": str(out.absolute())}, 0
 
 
 @command.command("import", short_help="Read judgements: agreement, win rates, data to train on.")
@@ -106,17 +106,17 @@ def import_(
     from evaluation.people.pairs import Export
 
     exported = Export.read(folder)
-    found = outcome(exported, Judgements.read(files, exported))
-    place = out or folder / "judged"
-    found.write(place)
+    judged = outcome(exported, Judgements.read(files, exported))
+    target = out or folder / "judged"
+    judged.write(target)
     resumed = "" if wait or not exported.drawn.get("flow_run") else _go_on(exported, root_of(root))
     if not as_json:
-        _print(found.summary, exported, place)
-        for row in found.aside[:5]:
+        _print(judged.summary, exported, target)
+        for row in judged.aside[:5]:
             click.echo(f"put aside: {row['where']}: {row['reason']}", err=True)
         if resumed:
             click.echo(f"the round goes on: {resumed}")
-    return {"status": "done", **found.summary, "out": str(place.absolute()), "resumed": resumed}, 0
+    return {"status": "done", **judged.summary, "out": str(target.absolute()), "resumed": resumed}, 0
 
 
 @command.command("round", short_help="Draw, wait for people in the Prefect page, train on what they chose.")
@@ -154,8 +154,10 @@ def round_(
     from flows.feedback.gain import as_line, last_comparison
     from flows.prefect.schedules import Schedule
 
-    asked = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
-    deployment = deploy_feedback(pipeline, folder, str(config), Schedule(cron) if cron is not None else None, **asked)
+    parameters = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}
+    deployment = deploy_feedback(
+        pipeline, folder, str(config), Schedule(cron) if cron is not None else None, **parameters
+    )
     last = last_comparison(pipeline.name, folder)
     document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
     document["last_round"] = last
@@ -163,13 +165,13 @@ def round_(
         document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
     else:
         with get_client(sync_client=True) as client:
-            begun = client.create_flow_run_from_deployment(deployment)
-        document |= {"flow_run_id": str(begun.id), "url": f"{prefect_page(folder)}/runs/flow-run/{begun.id}"}
+            flow_run = client.create_flow_run_from_deployment(deployment)
+        document |= {"flow_run_id": str(flow_run.id), "url": f"{prefect_page(folder)}/runs/flow-run/{flow_run.id}"}
     if not as_json:
         if last:
             click.echo(as_line(last))
-        said = "the round waits for judgements at" if cron is None else "rounds will begin by"
-        click.echo(f"{said} {document['url']}")
+        status = "the round waits for judgements at" if cron is None else "rounds will begin by"
+        click.echo(f"{status} {document['url']}")
     return document, 0
 
 
@@ -183,25 +185,25 @@ def _go_on(exported: Export, root: Path) -> str:
     reach_server(root)
     from flows.feedback.round import go_on
 
-    begun = go_on(exported)
-    return f"{prefect_page(root)}/runs/flow-run/{begun}" if begun else ""
+    flow_run_id = go_on(exported)
+    return f"{prefect_page(root)}/runs/flow-run/{flow_run_id}" if flow_run_id else ""
 
 
-def _print(summary: dict[str, Any], exported: Export, place: Path) -> None:
-    said = f"{summary['judgements']} judgements of {summary['judged_pairs']} of {summary['pairs']} pairs"
-    click.echo(f"{said} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
+def _print(summary: dict[str, Any], exported: Export, folder: Path) -> None:
+    counts = f"{summary['judgements']} judgements of {summary['judged_pairs']} of {summary['pairs']} pairs"
+    click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
     if agreement := summary["agreement"]:
         click.echo(f"agreement: Krippendorff's α {_shown(agreement)}; 0 is chance, 1 perfect")
-    if left := summary["left_preferred"]:
-        click.echo(f"the answer on the left was preferred in {_shown(left)} of those decided")
+    if left_share := summary["left_preferred"]:
+        click.echo(f"the answer on the left was preferred in {_shown(left_share)} of those decided")
     if rows := summary["win_rates"]:
-        shown = [{**row, "rate": _shown(row)} for row in rows]
-        print_table(shown, {"model": "model", "over": "preferred to", "rate": "share, 95 % interval", "pairs": "pairs"})
+        table = [{**row, "rate": _shown(row)} for row in rows]
+        print_table(table, {"model": "model", "over": "preferred to", "rate": "share, 95 % interval", "pairs": "pairs"})
     if len(exported.models) > 2:
-        shown = [{"model": row["model"], "points": _shown(row, 0)} for row in summary["strengths"]]
-        print_table(shown, {"model": "model", "points": "strength in Elo points, 95 % interval"})
+        table = [{"model": row["model"], "points": _shown(row, 0)} for row in summary["strengths"]]
+        print_table(table, {"model": "model", "points": "strength in Elo points, 95 % interval"})
     pairs = f"{summary['preferences']} preference pairs, {summary['ties']} ties"
-    click.echo(f"{pairs} and {summary['corrections']} corrected answers in {place}")
+    click.echo(f"{pairs} and {summary['corrections']} corrected answers in {folder}")
 
 
 def _shown(row: dict[str, float], digits: int = 2) -> str:

@@ -48,13 +48,13 @@ def command(
         files[name] = Path(path)
     if source is None and not files:
         raise click.UsageError("expected FROM, a file or folder with the task's data, or --split SPLIT=FILE")
-    place = (mirror or root_of(root) / "tasks_mirror").absolute()
+    mirror_folder = (mirror or root_of(root) / "tasks_mirror").absolute()
     os.environ.update(QUIET | OFFLINE)
     from evaluation.mirror_writer import mirror_task
 
-    done = mirror_task(task, source, place, files, shots)
-    wanted = done.definition
-    dataset = wanted.dataset + (f" ({wanted.config})" if wanted.config else "")
+    done = mirror_task(task, source, mirror_folder, files, shots)
+    definition = done.definition
+    dataset = definition.dataset + (f" ({definition.config})" if definition.config else "")
     if not as_json:
         counts = ", ".join(f"{split} {count:,}" for split, count in done.splits.items())
         click.echo(f"{task}: {dataset}, {counts} rows, {done.layout}")
@@ -65,12 +65,12 @@ def command(
     document = {
         "status": "done",
         "task": task,
-        "dataset": wanted.dataset,
-        "config": wanted.config,
-        "mirror": str(place),
+        "dataset": definition.dataset,
+        "config": definition.config,
+        "mirror": str(mirror_folder),
         "path": str(done.folder),
         "splits": dict(done.splits),
-        "scored_split": wanted.scored,
+        "scored_split": definition.scored,
         "put_aside": done.put_aside,
         "layout": done.layout,
         "prompt": done.prompt,

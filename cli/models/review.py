@@ -54,13 +54,13 @@ def export(
     drawn = {
         "artifact": address, "digest": manifest.digest, "by_source": by_source, "seed": seed, "documents": sizes,
     }  # fmt: skip
-    made = Review(documents, drawn)
-    made.write(out, f"What is odd in {manifest.step or manifest.stage}?")
+    created = Review(documents, drawn)
+    created.write(out, f"What is odd in {manifest.step or manifest.stage}?")
     if not as_json:
         click.echo(f"{len(documents)} of {sum(sizes.values()):,} documents in {out}")
         click.echo(f"look through them: open {out / 'review.html'} in a browser")
         click.echo(f"then:              stemma review import {out} FILE …")
-    return {"status": "done", "review": made.id, "documents": len(documents), "out": str(out.absolute())}, 0
+    return {"status": "done", "review": created.id, "documents": len(documents), "out": str(out.absolute())}, 0
 
 
 @command.command("import", short_help="Read what was marked: rates by source, and what to look at.")
@@ -76,12 +76,12 @@ def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[
     from evaluation.people.sample import Review
 
     review = Review.read(folder)
-    found = Marks.read(files, review)
-    place = folder / "marked"
-    summary = write_outcome(review, found, place)
+    marks = Marks.read(files, review)
+    target = folder / "marked"
+    summary = write_outcome(review, marks, target)
     if not as_json:
-        said = f"{summary['marks']} marks of {summary['marked_documents']} of {summary['documents']} documents"
-        click.echo(f"{said} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
+        counts = f"{summary['marks']} marks of {summary['marked_documents']} of {summary['documents']} documents"
+        click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
         if agreement := summary["agreement"]:
             click.echo(f"agreement: Krippendorff's α {agreement['value']:.2f}; 0 is chance, 1 perfect")
         rows = [
@@ -89,7 +89,7 @@ def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[
             for row in [*summary["rates"], *summary["by_source"]]
         ]
         print_table(rows, {"source": "source", "mark": "mark", "n": "documents", "share": "share, 95 % interval"})
-        click.echo(f"{summary['flagged']} flagged documents in {place / 'flagged.jsonl'}")
-        for row in found.aside[:5]:
+        click.echo(f"{summary['flagged']} flagged documents in {target / 'flagged.jsonl'}")
+        for row in marks.aside[:5]:
             click.echo(f"put aside: {row.where}: {row.reason}", err=True)
-    return {"status": "done", **summary, "out": str(place.absolute())}, 0
+    return {"status": "done", **summary, "out": str(target.absolute())}, 0

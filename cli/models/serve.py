@@ -53,17 +53,17 @@ def command(
     each with a key, are named in $STEMMA_API_KEYS=name:key,name:key. Of a model that a gate refused a warning says so.
     """
     folder = root_of(root)
-    found = _named([writing_model(model, folder) for model in models])
-    if engine == "vllm" and len(found) > 1:
+    model_folders = _named([writing_model(model, folder) for model in models])
+    if engine == "vllm" and len(model_folders) > 1:
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
-    refused = [problem for place in found.values() for problem in refused_by_gates(place)]
+    refused = [problem for path in model_folders.values() for problem in refused_by_gates(path)]
     print_warnings(refused)
     from infra.servers.api_keys import KEYS, RateLimit, api_keys
     from infra.servers.credentials import credentials
     from infra.servers.ports import HOST, reserved_port
     from infra.servers.settings import Settings, chosen, is_loopback
 
-    settings, known, keys = chosen(Settings(), host), credentials(), api_keys()
+    settings, login, keys = chosen(Settings(), host), credentials(), api_keys()
     own_only = KEYS if keys else "--requests-per-minute" if requests_per_minute else None
     if engine == "vllm" and own_only:
         raise click.UsageError(f"vLLM knows one key and no rate limit: leave {own_only} out, or --engine")
@@ -75,34 +75,34 @@ def command(
         )
     with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
         url = f"http://{settings.page}:{free}"
-        names = ", ".join(found)
-        is_for_vllm = len(found) == 1 and is_loopback(settings.host) and not own_only
+        names = ", ".join(model_folders)
+        is_for_vllm = len(model_folders) == 1 and is_loopback(settings.host) and not own_only
         if engine == "vllm" or (engine == "auto" and is_for_vllm and _vllm_fits()):
-            key = known.password if known else secrets.token_hex(16)
-            click.echo(f"{names} by vLLM: {url}/v1" + ("" if known else f", API key {key}"), err=True)
-            _become_vllm(*next(iter(found.items())), settings.host, free, key)
+            key = login.password if login else secrets.token_hex(16)
+            click.echo(f"{names} by vLLM: {url}/v1" + ("" if login else f", API key {key}"), err=True)
+            _become_vllm(*next(iter(model_folders.items())), settings.host, free, key)
         from infra.servers.asgi_server import Server
         from training.serving import app
         from training.serving.answer_queue import AnswerQueue
 
         answers = AnswerQueue()
         limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None
-        served = app(found, settings.callers(free), known, answers, keys=keys, rate_limit=limit)
+        served = app(model_folders, settings.callers(free), login, answers, keys=keys, rate_limit=limit)
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
         Server(served, settings.host, free, on_end=answers.end).run()
-    document = {"status": "done", "models": {name: str(place) for name, place in found.items()}, "url": url}
+    document = {"status": "done", "models": {name: str(path) for name, path in model_folders.items()}, "url": url}
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
     """The folders by `_name`; different ones of one name by as many of their parent folders as make them distinct."""
-    named: dict[str, Path] = {}
-    for folder in dict.fromkeys(one.absolute() for one in folders):
+    by_name: dict[str, Path] = {}
+    for folder in dict.fromkeys(path.absolute() for path in folders):
         same = [other.absolute() for other in folders if _name(other) == _name(folder) and other.absolute() != folder]
         counts = range(2, len(folder.parts) + 1)
-        apart = (n for n in counts if all(other.parts[-n:] != folder.parts[-n:] for other in same))
-        named["/".join(folder.parts[-next(apart, len(folder.parts)) :]) if same else _name(folder)] = folder
-    return named
+        lengths = (n for n in counts if all(other.parts[-n:] != folder.parts[-n:] for other in same))
+        by_name["/".join(folder.parts[-next(lengths, len(folder.parts)) :]) if same else _name(folder)] = folder
+    return by_name
 
 
 def _name(folder: Path) -> str:

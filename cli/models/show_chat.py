@@ -45,17 +45,19 @@ def command(
     chat = Chat.load(folder, chat_template_kwargs)
     colours = sys.stdout.isatty()
     conversations = [(SAMPLE, [])] if file is None else read_conversations(file, limit)
-    found = [shown(chat, messages, tools) for messages, tools in conversations]
-    for tokens in () if as_json else found:
+    rendered = [shown(chat, messages, tools) for messages, tools in conversations]
+    for tokens in () if as_json else rendered:
         if ids:
             for token in tokens:
                 line = f"{token.id:>8} {'learnt' if token.learnt else '      '} {token.text!r}"
                 click.echo(click.style(line, fg="green") if colours and token.learnt else line)
         elif colours:
-            click.echo("".join(click.style(one.text, fg="green" if one.learnt else "bright_black") for one in tokens))
+            click.echo(
+                "".join(click.style(token.text, fg="green" if token.learnt else "bright_black") for token in tokens)
+            )
         else:
             click.echo(in_line(tokens))
         learnt = sum(token.learnt for token in tokens)
         click.echo(f"{len(tokens):,} tokens, {learnt:,} learnt", err=True)
-    document = [[asdict(token) for token in tokens] for tokens in found]
+    document = [[asdict(token) for token in tokens] for tokens in rendered]
     return {"status": "done", "model": str(folder), "conversations": document}, 0

@@ -71,27 +71,27 @@ def command(
     refuse_removed_states(nodes, rows, chosen, store)
     building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
     notes = {**chat_notes(building), **file_notes(building), **branch_notes(nodes, rows)}
-    found = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
-    refuse(pipeline, nodes, found)
+    resources = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
+    refuse(pipeline, nodes, resources)
     gpus = GpusHere.of(pipeline.launch, nodes, built)
-    unfit = [*gpus.problems(), *gpus.memory_problems(nodes, found)] if gpus else []
-    shown = [
+    unfit = [*gpus.problems(), *gpus.memory_problems(nodes, resources)] if gpus else []
+    stage_rows = [
         {
             **rows[name].as_json(),
             "needs": list(nodes[name].upstream),
             "note": notes.get(name, ""),
-            "plan": found[name].as_json() if name in found else None,
+            "plan": resources[name].as_json() if name in resources else None,
         }
         for name in chosen
     ]
-    document = {"status": "done", "config": str(config), "root": store.place, "stages": shown}
+    document = {"status": "done", "config": str(config), "root": store.place, "stages": stage_rows}
     document["this_machine"] = [problem.as_json() for problem in unfit]
     if not as_json:
         never_run = next(latest(store.runs(), pipeline.name), None) is None
-        _print(shown, store.root, needs, never_run)
-        _print_plans(shown)
-        _print_made_by(shown)
-        for row in filter(lambda row: row["note"], shown):
+        _print(stage_rows, store.root, needs, never_run)
+        _print_plans(stage_rows)
+        _print_made_by(stage_rows)
+        for row in filter(lambda row: row["note"], stage_rows):
             click.echo(row["note"])
         for problem in unfit:
             click.echo(f"\nthis machine cannot train it: {problem}")
@@ -116,8 +116,8 @@ def _print_made_by(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["made_by"]:
             steps.setdefault(tuple(row["made_by"]), []).append(row["stage"])
-    for others, made in steps.items():
-        click.echo(f"\n{', '.join(made)}: {'; '.join(others)}")
+    for causes, step_names in steps.items():
+        click.echo(f"\n{', '.join(step_names)}: {'; '.join(causes)}")
     if steps:
         click.echo("they are reused; --strict-versions builds them again")
 
@@ -126,23 +126,23 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
     """Print the plans for training, one row per step."""
     from evaluation.pages.planning import dollars, hours
 
-    shown = [
+    table = [
         {
             "stage": row["stage"],
-            "on": f"{one['devices']} × {one['device']}",
+            "on": f"{plan['devices']} × {plan['device']}",
             "time": "by its data"
-            if one["hours"] is None
-            else f"{hours(one['hours'])} ({hours(one['hours_low'])} to {hours(one['hours_high'])})",
-            "cost": dollars(one["cost_usd"]) if one["cost_usd"] else "",
-            "memory": f"{one['memory_gb']:,.1f} of {one['memory_limit_gb']:,.0f} GB",
-            "disk": f"{one['disk_gb']:,.1f} GB",
+            if plan["hours"] is None
+            else f"{hours(plan['hours'])} ({hours(plan['hours_low'])} to {hours(plan['hours_high'])})",
+            "cost": dollars(plan["cost_usd"]) if plan["cost_usd"] else "",
+            "memory": f"{plan['memory_gb']:,.1f} of {plan['memory_limit_gb']:,.0f} GB",
+            "disk": f"{plan['disk_gb']:,.1f} GB",
         }
         for row in rows
-        if (one := row["plan"])
+        if (plan := row["plan"])
     ]
-    if shown:
+    if table:
         click.echo("\ntraining would take about")
-        print_table(shown, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
+        print_table(table, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
 
 
 @click.command("why")

@@ -46,27 +46,27 @@ def command(
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
-    found = find(store, sides)
-    document = compare(found)
-    names = _short_names([one.name for one in found])
-    built = [{name: step.artifact for name, step in one.steps.items() if step.artifact} for one in found]
-    place = page or store.root / "comparisons" / f"{_file_name(names)}.html"
-    print_warnings([Problem(**one) for one in document["warnings"]])
-    trouble = _write(place, comparison_page(document, names, built))
+    compared = find(store, sides)
+    document = compare(compared)
+    names = _short_names([side.name for side in compared])
+    built = [{name: step.artifact for name, step in side.steps.items() if step.artifact} for side in compared]
+    page_path = page or store.root / "comparisons" / f"{_file_name(names)}.html"
+    print_warnings([Problem(**warning) for warning in document["warnings"]])
+    trouble = _write(page_path, comparison_page(document, names, built))
     if not as_json:
         _print(document, names, whole)
-        click.echo(f"\npage: {place}" if not trouble else f"\nthe page was not written: {trouble}")
+        click.echo(f"\npage: {page_path}" if not trouble else f"\nthe page was not written: {trouble}")
     document = {"status": "done", "root": store.place, **document}
-    return {**document, "page": None if trouble else str(place.absolute())}, 0
+    return {**document, "page": None if trouble else str(page_path.absolute())}, 0
 
 
-def _write(place: Path, text: str) -> str:
+def _write(path: Path, text: str) -> str:
     """Writes the page; what kept it from being written, "" for nothing: what is compared may be another's to write."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf8")
     except OSError as error:
-        return f"{place}: {error.strerror} (--page names another place)"
+        return f"{path}: {error.strerror} (--page names another place)"
     return ""
 
 
@@ -80,41 +80,42 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 def _file_name(names: Sequence[str]) -> str:
     """The names, as a file may be called."""
-    whole = re.sub(r"[^\w.-]+", "-", "_".join(names))
-    return whole if len(whole) <= 100 else f"{whole[:80]}_{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    joined = re.sub(r"[^\w.-]+", "-", "_".join(names))
+    return joined if len(joined) <= 100 else f"{joined[:80]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
-def _print(document: dict[str, Any], names: Sequence[str], whole: bool) -> None:
+def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> None:
     from evaluation.pages.comparison import differs, number_with_bounds, seeds_sentence
 
     columns = {name: name for name in names}
-    for name, one in zip(names, document["compared"], strict=True):
-        measured = f" ({', '.join(one['evaluations'])})" if one["evaluations"] else ""
-        click.echo(f"{one['kind']} {name}: {one['headline']}{measured}")
+    for name, entry in zip(names, document["compared"], strict=True):
+        measured = f" ({', '.join(entry['evaluations'])})" if entry["evaluations"] else ""
+        click.echo(f"{entry['kind']} {name}: {entry['headline']}{measured}")
     for group in document["seeds"]:
         click.echo(seeds_sentence(group))
     differences = [
         {"key": row["key"], **dict(zip(names, map(str, row["values"]), strict=True))} for row in document["differences"]
     ]
     click.echo(f"\n{len(differences)} settings, sources or versions differ")
-    _shown(differences, {"key": "key", **columns}, whole)
+    _shown(differences, {"key": "key", **columns}, show_all)
     rows = []
     for row in document["figures"]:
-        if whole or len(document["figures"]) <= SHOWN or differs(row["values"]):
+        if show_all or len(document["figures"]) <= SHOWN or differs(row["values"]):
             cells = map(number_with_bounds, row["values"], row["intervals"])
             spread = {
-                f"seeds {number}": f"{one['mean']:.4g} ± {one['sd']:.2g}" for number, one in enumerate(row["spread"])
+                f"seeds {number}": f"{spread['mean']:.4g} ± {spread['sd']:.2g}"
+                for number, spread in enumerate(row["spread"])
             }
             rows.append({"figure": row["figure"], **dict(zip(names, cells, strict=True)), **spread})
-    means = {f"seeds {n}": f"mean ± sd of {len(group['names'])}" for n, group in enumerate(document["seeds"])}
+    spread_columns = {f"seeds {n}": f"mean ± sd of {len(group['names'])}" for n, group in enumerate(document["seeds"])}
     click.echo(f"\n{len(rows)} figures" + ("" if len(rows) == len(document["figures"]) else " differ"))
-    _shown(rows, {"figure": "figure", **columns, **means}, whole)
+    _shown(rows, {"figure": "figure", **columns, **spread_columns}, show_all)
     if document["paired"]:
         click.echo(f"\nover the same items, less {names[0]}")
-        known = dict(zip((one["name"] for one in document["compared"]), names, strict=True))
+        displayed_names = dict(zip((entry["name"] for entry in document["compared"]), names, strict=True))
         paired = [
             {
-                "name": known[row["name"]],
+                "name": displayed_names[row["name"]],
                 "figure": row["figure"],
                 "change": number_with_bounds(row["difference"], [row["low"], row["high"]]),
                 "so": "more than chance" if row["shown"] else "no difference is shown",
@@ -124,9 +125,9 @@ def _print(document: dict[str, Any], names: Sequence[str], whole: bool) -> None:
         print_table(paired, {"name": "", "figure": "figure", "change": "difference, 95 % interval", "so": "so"})
 
 
-def _shown(rows: list[dict[str, Any]], columns: dict[str, str], whole: bool) -> None:
-    shown = rows if whole else rows[:SHOWN]
-    if shown:
-        print_table(shown, columns)
-    if len(rows) > len(shown):
-        click.echo(f"{len(rows) - len(shown)} more: --all")
+def _shown(rows: list[dict[str, Any]], columns: dict[str, str], show_all: bool) -> None:
+    visible = rows if show_all else rows[:SHOWN]
+    if visible:
+        print_table(visible, columns)
+    if len(rows) > len(visible):
+        click.echo(f"{len(rows) - len(visible)} more: --all")

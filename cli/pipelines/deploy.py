@@ -57,14 +57,14 @@ def command(
 
     ensure_automations()
     path = str(config.absolute())
-    asked = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron is not None else None
-    made = {"pipeline": deploy_pipeline(pipeline, folder, path, asked)}
-    made |= deploy_stages(pipeline, folder, path)
-    made[SWEEP] = deploy_sweep(pipeline, folder, path)
+    schedule = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron is not None else None
+    deployed = {"pipeline": deploy_pipeline(pipeline, folder, path, schedule)}
+    deployed |= deploy_stages(pipeline, folder, path)
+    deployed[SWEEP] = deploy_sweep(pipeline, folder, path)
     page = prefect_page(folder)
     deployments = [
         {"name": f"{pipeline.name}/{name}", "url": f"{page}/deployments/deployment/{made_id}"}
-        for name, made_id in made.items()
+        for name, made_id in deployed.items()
     ]
     schedules = schedule_rows(pipeline.name)
     if not as_json:

@@ -63,14 +63,14 @@ def command(
     # Paths in a config are relative to its folder.
     paths = {path: path if folder == Path.cwd() else str(Path(path).absolute()) for path in data}
     is_asked = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    found, notes = looked_at(
+    sources, notes = looked_at(
         list(paths.values()),
         {paths[path]: wish for path, wish in wishes.items()},
         _ask if is_asked else refuse_two,
     )
-    fitted = fit(sum(one.text_bytes for one in found))
-    called = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
-    write_whole(out, first_config(called, found, fitted))
+    fitted = fit(sum(source.text_bytes for source in sources))
+    pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
+    write_whole(out, first_config(pipeline_name, sources, fitted))
     try:
         if problems := source_problems(load(out)):
             raise ConfigError(*problems)
@@ -79,22 +79,28 @@ def command(
         raise
     if not as_json:
         rows = [
-            {**asdict(one), "documents": f"{one.documents:,}", "MB": f"{one.text_bytes / 1e6:,.1f}"} for one in found
+            {**asdict(source), "documents": f"{source.documents:,}", "MB": f"{source.text_bytes / 1e6:,.1f}"}
+            for source in sources
         ]
         columns = {"path": "data", "kind": "is", "files": "files", "documents": "records, about"}
         print_table(rows, {**columns, "MB": "MB of text"})
         click.echo()
-        for one in found:
-            click.echo(f"  {one.path}: {one.kind}; {one.why}")
+        for source in sources:
+            click.echo(f"  {source.path}: {source.kind}; {source.why}")
         for note in notes:
             click.echo(f"  {note}")
-        took = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
+        duration = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
         click.echo(
             f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) for "
             f"{compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
-            f"pretraining on this machine: about {took}\n\nwritten to {out}; next: stemma check {out}"
+            f"pretraining on this machine: about {duration}\n\nwritten to {out}; next: stemma check {out}"
         )
-    document = {"status": "done", "config": str(out), "sources": [asdict(one) for one in found], "fit": asdict(fitted)}
+    document = {
+        "status": "done",
+        "config": str(out),
+        "sources": [asdict(source) for source in sources],
+        "fit": asdict(fitted),
+    }
     return {**document, "notes": notes}, 0
 
 
@@ -103,15 +109,15 @@ def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[st
     from corpus.recognition.forms import KINDS, Wish
 
     wishes = dict.fromkeys(data, Wish())
-    for option, given in (("--as", kinds), ("--text-field", text_fields)):
-        for text in given:
+    for option, values in (("--as", kinds), ("--text-field", text_fields)):
+        for text in values:
             path, _, value = text.rpartition("=")
             if path and path not in wishes:
                 raise click.UsageError(f"{option} {text}: expected one of DATA before =, found {path}")
             if option == "--as" and value not in KINDS:
                 raise click.UsageError(f"{option} {text}: expected {', '.join(KINDS)}, found {value}")
-            asked: dict[str, Any] = {"kind" if option == "--as" else "text_field": value}
-            wishes |= {one: replace(wishes[one], **asked) for one in ([path] if path else data)}
+            wish: dict[str, Any] = {"kind" if option == "--as" else "text_field": value}
+            wishes |= {target: replace(wishes[target], **wish) for target in ([path] if path else data)}
     return wishes
 
 

@@ -46,24 +46,24 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
         )
         raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
     if stage is None:
-        found = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
+        log_rows = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
         if not as_json:
-            for item in found:
+            for item in log_rows:
                 click.echo(f"{item['stage']:<24} {item['path']}")
-        return {"status": "done", "logs": found}, 0
-    place = journals[0].parent
-    said, printed = Tail(place / JOURNAL), Tail(place / LOG)
-    said_lines, text = said.lines(), "".join(f"{line}\n" for line in printed.lines())
+        return {"status": "done", "logs": log_rows}, 0
+    work_folder = journals[0].parent
+    journal_tail, printed = Tail(work_folder / JOURNAL), Tail(work_folder / LOG)
+    said_lines, text = journal_tail.lines(), "".join(f"{line}\n" for line in printed.lines())
     if not as_json:
-        click.echo(f"{place}:", err=True)
+        click.echo(f"{work_folder}:", err=True)
         _print_said(said_lines)
         click.echo(text, nl=False)
         while follow:
             time.sleep(0.2)
-            _print_said(said.lines())
+            _print_said(journal_tail.lines())
             for line in printed.lines():
                 click.echo(line)
-    return {"status": "done", "stage": stage, "path": str(place), "said": _spoken(said_lines), "text": text}, 0
+    return {"status": "done", "stage": stage, "path": str(work_folder), "said": _spoken(said_lines), "text": text}, 0
 
 
 def _elsewhere(root: Path, stage: str | None) -> list[Path]:
@@ -78,11 +78,11 @@ def _elsewhere(root: Path, stage: str | None) -> list[Path]:
         return []
     store = Store(root, reading=True)
     try:
-        found = [resolve(store, stage)] if stage else [resolve(store, name) for name in store.stages()]
+        artifacts = [resolve(store, stage)] if stage else [resolve(store, name) for name in store.stages()]
     except ConfigError:  # what is being built may have a log all the same
         return []
     files = (f"{AUX}/{JOURNAL}", f"{AUX}/{LOG}")
-    return [store.peek(manifest, *files, folder=place) / files[0] for place, manifest in found]
+    return [store.peek(manifest, *files, folder=folder) / files[0] for folder, manifest in artifacts]
 
 
 def _step_of(journal: Path) -> str:

@@ -33,33 +33,33 @@ def command(what: str, only_print: bool, root: str | None, as_json: bool) -> tup
 
     folder = root_of(root)
     page = None if what in SERVERS else _page(what, folder)
-    place = page.as_uri() if page else _server(what, folder)
+    url = page.as_uri() if page else _server(what, folder)
     has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    opened = not (only_print or as_json) and has_screen and webbrowser.open(place)
+    opened = not (only_print or as_json) and has_screen and webbrowser.open(url)
     if not as_json:
-        click.echo(page or place)
-    return {"status": "done", "what": what, "url": place, "opened": opened}, 0
+        click.echo(page or url)
+    return {"status": "done", "what": what, "url": url, "opened": opened}, 0
 
 
-def _page(what: str, root: Path) -> Path:
+def _page(kind: str, root: Path) -> Path:
     from infra.errors import ConfigError, Problem
     from infra.store.reference import opened
     from infra.store.store import Store
 
-    stage, file = PAGES[what]
+    stage, file = PAGES[kind]
     store = Store(root, reading=True)
     if stage not in store.stages():
         fix = f"run a pipeline with the section {stage}:, or name another --root"
-        raise ConfigError(Problem("no_page", what, f"no {stage} was built in {store.place}", fix))
+        raise ConfigError(Problem("no_page", kind, f"no {stage} was built in {store.place}", fix))
     return opened(store, stage)[0] / file
 
 
-def _server(what: str, root: Path) -> str:
+def _server(kind: str, root: Path) -> str:
     from infra.errors import ConfigError, Problem
     from infra.servers.services import states
     from infra.servers.settings import settings_of
 
     for service, state in states(root) if root.exists() else []:
-        if service.name == what and state == "answers":
+        if service.name == kind and state == "answers":
             return settings_of(root).page_of(service.url) or service.url
-    raise ConfigError(Problem("no_server", what, f"no {what} server answers for {root}", "stemma up"))
+    raise ConfigError(Problem("no_server", kind, f"no {kind} server answers for {root}", "stemma up"))

@@ -61,8 +61,8 @@ def command(
     from training.planner.plan import plan, request
 
     wishes = {name.replace("sequence_length", "length"): value for name, value in options.items() if value is not None}
-    wanted = request(**_beside(config, settings, wishes))
-    document = plan(wanted)
+    plan_request = request(**_beside(config, settings, wishes))
+    document = plan(plan_request)
     if write:
         from flows.planning.planned_config import write_config
 
@@ -73,7 +73,7 @@ def command(
         from training.planner.laws.curves import curves
 
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
+        page.write_text(planning_page(document, curves(plan_request, document)), encoding="utf8")
         document["page"] = str(page.absolute())
     if not as_json:
         _print(document)
@@ -94,26 +94,26 @@ def _beside(config: Path | None, settings: tuple[str, ...], wishes: dict[str, An
         return wishes
     from flows.planning.planned_config import wishes_of
 
-    found = wishes_of(config, settings_of(settings))
+    merged = wishes_of(config, settings_of(settings))
     if wishes.keys() & {"compute", "money", "days"}:
-        found.pop("tokens", None)  # the budget takes the place of the duration
-    return found | wishes
+        merged.pop("tokens", None)  # the budget takes the place of the duration
+    return merged | wishes
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(document: dict[str, Any]) -> None:
     from evaluation.pages.planning import rows, title
 
-    click.echo(title(found))
+    click.echo(title(document))
     print_table(
-        [{"what": what, "plan": value, "range": span} for what, value, span in rows(found)],
+        [{"what": label, "plan": value, "range": span} for label, value, span in rows(document)],
         {"what": "", "plan": "plan", "range": "range"},
     )
-    click.echo(f"\ntrain at all? {found['verdict']['choice']}")
-    for said in found["verdict"]["because"]:
-        click.echo(f"  {said}")
+    click.echo(f"\ntrain at all? {document['verdict']['choice']}")
+    for reason in document["verdict"]["because"]:
+        click.echo(f"  {reason}")
     click.echo("\nother layouts")
-    for one in found["others"]:
-        click.echo(f"  {one['layout']}: {one['why']}")
+    for entry in document["others"]:
+        click.echo(f"  {entry['layout']}: {entry['why']}")
     click.echo("\nwhat this rests on")
-    for one in found["assumptions"]:
-        click.echo(f"  {one}")
+    for entry in document["assumptions"]:
+        click.echo(f"  {entry}")

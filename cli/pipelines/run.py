@@ -47,21 +47,21 @@ def command(
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
     selection = selection_of(only_, from_, until_, force_, strict_versions)
     selection.choose(graph(pipeline))
-    place = Store(root_of(root)).layout
-    journal = RunJournal(place.runs, new_run_id())
-    where = "on the worker of stemma up" if runs_on_worker(place.root) else "in this process, on a private server"
-    click.echo(f"running {pipeline.name} {where}", err=True)
+    layout = Store(root_of(root)).layout
+    journal = RunJournal(layout.runs, new_run_id())
+    location = "on the worker of stemma up" if runs_on_worker(layout.root) else "in this process, on a private server"
+    click.echo(f"running {pipeline.name} {location}", err=True)
     debug = bool(click.get_current_context().params["debug"])
     with following(journal, quiet=as_json, debug=debug):
         document = start(
-            RunRequest(pipeline, selection, place.root, verify, str(config)), journal, partial(click.echo, err=True)
+            RunRequest(pipeline, selection, layout.root, verify, str(config)), journal, partial(click.echo, err=True)
         )
     document = {
         **document,
-        "mlflow_run_id": mlflow_run_id(place.root, journal.run_id),
-        "mlflow_run_url": run_url(place.root, journal.run_id),
+        "mlflow_run_id": mlflow_run_id(layout.root, journal.run_id),
+        "mlflow_run_url": run_url(layout.root, journal.run_id),
         "stages": [
-            {**row, "mlflow_run_id": mlflow_run_id(place.root, row["build_id"]) if row["build_id"] else None}
+            {**row, "mlflow_run_id": mlflow_run_id(layout.root, row["build_id"]) if row["build_id"] else None}
             for row in document["stages"]
         ],
     }
@@ -78,16 +78,16 @@ def _print_summary(document: dict[str, Any]) -> None:
         columns = {"stage": "stage", "status": "status", "seconds": "seconds", "headline": "key figure"}
         print_table(document["stages"], columns)
     click.echo(f"\n{document['status']} in {document.get('seconds', 0):.0f} s; artifacts in {document.get('root')}")
-    for stage, label, page, what in (
+    for stage, label, page, kind in (
         ("report", "report:       ", "report.html", "report"),
         ("corpus_report", "corpus report:", "aux/corpus_report.html", "corpus"),
     ):
         row = next((row for row in document.get("stages", []) if row["stage"] == stage and row["path"]), None)
         if row:
-            place = Path(row["path"]) / page
+            path = Path(row["path"]) / page
             # What another machine made, on an object store, need not be here.
-            command = f"stemma open {what} --root {document.get('root')}"
-            click.echo(f"{label} {place if place.exists() else command}")
+            command = f"stemma open {kind} --root {document.get('root')}"
+            click.echo(f"{label} {path if path.exists() else command}")
     for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
         if document.get(key):
             click.echo(f"{label}: {document[key]}")

@@ -74,8 +74,10 @@ def command(
     from flows.sweeps.whole import whole_sweep
     from infra.store.store import Store
 
-    named = _named([*map(read_ablation, ablate), *_of_file(ablations).items()])
-    wishes = Wishes(config, settings_of(settings), read_space(keys), named, root=lambda: root_of(root), **options)
+    named_ablations = _named([*map(read_ablation, ablate), *_of_file(ablations).items()])
+    wishes = Wishes(
+        config, settings_of(settings), read_space(keys), named_ablations, root=lambda: root_of(root), **options
+    )
     sweep = define(wishes)
     if law:
         check(sweep)
@@ -87,17 +89,17 @@ def command(
     return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
 
 
-def _named(given: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _named(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Ablations by name. Raises ConfigError for a name that two of them have: one would be left out."""
     from infra.errors import ConfigError, Problem
 
-    names = [name for name, _ in given]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    names = [name for name, _ in pairs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         fix = "call one otherwise; several settings of one stand beside each other: 'NAME: KEY=VALUE KEY=VALUE'"
         raise ConfigError(
-            *(Problem("bad_ablation", f"--ablate {name}", "the name is given twice", fix) for name in twice)
+            *(Problem("bad_ablation", f"--ablate {name}", "the name is given twice", fix) for name in repeated)
         )
-    return dict(given)
+    return dict(pairs)
 
 
 def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -107,12 +109,12 @@ def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
     from flows.config.read import read_yaml
     from infra.errors import ConfigError, Problem
 
-    found = read_yaml(path)
-    bad = [name for name, one in found.items() if not isinstance(one, dict) or not one]
+    content = read_yaml(path)
+    bad = [name for name, ablation in content.items() if not isinstance(ablation, dict) or not ablation]
     if bad:
         fix = "{NAME: {KEY: VALUE}}, such as {no clipping: {pretrain.optimizer.gradient_clip: 1e9}}"
         raise ConfigError(Problem("bad_ablation", f"{path}: {bad[0]}", "a mapping of settings was expected", fix))
-    return {str(name): one for name, one in found.items()}
+    return {str(name): ablation for name, ablation in content.items()}
 
 
 def _print_law(law: dict[str, Any]) -> None:
@@ -136,7 +138,7 @@ def _print(document: dict[str, Any]) -> None:
     print_table(rows, columns)
     if document["ablations"]:
         click.echo("\nless the base, same seeds")
-        shown = [
+        table = [
             {
                 **row,
                 "difference": number(row["difference"]),
@@ -146,7 +148,7 @@ def _print(document: dict[str, Any]) -> None:
             for row in document["ablations"]
         ]
         print_table(
-            shown, {"name": "", "figure": "figure", "difference": "difference", "span": "95 % interval", "so": ""}
+            table, {"name": "", "figure": "figure", "difference": "difference", "span": "95 % interval", "so": ""}
         )
     if document["law"]:
         _print_law(document["law"])

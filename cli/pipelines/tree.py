@@ -19,25 +19,25 @@ def print_tree(document: Mapping[str, Any], *, down: bool) -> None:
     from rich.tree import Tree
 
     nodes = {node["id"]: node for node in document["nodes"]}
-    here, there = ("from", "to") if down else ("to", "from")
+    near_key, far_key = ("from", "to") if down else ("to", "from")
     edges: dict[str, list[dict[str, Any]]] = {}
     for edge in document["edges"]:
-        edges.setdefault(edge[here], []).append(edge)
+        edges.setdefault(edge[near_key], []).append(edge)
     start = document["nodes"][0]
     tree = Tree(_label(start))
-    shown = {start["id"]}
+    visited = {start["id"]}
 
     def grow(branch: Tree, node: Mapping[str, Any]) -> None:
         for line in _details(node):
             branch.add(f"[dim]{line}[/dim]")
         for edge in edges.get(node["id"], []):
-            other = nodes[edge[there]]
+            neighbour = nodes[edge[far_key]]
             name = f"[cyan]{_edge(edge, down)}[/cyan] "
-            if other["id"] in shown:
-                branch.add(f"{name}{_name(other)} [dim](see above)[/dim]")
+            if neighbour["id"] in visited:
+                branch.add(f"{name}{_name(neighbour)} [dim](see above)[/dim]")
                 continue
-            shown.add(other["id"])
-            grow(branch.add(f"{name}{_label(other)}"), other)
+            visited.add(neighbour["id"])
+            grow(branch.add(f"{name}{_label(neighbour)}"), neighbour)
 
     grow(tree, start)
     console = Console(highlight=False)
@@ -91,8 +91,8 @@ def _details(node: Mapping[str, Any]) -> list[str]:
     if "dropped" in node:
         rules = sorted(((count, rule) for rule, count in node["dropped"].items() if count), reverse=True)
         total = sum(count for count, _ in rules)
-        listed = ": " + ", ".join(f"{rule} {count:,}" for count, rule in rules) if rules else ""
-        lines.append(f"dropped {total:,} of {node['read']:,} documents{listed}")
+        listing = ": " + ", ".join(f"{rule} {count:,}" for count, rule in rules) if rules else ""
+        lines.append(f"dropped {total:,} of {node['read']:,} documents{listing}")
     if node.get("quarantined") and node["kind"] == "artifact":
         lines.append(f"put aside {node['quarantined']:,} unreadable records, see aux/quarantine.jsonl")
     if node["kind"] == "source":
@@ -101,8 +101,8 @@ def _details(node: Mapping[str, Any]) -> list[str]:
         if len(files) > FILES_SHOWN:
             lines.append(f"and {len(files) - FILES_SHOWN:,} more; --json lists them all")
         if not files and node.get("origins"):
-            most = sorted(node["origins"].items(), key=lambda item: -item[1])
-            listed = ", ".join(f"{name} {count:,}" for name, count in most[:ORIGINS_SHOWN])
-            more = f" and {len(most) - ORIGINS_SHOWN} more" if len(most) > ORIGINS_SHOWN else ""
-            lines.append(f"documents by package: {listed}{more}")
+            largest = sorted(node["origins"].items(), key=lambda item: -item[1])
+            listing = ", ".join(f"{name} {count:,}" for name, count in largest[:ORIGINS_SHOWN])
+            suffix = f" and {len(largest) - ORIGINS_SHOWN} more" if len(largest) > ORIGINS_SHOWN else ""
+            lines.append(f"documents by package: {listing}{suffix}")
     return [escape(line) for line in lines]

@@ -28,7 +28,7 @@ def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool
     from tasks.building.adopted import adopt
 
     store = Store(root_of(root))
-    place, manifest, new = adopt(store, stage, folder, note)
+    target, manifest, new = adopt(store, stage, folder, note)
     lines = f'adopted:\n  {stage}: "{manifest.fingerprint}"'
     if not as_json:
         message = "copied in as" if new else "was there already:"
@@ -39,7 +39,7 @@ def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool
         "stage": stage,
         "fingerprint": manifest.fingerprint,
         "digest": manifest.digest,
-        "path": str(place),
+        "path": str(target),
         "new": new,
         "adopted": dict(manifest.adopted or {}),
         "config": lines,

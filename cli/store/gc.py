@@ -45,13 +45,16 @@ def command(
     _set_pins(store, Pins(store.root), pin, unpin)
     removed: set[str] = set()
     with nobody_at_work(store, STALE_S) if yes else nullcontext():
-        found = survey(store, spare_adopted=not adopted, spare_states=not states)
-        garbage = [*found.artifacts, *found.work, *found.states]
+        surveyed = survey(store, spare_adopted=not adopted, spare_states=not states)
+        garbage = [*surveyed.artifacts, *surveyed.work, *surveyed.states]
         if yes:
-            refuse_if_unsure(found)
-            gone = [*remove(store, [*found.artifacts, *found.work]), *remove_states(store, found.states)]
-            removed = {item.id for item in gone}
-    shown: list[dict[str, Any]] = [
+            refuse_if_unsure(surveyed)
+            removed_items = [
+                *remove(store, [*surveyed.artifacts, *surveyed.work]),
+                *remove_states(store, surveyed.states),
+            ]
+            removed = {item.id for item in removed_items}
+    garbage_rows: list[dict[str, Any]] = [
         {
             "artifact": item.id,
             "path": str(item.folder),
@@ -63,24 +66,24 @@ def command(
     ]
     total = sum(item.bytes for item in garbage if not yes or item.id in removed)
     if not as_json:
-        rows = [{**row, "MB": f"{row['bytes'] / 1e6:.1f}"} for row in shown]
+        rows = [{**row, "MB": f"{row['bytes'] / 1e6:.1f}"} for row in garbage_rows]
         if rows:
             print_table(rows, {"artifact": "artifact", "MB": "MB", "reason": "reason"})
             click.echo()
         did = "removed" if yes else "to be removed by --yes"
         count = len(removed) if yes else len(garbage)
-        click.echo(f"{count} {did}, {total / 1e6:.1f} MB; {len(found.needed)} artifacts are needed")
-        print_problems(found.problems)
+        click.echo(f"{count} {did}, {total / 1e6:.1f} MB; {len(surveyed.needed)} artifacts are needed")
+        print_problems(surveyed.problems)
     document = {
-        "status": "failed" if found.problems else "done",
-        "errors": [problem.as_json() for problem in found.problems],
+        "status": "failed" if surveyed.problems else "done",
+        "errors": [problem.as_json() for problem in surveyed.problems],
         "root": store.place,
         "bytes": total,
-        "garbage": shown,
-        "needed": [{"artifact": name, "reason": reason} for name, reason in sorted(found.needed.items())],
+        "garbage": garbage_rows,
+        "needed": [{"artifact": name, "reason": reason} for name, reason in sorted(surveyed.needed.items())],
         "pins": Pins(store.root).read(),
     }
-    return document, 1 if found.problems else 0
+    return document, 1 if surveyed.problems else 0
 
 
 def _set_pins(store: Any, pins: Any, pin: tuple[str, ...], unpin: tuple[str, ...]) -> None:

@@ -27,17 +27,17 @@ def command(kind: str | None, whole: bool, root: str | None, as_json: bool) -> t
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
-    asked = [kind] if kind else ["runs", "models"]
-    found: dict[str, list[dict[str, Any]]] = {}
-    if "runs" in asked:
-        found["runs"] = list(listing.runs(store))
+    kinds = [kind] if kind else ["runs", "models"]
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if "runs" in kinds:
+        tables["runs"] = list(listing.runs(store))
     for name in ("models", "artifacts"):
-        if name in asked:
-            found[name] = listing.artifacts(store, models_only=name == "models")
+        if name in kinds:
+            tables[name] = listing.artifacts(store, models_only=name == "models")
     if not as_json:
-        for name, rows in found.items():
+        for name, rows in tables.items():
             _print(name, rows, len(rows) if whole else SHOWN, store.root)
-    return {"status": "done", "root": store.place, **found}, 0
+    return {"status": "done", "root": store.place, **tables}, 0
 
 
 def _print(name: str, rows: list[dict[str, Any]], count: int, root: Path) -> None:
@@ -45,12 +45,12 @@ def _print(name: str, rows: list[dict[str, Any]], count: int, root: Path) -> Non
         click.echo(f"no {name} in {root}")
         return
     times = [row.get("finished", row.get("started", "")) for row in rows[:count]]
-    shown = [{**row, "when": time[:16].replace("T", " ")} for row, time in zip(rows, times, strict=False)]
+    table = [{**row, "when": time[:16].replace("T", " ")} for row, time in zip(rows, times, strict=False)]
     if name == "runs":
         columns = {"run_id": "run", "pipeline": "pipeline", "status": "status", "when": "started (UTC)"}
-        print_table(shown, {**columns, "seconds": "seconds", "built": "built", "reused": "reused"})
+        print_table(table, {**columns, "seconds": "seconds", "built": "built", "reused": "reused"})
     else:
         columns = {"artifact": "artifact", "pipeline": "pipeline", "step": "step", "when": "finished (UTC)"}
-        print_table(with_short_artifacts(shown), {**columns, "headline": "result"})
-    more = f"; {len(rows) - count} older: --all" if len(rows) > count else ""
-    click.echo(f"{len(rows)} {name if len(rows) > 1 else name.removesuffix('s')}{more}\n")
+        print_table(with_short_artifacts(table), {**columns, "headline": "result"})
+    suffix = f"; {len(rows) - count} older: --all" if len(rows) > count else ""
+    click.echo(f"{len(rows)} {name if len(rows) > 1 else name.removesuffix('s')}{suffix}\n")

@@ -35,19 +35,21 @@ def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> t
     problems: list[Problem] = []
     for member in graph.artifacts:
         assert member.folder and member.manifest
-        found = store.verify(member.folder, member.manifest)
-        again = f"stemma adopt {member.manifest.stage} FOLDER" if member.manifest.adopted else "stemma run CONFIG"
-        problems += [Problem("difference", str(item.path), item.what, f"{again} makes it whole") for item in found]
+        differences = store.verify(member.folder, member.manifest)
+        remedy = f"stemma adopt {member.manifest.stage} FOLDER" if member.manifest.adopted else "stemma run CONFIG"
+        problems += [
+            Problem("difference", str(item.path), item.what, f"{remedy} makes it whole") for item in differences
+        ]
         rows.append(
             {
                 "artifact": member.id,
                 "files": len(member.manifest.files),
                 "bytes": sum(file.size for file in member.manifest.files),
-                "differences": [{"path": str(item.path), "what": item.what} for item in found],
+                "differences": [{"path": str(item.path), "what": item.what} for item in differences],
             }
         )
         if not as_json:
-            message = f"{len(found)} differ" if found else "whole"
+            message = f"{len(differences)} differ" if differences else "whole"
             click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {message}")
     for member, item in missing(store, graph):
         problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
