@@ -37,7 +37,7 @@ def _citation_end(points: Array, i: int, end: int, classes: Array, marks: Array,
 @kernel
 def _contains(text: Array, start: int, end: int, words: Array, word_starts: Array, firsts: Array, lower: Array) -> int:
     """Bits of the words, given in lower case, that a line contains in any case."""
-    found = 0
+    mask = 0
     for i in range(start, end):
         point = lower[text[i]]
         if point >= firsts.size or not firsts[point]:
@@ -50,8 +50,8 @@ def _contains(text: Array, start: int, end: int, words: Array, word_starts: Arra
                     break
                 same = lower[text[i + k]] == words[word_starts[word] + k]
             if same:
-                found |= 1 << word
-    return found
+                mask |= 1 << word
+    return mask
 
 
 @kernel
@@ -117,42 +117,44 @@ def edit(
             line = size + (lines[doc, KEPT] > 0)
             if line > size:
                 out[size] = _NEW_LINE
-            to, j = line, first
+            target, j = line, first
             while j < last:
                 if citations and points[j] == _OPEN:
-                    behind = _citation_end(points, j, last, classes, marks, mark_starts)
-                    if behind > j:
-                        j = behind
+                    citation_end = _citation_end(points, j, last, classes, marks, mark_starts)
+                    if citation_end > j:
+                        j = citation_end
                         continue
-                out[to] = points[j]
-                to += 1
+                out[target] = points[j]
+                target += 1
                 j += 1
-            dots = to - line >= 3 and out[to - 1] == _DOT and out[to - 2] == _DOT and out[to - 3] == _DOT
-            if ends.size and (to == line or not ends[out[to - 1]] or dots):
+            dots = (
+                target - line >= 3 and out[target - 1] == _DOT and out[target - 2] == _DOT and out[target - 3] == _DOT
+            )
+            if ends.size and (target == line or not ends[out[target - 1]] or dots):
                 lines[doc, NO_END] += 1
                 continue
             if count < min_words:
                 lines[doc, FEW_WORDS] += 1
                 continue
-            found = _contains(out, line, to, words, word_starts, firsts, lower)
-            if found & lorem:
+            mask = _contains(out, line, target, words, word_starts, firsts, lower)
+            if mask & lorem:
                 fates[doc] = LOREM_IPSUM
                 break
-            if found & banned:
+            if mask & banned:
                 lines[doc, BANNED_WORD] += 1
                 continue
             if curly:
-                for k in range(line, to):
+                for k in range(line, target):
                     if out[k] == _CURLY:
                         fates[doc] = CURLY_BRACKET
                         break
             if fates[doc]:
                 break
-            if found & ~(lorem | banned | ignored):
+            if mask & ~(lorem | banned | ignored):
                 lines[doc, POLICY] += 1
                 continue
             lines[doc, KEPT] += 1
-            size = to
+            size = target
     starts[doc_starts.size - 1] = size
     return out[:size], starts, fates, lines
 
@@ -163,7 +165,7 @@ def count_sentences(
 ) -> Array:
     """(D,) sentences, at least one per line, as spaCy's sentencizer finds them: a sentence begins with the first word
     behind an end of sentence that is no punctuation itself. Space but for one blank behind a word counts as a word."""
-    found = np.zeros(doc_starts.size - 1, np.int64)
+    counts = np.zeros(doc_starts.size - 1, np.int64)
     for doc in range(doc_starts.size - 1):
         chunk, last_chunk = doc_chunks[doc], doc_chunks[doc + 1]
         line = doc_starts[doc]
@@ -190,6 +192,6 @@ def count_sentences(
                         ended = True
                 position = bounds[chunk, 1]
                 chunk += 1
-            found[doc] += sentences
+            counts[doc] += sentences
             line = end + 1
-    return found
+    return counts

@@ -72,13 +72,13 @@ def _examples(
     config: ClassifierConfig, documents: Iterable[Document]
 ) -> tuple[list[tuple[str, bool, bool]], Counter[str]]:
     """(text, whether it is good, whether it is held out) of at most `max_examples` a side, and documents by source."""
-    found: dict[bool, list[tuple[float, str, bool]]] = {True: [], False: []}
+    by_side: dict[bool, list[tuple[float, str, bool]]] = {True: [], False: []}
     sources: Counter[str] = Counter()
     for document in documents:
         name = source_name(document.source)
         sources[name] += 1
         if name in config.good or name in config.bad:
-            side = found[name in config.good]
+            side = by_side[name in config.good]
             is_heldout = draw(document.id, "heldout", config.seed) < config.heldout_share
             side.append((draw(document.id, "example", config.seed), document.text[:CHARACTERS], is_heldout))
             if len(side) == 2 * config.max_examples:
@@ -86,7 +86,7 @@ def _examples(
                 del side[config.max_examples :]
     return [
         (text, label, is_heldout)
-        for label, side in found.items()
+        for label, side in by_side.items()
         for _, text, is_heldout in sorted(side)[: config.max_examples]
     ], sources
 

@@ -217,8 +217,8 @@ class ClassifierConfig(Config):
 
     @model_validator(mode="after")
     def _sides_differ(self) -> ClassifierConfig:
-        if both := sorted(set(self.good) & set(self.bad)):
-            raise ValueError(f"good: {', '.join(both)} stands in bad too")
+        if overlap := sorted(set(self.good) & set(self.bad)):
+            raise ValueError(f"good: {', '.join(overlap)} stands in bad too")
         return self
 
 
@@ -287,12 +287,12 @@ class CleanConfig(StageConfig):
     counterfactual: CounterfactualConfig | None = None
 
     def sources(self) -> list[Source]:
-        found = []
+        sources = []
         if self.toxicity and self.toxicity.model:
-            found.append(Source("clean.toxicity.model", paths=expand([self.toxicity.model])))
+            sources.append(Source("clean.toxicity.model", paths=expand([self.toxicity.model])))
         if self.neutral and self.neutral.words:
-            found.append(Source("clean.neutral.words", paths=expand([self.neutral.words])))
-        return found
+            sources.append(Source("clean.neutral.words", paths=expand([self.neutral.words])))
+        return sources
 
     @model_validator(mode="after")
     def _lengths_are_ordered(self) -> CleanConfig:

@@ -242,21 +242,21 @@ def describe(
     for word in range(starts.size):
         start, end = starts[word], starts[word] + lengths[word]
         hashes[word] = hash_points(points, start, end)
-        found, punctuation = 0, True
+        flags, punctuation = 0, True
         for i in range(start, end):
             kind = classes[points[i]]
             if kind & LETTER:
-                found |= ALPHABETIC
+                flags |= ALPHABETIC
             if not kind & SYMBOL:
-                found |= SOLID
+                flags |= SOLID
             if not kind & PUNCTUATION:
                 punctuation = False
         if punctuation:
-            found |= ALL_PUNCTUATION
+            flags |= ALL_PUNCTUATION
         if end == start + 1 and classes[points[start]] & TERMINAL:
-            found |= SENTENCE_END
-        found |= (look_up(stop_keys, stop_values, hashes[word]) + 1) << STOP_WORD_SHIFT
-        bits[word] = found
+            flags |= SENTENCE_END
+        flags |= (look_up(stop_keys, stop_values, hashes[word]) + 1) << STOP_WORD_SHIFT
+        bits[word] = flags
     return hashes, bits
 
 

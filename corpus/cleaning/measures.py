@@ -33,25 +33,25 @@ def gopher_quality(
     points: Array, doc_starts: Array, doc_words: Array, lengths: Array, bits: Array, classes: Array
 ) -> Array:
     """(D, 10) counts of words, symbols and lines; columns above."""
-    found = np.zeros((doc_starts.size - 1, 10), np.int64)
+    counts = np.zeros((doc_starts.size - 1, 10), np.int64)
     for doc in range(doc_starts.size - 1):
         stop_words = np.uint64(0)
         for word in range(doc_words[doc], doc_words[doc + 1]):
             kind = bits[word]
             if kind & SOLID:
-                found[doc, SOLID_WORDS] += 1
-                found[doc, SOLID_LENGTH] += lengths[word]
+                counts[doc, SOLID_WORDS] += 1
+                counts[doc, SOLID_LENGTH] += lengths[word]
             if kind & ALPHABETIC:
-                found[doc, ALPHABETIC_WORDS] += 1
+                counts[doc, ALPHABETIC_WORDS] += 1
             if kind >> STOP_WORD_SHIFT:
                 stop_words |= np.uint64(1) << np.uint64((kind >> STOP_WORD_SHIFT) - 1)
-        found[doc, WORDS] = doc_words[doc + 1] - doc_words[doc]
+        counts[doc, WORDS] = doc_words[doc + 1] - doc_words[doc]
         while stop_words:
-            found[doc, STOP_WORDS] += 1
+            counts[doc, STOP_WORDS] += 1
             stop_words &= stop_words - np.uint64(1)
-        _count_symbols(points, doc_starts[doc], doc_starts[doc + 1], found[doc])
-        _count_lines(points, doc_starts[doc], doc_starts[doc + 1], classes, found[doc])
-    return found
+        _count_symbols(points, doc_starts[doc], doc_starts[doc + 1], counts[doc])
+        _count_lines(points, doc_starts[doc], doc_starts[doc + 1], classes, counts[doc])
+    return counts
 
 
 @kernel
@@ -100,7 +100,7 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, found: Arr
 @kernel
 def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array:
     """(D, 6) counts of paragraphs and lines and of the repeated among them; columns above."""
-    found = np.zeros((doc_starts.size - 1, 6), np.int64)
+    counts = np.zeros((doc_starts.size - 1, 6), np.int64)
     for doc in range(doc_starts.size - 1):
         start, end = doc_starts[doc], doc_starts[doc + 1]
         first, last = start, end
@@ -111,15 +111,15 @@ def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array
         paragraphs = repeated_pieces(points, first, last, 2, False, classes)
         lines = repeated_pieces(points, start, end, 1, False, classes)
         for column in range(3):
-            found[doc, column] = paragraphs[column]
-        found[doc, REPEATED_LINES], found[doc, LINE_CHARACTERS], found[doc, PIECES] = lines[1], lines[2], lines[0]
-    return found
+            counts[doc, column] = paragraphs[column]
+        counts[doc, REPEATED_LINES], counts[doc, LINE_CHARACTERS], counts[doc, PIECES] = lines[1], lines[2], lines[0]
+    return counts
 
 
 @kernel
 def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Array:
     """(D, 5) counts of lines that are not blank, by how they end and how long they are; columns above."""
-    found = np.zeros((doc_starts.size - 1, 5), np.int64)
+    counts = np.zeros((doc_starts.size - 1, 5), np.int64)
     for doc in range(doc_starts.size - 1):
         end = doc_starts[doc + 1]
         line, blank = doc_starts[doc], True
@@ -128,13 +128,13 @@ def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Arr
                 blank = blank and classes[points[i]] & SPACE != 0
                 continue
             if i < end:
-                found[doc, NEW_LINES] += 1
+                counts[doc, NEW_LINES] += 1
             if not blank:
-                found[doc, FULL_LINES] += 1
+                counts[doc, FULL_LINES] += 1
                 if classes[points[i - 1]] & TERMINAL:
-                    found[doc, ENDED_LINES] += 1
+                    counts[doc, ENDED_LINES] += 1
                 if i - line <= short:
-                    found[doc, SHORT_LINES] += 1
+                    counts[doc, SHORT_LINES] += 1
             line, blank = i + 1, True
-        found[doc, REPEATED_CHARACTERS] = repeated_pieces(points, doc_starts[doc], end, 1, True, classes)[2]
-    return found
+        counts[doc, REPEATED_CHARACTERS] = repeated_pieces(points, doc_starts[doc], end, 1, True, classes)[2]
+    return counts

@@ -62,12 +62,12 @@ class Account:
             self._sample("changed", document, by=" ".join(by))
         self._sample("kept", document)
 
-    def _sample(self, kind: str, document: Document, **more: Any) -> None:
+    def _sample(self, kind: str, document: Document, **extra: Any) -> None:
         """Keeps those with the smallest ids: a sample that no order and no number of workers changes."""
         rows = self.samples.setdefault(kind, [])
         if len(rows) == SAMPLES and _place(rows[-1]) <= (document.id, document.source):
             return
-        rows.append({"id": document.id, "source": document.source, "text": document.text[:SAMPLE_CHARACTERS], **more})
+        rows.append({"id": document.id, "source": document.source, "text": document.text[:SAMPLE_CHARACTERS], **extra})
         rows.sort(key=_place)
         del rows[SAMPLES:]
 
@@ -112,16 +112,16 @@ def _clean(batch: list[Document], steps: Sequence[CleaningStep], account: Accoun
         if not current:
             break
         standing = []
-        found = step([document for _, document, _ in current])
-        for (original, document, by), outcome in zip(current, found, strict=True):
+        outcomes = step([document for _, document, _ in current])
+        for (original, document, step_names), outcome in zip(current, outcomes, strict=True):
             if isinstance(outcome, Broken):
                 account.drop(document, outcome)
                 continue
             for new in outcome if isinstance(outcome, list) else [outcome]:
-                standing.append((original, new, by if new.text == document.text else (*by, step.name)))
+                standing.append((original, new, step_names if new.text == document.text else (*step_names, step.name)))
         current = standing
-    for original, document, by in current:
-        account.keep(original, document, by)
+    for original, document, step_names in current:
+        account.keep(original, document, step_names)
         yield document
 
 

@@ -95,41 +95,41 @@ class QualityRules:
         batch: SegmentedText,
         verdicts: Verdicts,
     ) -> None:
-        found = measures.gopher_quality(
+        counts = measures.gopher_quality(
             batch.points, batch.doc_starts, batch.doc_words, batch.lengths, batch.bits, self._classes
         ).T
-        words, lines = np.maximum(found[measures.WORDS], 1), np.maximum(found[measures.LINES], 1)
-        solid = found[measures.SOLID_WORDS]
-        length = found[measures.SOLID_LENGTH] / np.maximum(solid, 1)
+        words, lines = np.maximum(counts[measures.WORDS], 1), np.maximum(counts[measures.LINES], 1)
+        solid = counts[measures.SOLID_WORDS]
+        length = counts[measures.SOLID_LENGTH] / np.maximum(solid, 1)
         prefix = "gopher_quality."
         rules: list[tuple[Rule | None, Array]] = [
             (at_least("min_words", GOPHER, config.min_words), solid),
             (at_most("max_words", GOPHER, config.max_words), solid),
             (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length), length),
             (at_most("max_mean_word_length", GOPHER, config.max_mean_word_length), length),
-            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), found[measures.HASHES] / words),
-            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), found[measures.ELLIPSES] / words),
+            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), counts[measures.HASHES] / words),
+            (at_most("max_symbol_word_ratio", GOPHER, config.max_symbol_word_ratio), counts[measures.ELLIPSES] / words),
             (
                 at_most("max_bullet_line_share", GOPHER, config.max_bullet_line_share),
-                found[measures.BULLET_LINES] / lines,
+                counts[measures.BULLET_LINES] / lines,
             ),
             (
                 at_most("max_ellipsis_line_share", GOPHER, config.max_ellipsis_line_share),
-                found[measures.ELLIPSIS_LINES] / lines,
+                counts[measures.ELLIPSIS_LINES] / lines,
             ),
             (
                 at_least("min_alphabetic_word_share", GOPHER, config.min_alphabetic_word_share),
-                found[measures.ALPHABETIC_WORDS] / words,
+                counts[measures.ALPHABETIC_WORDS] / words,
             ),
-            (at_least("min_stop_words", GOPHER, config.min_stop_words), found[measures.STOP_WORDS]),
+            (at_least("min_stop_words", GOPHER, config.min_stop_words), counts[measures.STOP_WORDS]),
         ]
-        others = self._in_other_languages(config, texts, languages, rules, verdicts.standing)
+        other_languages = self._in_other_languages(config, texts, languages, rules, verdicts.standing)
         for rule, values in rules:
-            if rule is not None and rule.name in _OF_WORDS and others:
+            if rule is not None and rule.name in _OF_WORDS and other_languages:
                 values = values.astype(float)
-                values[list(others)] = np.nan  # keeps every limit
+                values[list(other_languages)] = np.nan  # keeps every limit
             verdicts.apply(_below(prefix, rule), values)
-        _apply_to_others(config, others, verdicts)
+        _apply_to_others(config, other_languages, verdicts)
 
     def _in_other_languages(
         self,
@@ -146,37 +146,37 @@ class QualityRules:
         for rule, values in rules:
             if rule is not None and rule.name in _OF_WORDS:
                 broken |= (values < rule.low) | (values > rule.high)
-        found = {
+        measured = {
             document: measure(texts[document], config.language or (languages[document] if languages else ""))
             for document in np.flatnonzero(broken & standing).tolist()
         }
-        return {document: prose for document, prose in found.items() if prose}
+        return {document: prose for document, prose in measured.items() if prose}
 
     def _gopher_repetition(
         self, config: GopherRepetitionConfig, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts
     ) -> None:
-        found = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
+        counts = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
         sizes = np.diff(batch.doc_starts)
         characters = np.maximum(sizes, 1)
         prefix = "gopher_repetition."
         for rule, values in (
             (
                 at_most("max_repeated_paragraph_share", GOPHER, config.max_repeated_paragraph_share),
-                found[measures.REPEATED_PARAGRAPHS] / found[measures.PARAGRAPHS],
+                counts[measures.REPEATED_PARAGRAPHS] / counts[measures.PARAGRAPHS],
             ),
             (
                 at_most(
                     "max_repeated_paragraph_character_share", GOPHER, config.max_repeated_paragraph_character_share
                 ),
-                found[measures.PARAGRAPH_CHARACTERS] / characters,
+                counts[measures.PARAGRAPH_CHARACTERS] / characters,
             ),
             (
                 at_most("max_repeated_line_share", GOPHER, config.max_repeated_line_share),
-                found[measures.REPEATED_LINES] / found[measures.PIECES],
+                counts[measures.REPEATED_LINES] / counts[measures.PIECES],
             ),
             (
                 at_most("max_repeated_line_character_share", GOPHER, config.max_repeated_line_character_share),
-                found[measures.LINE_CHARACTERS] / characters,
+                counts[measures.LINE_CHARACTERS] / characters,
             ),
         ):
             verdicts.apply(_below(prefix, rule), values)
@@ -214,27 +214,27 @@ class QualityRules:
         ]
 
     def _fineweb(self, config: FineWebConfig, batch: SegmentedText, verdicts: Verdicts) -> None:
-        found = measures.fineweb(batch.points, batch.doc_starts, self._classes, config.short_line_length).T
-        lines = np.maximum(found[measures.FULL_LINES], 1)
-        characters = np.diff(batch.doc_starts) - found[measures.NEW_LINES]
+        counts = measures.fineweb(batch.points, batch.doc_starts, self._classes, config.short_line_length).T
+        lines = np.maximum(counts[measures.FULL_LINES], 1)
+        characters = np.diff(batch.doc_starts) - counts[measures.NEW_LINES]
         words = np.diff(batch.doc_words)
         prefix = "fineweb."
         for rule, values in (
             (
                 at_least("min_ended_line_share", FINEWEB, config.min_ended_line_share),
-                found[measures.ENDED_LINES] / lines,
+                counts[measures.ENDED_LINES] / lines,
             ),
             (
                 at_most("max_short_line_share", FINEWEB, config.max_short_line_share),
-                found[measures.SHORT_LINES] / lines,
+                counts[measures.SHORT_LINES] / lines,
             ),
             (
                 at_most("max_repeated_line_character_share", FINEWEB, config.max_repeated_line_character_share),
-                found[measures.REPEATED_CHARACTERS] / np.maximum(characters, 1),
+                counts[measures.REPEATED_CHARACTERS] / np.maximum(characters, 1),
             ),
             (
                 at_most("max_lines_per_word", FINEWEB, config.max_lines_per_word),
-                found[measures.NEW_LINES] / np.maximum(words, 1),
+                counts[measures.NEW_LINES] / np.maximum(words, 1),
             ),
         ):
             verdicts.apply(_below(prefix, rule), values)
@@ -269,24 +269,24 @@ _OF_WORDS = {
 """Gopher's rules whose measures depend on the language."""
 
 
-def _apply_to_others(config: GopherQualityConfig, others: Mapping[int, Prose], verdicts: Verdicts) -> None:
+def _apply_to_others(config: GopherQualityConfig, other_languages: Mapping[int, Prose], verdicts: Verdicts) -> None:
     """Gopher's rules for texts that are not in English, by the measures of their language."""
     shortest, longest = MEAN_WORD_LENGTH
-    spaced = {document: prose for document, prose in others.items() if prose.word_length is not None}
-    unspaced = {document: prose for document, prose in others.items() if prose.word_length is None}
-    listed = {document: prose for document, prose in others.items() if prose.stop_words is not None}
+    spaced = {document: prose for document, prose in other_languages.items() if prose.word_length is not None}
+    unspaced = {document: prose for document, prose in other_languages.items() if prose.word_length is None}
+    with_stop_words = {document: prose for document, prose in other_languages.items() if prose.stop_words is not None}
     min_letters = config.min_alphabetic_word_share
-    for rule, some, name in (
-        (at_least("min_words", GOPHER, config.min_words), others, "words"),
-        (at_most("max_words", GOPHER, config.max_words), others, "words"),
+    for rule, documents, name in (
+        (at_least("min_words", GOPHER, config.min_words), other_languages, "words"),
+        (at_most("max_words", GOPHER, config.max_words), other_languages, "words"),
         (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length and shortest), spaced, "word_length"),
         (at_most("max_mean_word_length", GOPHER, config.max_mean_word_length and longest), spaced, "word_length"),
         (at_least("min_alphabetic_word_share", GOPHER, min_letters), spaced, "letters"),
         (at_least("min_alphabetic_word_share", GOPHER, min_letters and MIN_LETTER_SHARE), unspaced, "letters"),
-        (at_least("min_stop_words", GOPHER, config.min_stop_words), listed, "stop_words"),
+        (at_least("min_stop_words", GOPHER, config.min_stop_words), with_stop_words, "stop_words"),
     ):
         values = np.full(len(verdicts.broken), np.nan)
-        for document, prose in some.items():
+        for document, prose in documents.items():
             values[document] = getattr(prose, name)
         verdicts.apply(_below("gopher_quality.", rule), values)
 

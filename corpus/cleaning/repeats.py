@@ -53,7 +53,7 @@ def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip
         if points[i] == _NEW_LINE:
             breaks += 1
     keys = np.zeros(table_size(breaks), np.uint64)
-    found = np.zeros(3, np.int64)
+    counts = np.zeros(3, np.int64)
     piece, i, value, blank = start, start, ZERO, True
     while i <= end:
         run = 0
@@ -61,10 +61,10 @@ def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip
             run += 1
         if i == end or run >= least_breaks:
             if not (skip_blank and blank):
-                found[0] += 1
+                counts[0] += 1
                 if _mark(keys, _key(value, i - piece)):
-                    found[1] += 1
-                    found[2] += i - piece
+                    counts[1] += 1
+                    counts[2] += i - piece
             i += max(run, 1)
             piece, value, blank = i, ZERO, True
         else:
@@ -72,7 +72,7 @@ def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip
                 value = value * BASE + np.uint64(points[i]) + ONE
                 blank = blank and classes[points[i]] & SPACE != 0
                 i += 1
-    return found
+    return counts
 
 
 @kernel

@@ -107,7 +107,9 @@ class ChunkSplitter:
         self.exceptions = english_exceptions()
         self._patterns = _patterns()
         # Emoticons that the rules below take apart are put together again.
-        self._sequences = {words: whole for whole in self.exceptions if len(words := tuple(self._split(whole, {}))) > 1}
+        self._sequences = {
+            words: exception for exception in self.exceptions if len(words := tuple(self._split(exception, {}))) > 1
+        }
         self._lengths: dict[str, set[int]] = {}
         for words in self._sequences:
             self._lengths.setdefault(words[0], set()).add(len(words))
@@ -120,25 +122,25 @@ class ChunkSplitter:
     def _split(self, chunk: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
         opening, closing, marks = self._patterns.opening, self._patterns.closing, self._patterns.marks
         before: list[str] = []
-        behind: list[str] = []
+        suffixes: list[str] = []
         # Nothing is split off between letters: what is all letters is an exception, or one word.
         while chunk and not chunk.isalpha() and chunk not in exceptions:
             prefix = suffix = 0
-            if chunk[0] in opening and (found := self._patterns.prefix.match(chunk)):
-                prefix = found.end()
-            rest = chunk[prefix:]
-            if prefix and rest in exceptions:
+            if chunk[0] in opening and (match := self._patterns.prefix.match(chunk)):
+                prefix = match.end()
+            remainder = chunk[prefix:]
+            if prefix and remainder in exceptions:
                 before.append(chunk[:prefix])
-                chunk = rest
+                chunk = remainder
                 break
-            if rest[-1:] in marks:
+            if remainder[-1:] in marks:
                 suffix = 1
-            elif rest[-1:] in closing:
+            elif remainder[-1:] in closing:
                 # No suffix but a row of dots is longer than 8 characters, with what stands before it.
-                found = self._patterns.suffix.search(rest if rest.endswith("..") else rest[-8:])
-                suffix = found.end() - found.start() if found else 0
+                match = self._patterns.suffix.search(remainder if remainder.endswith("..") else remainder[-8:])
+                suffix = match.end() - match.start() if match else 0
             if suffix and chunk[:-suffix] in exceptions:
-                behind.append(chunk[-suffix:])
+                suffixes.append(chunk[-suffix:])
                 chunk = chunk[:-suffix]
                 break
             if not prefix and not suffix:
@@ -146,9 +148,9 @@ class ChunkSplitter:
             if prefix:
                 before.append(chunk[:prefix])
             if suffix:
-                behind.append(chunk[-suffix:])
+                suffixes.append(chunk[-suffix:])
             chunk = chunk[prefix : len(chunk) - suffix]
-        return [*before, *self._split_core(chunk, exceptions), *reversed(behind)]
+        return [*before, *self._split_core(chunk, exceptions), *reversed(suffixes)]
 
     def _split_core(self, core: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
         if not core or core in exceptions:
@@ -165,27 +167,27 @@ class ChunkSplitter:
     def _reunite(self, words: list[str]) -> list[str]:
         if self._lengths.keys().isdisjoint(words):
             return words
-        found = [
-            (-length, start, whole)
+        matches = [
+            (-length, start, exception)
             for start, word in enumerate(words)
             for length in self._lengths.get(word, ())
-            if (whole := self._sequences.get(tuple(words[start : start + length]))) and start + length <= len(words)
+            if (exception := self._sequences.get(tuple(words[start : start + length]))) and start + length <= len(words)
         ]
-        if not found:
+        if not matches:
             return words
-        taken: set[int] = set()
+        covered: set[int] = set()
         replaced: dict[int, tuple[int, str]] = {}
         # Longest first; one that overlaps a longer one is left unchanged.
-        for less, start, whole in sorted(found):
+        for less, start, exception in sorted(matches):
             end = start - less
-            if start not in taken and end - 1 not in taken:
-                replaced[start] = (end, whole)
-            taken.update(range(start, end))
+            if start not in covered and end - 1 not in covered:
+                replaced[start] = (end, exception)
+            covered.update(range(start, end))
         united: list[str] = []
         position = 0
         while position < len(words):
-            end, whole = replaced.get(position, (position + 1, words[position]))
-            united.extend(self.exceptions[whole] if position in replaced else [whole])
+            end, exception = replaced.get(position, (position + 1, words[position]))
+            united.extend(self.exceptions[exception] if position in replaced else [exception])
             position = end
         return united
 
@@ -215,10 +217,10 @@ def english_exceptions() -> dict[str, tuple[str, ...]]:
 
 
 def _contractions(stems: list[str], endings: list[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    contractions: dict[str, tuple[str, ...]] = {}
     for stem in (*stems, *map(str.title, stems)):
         for ending in endings:
             words = (stem, *ending.split("|"))
             bare = tuple(word.replace("'", "") for word in words)
-            found |= {"".join(words): words, "".join(bare): bare}
-    return found
+            contractions |= {"".join(words): words, "".join(bare): bare}
+    return contractions

@@ -38,16 +38,16 @@ class CountBins:
     def __call__(self, part: Path, out: Path) -> Summary:
         table = read_table(part, ["id", "text", "source", "group"])
         names, numbers = source_numbers(table["source"])
-        found = np.zeros(len(table), DOCUMENT)
-        found["source"] = numbers
-        found["heldout"] = heldout_flags(table["group"], self.heldout_share)
-        found["bin"] = bins_of(table["id"], self.seed)
-        found["bytes"] = pc.binary_length(table["text"]).to_numpy()
+        documents = np.zeros(len(table), DOCUMENT)
+        documents["source"] = numbers
+        documents["heldout"] = heldout_flags(table["group"], self.heldout_share)
+        documents["bin"] = bins_of(table["id"], self.seed)
+        documents["bytes"] = pc.binary_length(table["text"]).to_numpy()
         counts = np.zeros((len(names), 2, BINS), np.int64)
-        np.add.at(counts, (numbers, found["heldout"].astype(np.int64), found["bin"]), found["bytes"])
+        np.add.at(counts, (numbers, documents["heldout"].astype(np.int64), documents["bin"]), documents["bytes"])
         np.save(out / "bins.npy", counts)
-        np.save(out / DOCUMENTS, found)
-        return {"names": names, "documents": len(table), "bytes": int(found["bytes"].sum())}
+        np.save(out / DOCUMENTS, documents)
+        return {"names": names, "documents": len(table), "bytes": int(documents["bytes"].sum())}
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,26 @@ class WriteSample:
     doses: Mapping[str, Dose]
 
     def __call__(self, item: Epoch, out: Path) -> Summary:
-        found = np.load(item.counted / DOCUMENTS)
+        documents = np.load(item.counted / DOCUMENTS)
         doses = [self.doses[name] for name in item.names]
         train = np.array([BINS if item.epoch < d.whole else d.bins if item.epoch == d.whole else 0 for d in doses])
         heldout = np.array([dose.heldout_bins if item.epoch == 0 else 0 for dose in doses])
-        source = found["source"]
-        rows = np.flatnonzero(found["bin"] < np.where(found["heldout"], heldout[source], train[source]))
+        source = documents["source"]
+        rows = np.flatnonzero(documents["bin"] < np.where(documents["heldout"], heldout[source], train[source]))
         write_selection(item.part, rows, out, epoch=item.epoch)
-        taken = found[rows]
-        counts = count_by_source(item.names, taken["source"], taken["bytes"])
-        return {"counts": counts.as_json(), "bytes": int(taken["bytes"].sum())}
+        selected = documents[rows]
+        counts = count_by_source(item.names, selected["source"], selected["bytes"])
+        return {"counts": counts.as_json(), "bytes": int(selected["bytes"].sum())}
 
 
 def choose_dose(epochs: float, bins: NDArray[np.int64]) -> Dose:
     """The dose of a source that is to be seen `epochs` times; bins: its bytes, (2, BINS)."""
     epochs = round(epochs, 9)
-    whole = int(epochs)
+    whole_epochs = int(epochs)
     train, heldout = bins
-    return Dose(whole, _first_bins(train, epochs - whole), BINS if whole else _first_bins(heldout, epochs))
+    return Dose(
+        whole_epochs, _first_bins(train, epochs - whole_epochs), BINS if whole_epochs else _first_bins(heldout, epochs)
+    )
 
 
 def _first_bins(bins: NDArray[np.int64], share: float) -> int:
@@ -110,7 +112,9 @@ def _first_bins(bins: NDArray[np.int64], share: float) -> int:
 
 def bins_of(ids: pa.ChunkedArray, seed: int) -> NDArray[np.int64]:
     """The bin of each document (N,), from nothing but its id and the seed."""
-    return np.array([xxhash.xxh3_64_intdigest(one.encode(), seed) % BINS for one in ids.to_pylist()], np.int64)
+    return np.array(
+        [xxhash.xxh3_64_intdigest(document_id.encode(), seed) % BINS for document_id in ids.to_pylist()], np.int64
+    )
 
 
 def heldout_flags(groups: pa.ChunkedArray, share: float) -> NDArray[np.bool_]:

@@ -55,20 +55,22 @@ def asked_shares(
 
     Raises StageError: `unknown_source` for a name that no source has; `bad_shares` if there is nothing to take.
     """
-    known = [*dict.fromkeys([*facts, *available])]
+    source_names = [*dict.fromkeys([*facts, *available])]
     spoken_of = [(key, name) for key in ("shares", "weights") for name in getattr(config, key)]
-    if problems := [one for key, name in spoken_of for one in unknown_source(f"mix.{key}.{name}", name, known)]:
+    if problems := [
+        problem for key, name in spoken_of for problem in unknown_source(f"mix.{key}.{name}", name, source_names)
+    ]:
         raise StageError(*problems)
     weights = {name: config.weights.get(name, facts.get(name, SourceFacts()).weight) for name in available}
     natural = {name: weights[name] * available[name].all for name in available if name not in config.shares}
-    named = {name: config.shares[name] for name in available if name in config.shares}
-    left = 1 - sum(named.values())
+    fixed = {name: config.shares[name] for name in available if name in config.shares}
+    remaining = 1 - sum(fixed.values())
     total = sum(natural.values())
-    asked = named | {name: left * part / total if total else 0.0 for name, part in natural.items()}
-    whole = sum(asked.values())
-    if not whole:
+    shares = fixed | {name: remaining * part / total if total else 0.0 for name, part in natural.items()}
+    share_sum = sum(shares.values())
+    if not share_sum:
         raise stage_error("bad_shares", "mix", "expected a share or weight above zero for a source that has text")
-    return {name: asked[name] / whole for name in available}
+    return {name: shares[name] / share_sum for name in available}
 
 
 def planned_bytes(
@@ -76,16 +78,16 @@ def planned_bytes(
 ) -> dict[str, float]:
     """Bytes to take of each source. What goes beyond a source's epoch cap is taken of the others, in proportion to
     their shares; the sum falls short of the target only where all are at their cap."""
-    target = target_bytes(config, sum(one.all for one in available.values()))
+    target = target_bytes(config, sum(source.all for source in available.values()))
     planned = dict.fromkeys(available, 0.0)
     open_ = {name for name in available if shares[name] > 0}
     while open_:
-        left = target - sum(planned[name] for name in available if name not in open_)
-        whole = sum(shares[name] for name in open_)
-        wanted = {name: left * shares[name] / whole for name in open_}
-        full = {name for name in open_ if wanted[name] > available[name].capacity(config.max_epochs)}
+        remaining = target - sum(planned[name] for name in available if name not in open_)
+        share_sum = sum(shares[name] for name in open_)
+        allotted = {name: remaining * shares[name] / share_sum for name in open_}
+        full = {name for name in open_ if allotted[name] > available[name].capacity(config.max_epochs)}
         for name in open_:
-            planned[name] = available[name].capacity(config.max_epochs) if name in full else wanted[name]
+            planned[name] = available[name].capacity(config.max_epochs) if name in full else allotted[name]
         if not full:
             break
         open_ -= full
@@ -131,7 +133,7 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     link_selections([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
     write_sources(out_dir, facts, counts)
     rows = _rows(config, facts, available, shares, planned, counts)
-    target = target_bytes(config, sum(one.all for one in available.values()))
+    target = target_bytes(config, sum(source.all for source in available.values()))
     if sum(planned.values()) < 0.99 * target:
         short = f"{counts.bytes.total() / 1e6:.1f} of {target / 1e6:.1f} MB: every source is at mix.max_epochs"
         run.event("short_mixture", short)
@@ -160,11 +162,13 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
 def _bins_by_source(folders: Sequence[Path], counted: Sequence[Summary]) -> dict[str, np.ndarray]:
     """Source name → bytes (2, BINS) by side of the split and bin, in the order of the names."""
-    found = {name: np.zeros((2, BINS), np.int64) for name in sorted({n for one in counted for n in one["names"]})}
+    bins = {
+        name: np.zeros((2, BINS), np.int64) for name in sorted({n for summary in counted for n in summary["names"]})
+    }
     for folder, summary in zip(folders, counted, strict=True):
         for name, counts in zip(summary["names"], np.load(folder / "bins.npy"), strict=True):
-            found[name] += counts
-    return found
+            bins[name] += counts
+    return bins
 
 
 def _rows(
@@ -180,16 +184,16 @@ def _rows(
     return {
         name: {
             "weight": config.weights.get(name, facts.get(name, SourceFacts()).weight),
-            "available_bytes": one.all,
-            "natural_share": one.all / max(1, sum(other.all for other in available.values())),
+            "available_bytes": source.all,
+            "natural_share": source.all / max(1, sum(other_source.all for other_source in available.values())),
             "asked_share": shares[name],
             "planned_bytes": round(planned[name]),
             "bytes": counts.bytes[name],
             "documents": counts.documents[name],
             "share": counts.bytes[name] / total,
-            "epochs": counts.bytes[name] / one.all if one.all else 0.0,
+            "epochs": counts.bytes[name] / source.all if source.all else 0.0,
         }
-        for name, one in available.items()
+        for name, source in available.items()
     }
 
 

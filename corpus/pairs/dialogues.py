@@ -60,7 +60,7 @@ class Exchange(NamedTuple):
     @property
     def first_turn(self) -> str:
         """The human's first message."""
-        return next((one.text for one in self.history if one.role == "human"), self.prompt)
+        return next((turn.text for turn in self.history if turn.role == "human"), self.prompt)
 
 
 class ToolExchange(NamedTuple):
@@ -97,7 +97,7 @@ class ToolExchange(NamedTuple):
     @property
     def first_turn(self) -> str:
         """The first question."""
-        return next(str(one["content"]) for one in self.messages if one["role"] == "user")
+        return next(str(message["content"]) for message in self.messages if message["role"] == "user")
 
 
 class DialoguePair(NamedTuple):
@@ -175,19 +175,19 @@ def turns_of(messages: Any) -> list[Turn]:
     """A list of messages. Raises Unreadable as `turn_of` does, and where it is no list."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise Unreadable("expected a list of messages")
-    return [turn_of(one) for one in messages]
+    return [turn_of(message) for message in messages]
 
 
 def trimmed(turns: Sequence[Turn], ends_with_answer: bool = True) -> list[Turn]:
     """The turns without those of the assistant at the beginning and, if they are to end with an answer, those of the
     human at the end; the system's first message stays."""
-    first = [one for one in turns[:1] if one.role == "system"]
-    said = list(turns[len(first) :])
-    while said and said[0].role == "assistant":
-        said.pop(0)
-    while ends_with_answer and said and said[-1].role == "human":
-        said.pop()
-    return [*first, *said]
+    first = [turn for turn in turns[:1] if turn.role == "system"]
+    dialogue = list(turns[len(first) :])
+    while dialogue and dialogue[0].role == "assistant":
+        dialogue.pop(0)
+    while ends_with_answer and dialogue and dialogue[-1].role == "human":
+        dialogue.pop()
+    return [*first, *dialogue]
 
 
 def answer_of(value: Any) -> str:
@@ -206,31 +206,31 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
     Raises Unreadable where it is empty, starts with the assistant, does not end with an answer, where an answer or a
     question is empty, one side speaks twice in a row, or the system speaks but at the beginning.
     """
-    said = list(turns[1:] if turns and turns[0].role == "system" else turns)
-    if not said:
+    dialogue = list(turns[1:] if turns and turns[0].role == "system" else turns)
+    if not dialogue:
         raise Unreadable("no prompt: nobody said anything")
-    if said[0].role == "assistant":
+    if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
-    if any(one.role == "system" for one in said):
+    if any(turn.role == "system" for turn in dialogue):
         raise Unreadable("the system speaks behind the beginning of the conversation")
-    for one, after in pairwise(said):
-        if one.role == after.role:
-            raise Unreadable(f"the {one.role} speaks twice in a row")
-    if said[-1].role != "assistant":
+    for turn, after in pairwise(dialogue):
+        if turn.role == after.role:
+            raise Unreadable(f"the {turn.role} speaks twice in a row")
+    if dialogue[-1].role != "assistant":
         raise Unreadable("no answer: the conversation does not end with the assistant")
-    for one in said:
-        if not one.text:
-            raise Unreadable("no answer: an answer is empty" if one.role == "assistant" else "no prompt: it is empty")
-    *history, asked, answer = turns
-    return Exchange(tuple(history), asked.text, answer.text)
+    for turn in dialogue:
+        if not turn.text:
+            raise Unreadable("no answer: an answer is empty" if turn.role == "assistant" else "no prompt: it is empty")
+    *history, prompt, answer = turns
+    return Exchange(tuple(history), prompt.text, answer.text)
 
 
 def has_tools(messages: Any) -> bool:
     """Return True if a list of messages has calls of functions or their results."""
     return isinstance(messages, Sequence) and any(
-        isinstance(one, Mapping)
-        and (str(_first_given(one, ("from", "role"))).lower() in (*CALLS, *RESULTS) or bool(_calls_of(one)))
-        for one in messages
+        isinstance(message, Mapping)
+        and (str(_first_given(message, ("from", "role"))).lower() in (*CALLS, *RESULTS) or bool(_calls_of(message)))
+        for message in messages
     )
 
 
@@ -238,9 +238,9 @@ def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
     """The descriptions of functions of a conversation: a list, or its JSON. Raises Unreadable for anything else."""
     if isinstance(tools, str) and tools:
         tools = _json_of(tools, "tools")
-    if not isinstance(tools or [], list) or not all(isinstance(one, Mapping) for one in tools or []):
+    if not isinstance(tools or [], list) or not all(isinstance(tool, Mapping) for tool in tools or []):
         raise Unreadable("expected tools to be a list of descriptions of functions")
-    return tuple(_without_nulls(one) for one in tools or ())
+    return tuple(_without_nulls(tool) for tool in tools or ())
 
 
 def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], trim: bool = False) -> ToolExchange:
@@ -250,36 +250,36 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
     messages that are neither OpenAI's nor ShareGPT's, or in an order that no chat template knows: the system comes
     first, then the user, and results behind the calls that they are of.
     """
-    said: list[dict[str, Any]] = []
+    dialogue: list[dict[str, Any]] = []
     for message in map(_tool_message, messages):
         # ShareGPT has one message per call, and a separate text before it.
-        if said and said[-1]["role"] == "assistant" and message.get("tool_calls") and not message["content"]:
-            said[-1] = {**said[-1], "tool_calls": [*said[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        if dialogue and dialogue[-1]["role"] == "assistant" and message.get("tool_calls") and not message["content"]:
+            dialogue[-1] = {**dialogue[-1], "tool_calls": [*dialogue[-1].get("tool_calls", ()), *message["tool_calls"]]}
         else:
-            said.append(message)
-    if any(one["role"] == "system" for one in said[1:]):
+            dialogue.append(message)
+    if any(message["role"] == "system" for message in dialogue[1:]):
         raise Unreadable("the system speaks behind the beginning of the conversation")
-    system, said = (said[:1], said[1:]) if said and said[0]["role"] == "system" else ([], said)
-    while trim and said and said[0]["role"] != "user":
-        said.pop(0)
-    while trim and said and said[-1]["role"] != "assistant":
-        said.pop()
-    if not said or said[0]["role"] != "user":
+    system, dialogue = (dialogue[:1], dialogue[1:]) if dialogue and dialogue[0]["role"] == "system" else ([], dialogue)
+    while trim and dialogue and dialogue[0]["role"] != "user":
+        dialogue.pop(0)
+    while trim and dialogue and dialogue[-1]["role"] != "assistant":
+        dialogue.pop()
+    if not dialogue or dialogue[0]["role"] != "user":
         raise Unreadable("no prompt: expected the user to speak first")
-    if said[-1]["role"] != "assistant":
+    if dialogue[-1]["role"] != "assistant":
         raise Unreadable("no answer: the conversation does not end with the assistant")
-    for one, after in pairwise(said):
-        calls = one["role"] == "tool" or "tool_calls" in one
-        if calls != (after["role"] == "tool") and not (one["role"] == "tool" and after["role"] == "assistant"):
+    for current, after in pairwise(dialogue):
+        calls = current["role"] == "tool" or "tool_calls" in current
+        if calls != (after["role"] == "tool") and not (current["role"] == "tool" and after["role"] == "assistant"):
             raise Unreadable("expected the results of functions behind the calls that they are of")
-        if one["role"] == after["role"] != "tool":
-            raise Unreadable(f"the {one['role']} speaks twice in a row")
-    last = max(number for number, one in enumerate(said) if one["role"] == "user")
-    answer = said[-1]
+        if current["role"] == after["role"] != "tool":
+            raise Unreadable(f"the {current['role']} speaks twice in a row")
+    last = max(number for number, message in enumerate(dialogue) if message["role"] == "user")
+    answer = dialogue[-1]
     return ToolExchange(
-        tuple(system + said[:last]),
-        str(said[last]["content"]),
-        tuple(said[last + 1 : -1]),
+        tuple(system + dialogue[:last]),
+        str(dialogue[last]["content"]),
+        tuple(dialogue[last + 1 : -1]),
         str(answer["content"]),
         tuple(answer.get("tool_calls", ())),
         tuple(tools),
@@ -294,27 +294,29 @@ def _tool_message(message: Any) -> dict[str, Any]:
         return {
             "role": "assistant",
             "content": "",
-            "tool_calls": [_tool_call(one) for one in (calls if isinstance(calls, list) else [calls])],
+            "tool_calls": [_tool_call(call) for call in (calls if isinstance(calls, list) else [calls])],
         }
     if name in RESULTS:
-        known = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+        optional_fields = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
         return {
             "role": "tool",
             "content": content if isinstance(content, str) else _content_text(content, role),
-            **known,
+            **optional_fields,
         }
     if name not in ROLES:
         raise Unreadable(f"unknown role: {role}")
     calls = _calls_of(message)
     text = "" if content is None and calls else _content_text(content, role)
-    told: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
+    chat_message: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
     if calls:
-        if told["role"] != "assistant":
-            raise Unreadable(f"the {told['role']} calls functions, which the assistant alone can")
-        told["tool_calls"] = [_tool_call(one) for one in calls]
+        if chat_message["role"] != "assistant":
+            raise Unreadable(f"the {chat_message['role']} calls functions, which the assistant alone can")
+        chat_message["tool_calls"] = [_tool_call(call) for call in calls]
     elif not text:
-        raise Unreadable("no answer: an answer is empty" if told["role"] == "assistant" else "no prompt: it is empty")
-    return told
+        raise Unreadable(
+            "no answer: an answer is empty" if chat_message["role"] == "assistant" else "no prompt: it is empty"
+        )
+    return chat_message
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
@@ -325,8 +327,12 @@ def _tool_call(call: Any) -> dict[str, Any]:
     arguments = _json_of(arguments, "arguments") if isinstance(arguments, str) else arguments or {}
     if not isinstance(arguments, Mapping):
         raise Unreadable("expected the arguments of a call as a mapping")
-    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**known, "type": "function", "function": {"name": function["name"], "arguments": _without_nulls(arguments)}}
+    optional_fields = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {
+        **optional_fields,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _without_nulls(arguments)},
+    }
 
 
 def _json_of(text: str, name: str) -> Any:
@@ -340,7 +346,7 @@ def _without_nulls(value: Any) -> Any:
     """A value of a table, whose columns have all keys of all rows."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
@@ -348,17 +354,17 @@ def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
 
     Raises Unreadable where it is empty, starts with the assistant, or does not end with the human.
     """
-    said = [one for one in turns if one.role != "system"]
-    if not said:
+    dialogue = [turn for turn in turns if turn.role != "system"]
+    if not dialogue:
         raise Unreadable("no prompt: nobody said anything")
-    if said[0].role == "assistant":
+    if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
-    if said[-1].role != "human":
+    if dialogue[-1].role != "human":
         raise Unreadable("the conversation does not end with the human, whom the answers would answer")
-    if len(said) == 1:
-        return "\n\n".join(one.text for one in turns), said[0].text
+    if len(dialogue) == 1:
+        return "\n\n".join(turn.text for turn in turns), dialogue[0].text
     names = {"system": "System", "human": "Human", "assistant": "Assistant"}
-    return "\n\n".join(f"{names[one.role]}: {one.text}" for one in turns), said[0].text
+    return "\n\n".join(f"{names[turn.role]}: {turn.text}" for turn in turns), dialogue[0].text
 
 
 def opening_of(prompt: str, history: Sequence[Mapping[str, str]] = ()) -> str:
@@ -369,12 +375,12 @@ def opening_of(prompt: str, history: Sequence[Mapping[str, str]] = ()) -> str:
         prompt: as `prompt_of_turns` and `split_dialogues` write it.
         history: messages before the prompt.
     """
-    asked = next((message["content"] for message in history if message["role"] == "user"), "")
-    if not asked:
+    opening = next((message["content"] for message in history if message["role"] == "user"), "")
+    if not opening:
         before, mark, turns = f"\n\n{prompt}".partition(HUMAN)
         is_dialogue = mark and (not before.strip() or before.startswith("\n\nSystem:"))
-        asked = turns.partition(ASSISTANT)[0] if is_dialogue else prompt
-    return " ".join(asked.casefold().split())
+        opening = turns.partition(ASSISTANT)[0] if is_dialogue else prompt
+    return " ".join(opening.casefold().split())
 
 
 def pair_of_turns(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> DialoguePair:

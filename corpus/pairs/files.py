@@ -80,7 +80,7 @@ def _cell(name: str, text: str) -> Any:
         value = parse_json(text)
     except BadJson:
         return text
-    is_messages = bool(value) and all(isinstance(one, dict) and ("role" in one or "from" in one) for one in value)
+    is_messages = bool(value) and all(isinstance(item, dict) and ("role" in item or "from" in item) for item in value)
     return value if is_messages or name in LISTS else text
 
 
@@ -120,7 +120,7 @@ class Pair(NamedTuple):
     def id(self) -> str:
         """The first 16 hex digits of the SHA-256 of the texts, each closed by a zero byte."""
         texts = [*(part for turn in self.history for part in turn), *self.fields.values()]
-        texts += [json.dumps(one, sort_keys=True) for one in (self.with_tools, self.other) if one]
+        texts += [json.dumps(part, sort_keys=True) for part in (self.with_tools, self.other) if part]
         joined = "".join(f"{text}\0" for text in texts)
         return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
@@ -128,21 +128,21 @@ class Pair(NamedTuple):
     def text(self) -> str:
         """All messages of the pair, in lines."""
         if self.with_tools:
-            said = [*self.with_tools.messages, *([self.other.answer] if self.other else [])]
-            return "\n".join(str(message["content"]) for message in said if message["content"])
+            messages = [*self.with_tools.messages, *([self.other.answer] if self.other else [])]
+            return "\n".join(str(message["content"]) for message in messages if message["content"])
         return "\n".join([*(turn.text for turn in self.history), *self.fields.values()])
 
     def as_line(self) -> str:
         line: dict[str, Any] = {"id": self.id}
         if self.history:
-            line["history"] = [{"role": CHAT_ROLES[one.role], "content": one.text} for one in self.history]
+            line["history"] = [{"role": CHAT_ROLES[turn.role], "content": turn.text} for turn in self.history]
         if self.with_tools and self.with_tools.history:
             line["history"] = list(self.with_tools.history)
         line |= self.fields
         if self.with_tools:
             keys = ("steps", "tools") if self.other else ("steps", "tool_calls", "tools")
-            more = {key: list(getattr(self.with_tools, key)) for key in keys}
-            line |= {key: value for key, value in more.items() if value}
+            tool_fields = {key: list(getattr(self.with_tools, key)) for key in keys}
+            line |= {key: value for key, value in tool_fields.items() if value}
         if self.with_tools and self.other:
             line |= {"chosen_message": self.with_tools.answer, "rejected_message": self.other.answer}
         if self.verify:
@@ -163,5 +163,5 @@ class Pair(NamedTuple):
 def prompt_of(record: Record, source: PairOptions) -> str:
     """The prompt, with the input two lines below it where there is one (Alpaca, Taori et al., 2023)."""
     prompt = str(pick(record.value, source.prompt_field)).strip()
-    further = record.value.get(source.input_field) if source.input_field else None
-    return f"{prompt}\n\n{further.strip()}" if isinstance(further, str) and further.strip() else prompt
+    input_text = record.value.get(source.input_field) if source.input_field else None
+    return f"{prompt}\n\n{input_text.strip()}" if isinstance(input_text, str) and input_text.strip() else prompt

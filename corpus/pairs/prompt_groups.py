@@ -31,10 +31,10 @@ class PromptGroups:
     def add(self, prompts: Sequence[str]) -> None:
         """Adds prompts after those that were added before."""
         data, begins = text_buffers(pa.chunked_array([pa.array(prompts, pa.large_string())]))
-        places = np.arange(len(prompts))
-        found = sets_of_shingles(data, begins, places, self._config.ngram, self._config.marks)
-        self._shingles.append(found.astype(np.uint32))
-        self._sizes.append(np.bincount((found >> np.uint64(32)).astype(np.int64), minlength=len(prompts)))
+        numbers = np.arange(len(prompts))
+        shingles = sets_of_shingles(data, begins, numbers, self._config.ngram, self._config.marks)
+        self._shingles.append(shingles.astype(np.uint32))
+        self._sizes.append(np.bincount((shingles >> np.uint64(32)).astype(np.int64), minlength=len(prompts)))
 
     def firsts(self) -> NDArray[np.int64]:
         """The first prompt of the group of each prompt, (N,). Two prompts are in one group if they are similar, or if a

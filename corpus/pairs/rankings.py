@@ -34,14 +34,14 @@ def answers_field(record: Record, source: PreferenceOptions) -> str | None:
     """The field of a ranking's answers; None where the record has chosen and rejected answers or no list of two."""
     if is_given(record.value, source.chosen_field) or is_given(record.value, source.rejected_field):
         return None
-    found = ((name, record.value.get(name)) for name in ANSWERS)
-    return next((name for name, one in found if isinstance(one, list) and len(one) > 1), None)
+    candidates = ((name, record.value.get(name)) for name in ANSWERS)
+    return next((name for name, answers in candidates if isinstance(answers, list) and len(answers) > 1), None)
 
 
 def is_scored(value: Mapping[str, Any], field: str) -> bool:
     """Return True if the answers of a record have a rank or score, or the record has lists of them."""
-    objects = [one for one in value[field] if isinstance(one, Mapping)]
-    by_item = any(is_given(one, name) for one in objects for name in ("rank", *_SCORES))
+    objects = [item for item in value[field] if isinstance(item, Mapping)]
+    by_item = any(is_given(item, name) for item in objects for name in ("rank", *_SCORES))
     return by_item or any(isinstance(value.get(name), list) for name in ("ranks", "scores"))
 
 
@@ -52,26 +52,31 @@ def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
     they lie from the best to the worst. Raises Unreadable where some have none, an answer is empty, or two are equal.
     """
     items = value[field]
-    beside = next((name for name in ("ranks", "scores") if isinstance(value.get(name), list)), None)
-    texts = [_text(one) for one in items]
-    if any(not one for one in texts):
+    list_field = next((name for name in ("ranks", "scores") if isinstance(value.get(name), list)), None)
+    texts = [_text(item) for item in items]
+    if any(not text for text in texts):
         raise Unreadable("no answer: an answer of the ranking is empty")
     if len(set(texts)) < len(texts):
         raise Unreadable("equal answers: the ranking has the same answer twice")
-    if beside:
-        given, is_rank = list(value[beside]), beside == "ranks"
-        if len(given) != len(items):
-            raise Unreadable(f"expected as many {beside} as answers, {len(items)}, found {len(given)}")
+    if list_field:
+        standings, is_rank = list(value[list_field]), list_field == "ranks"
+        if len(standings) != len(items):
+            raise Unreadable(f"expected as many {list_field} as answers, {len(items)}, found {len(standings)}")
     else:
-        objects = [one for one in items if isinstance(one, Mapping)]
-        key = next((name for name in ("rank", *_SCORES) if any(is_given(one, name) for one in objects)), None)
+        objects = [item for item in items if isinstance(item, Mapping)]
+        key = next((name for name in ("rank", *_SCORES) if any(is_given(item, name) for item in objects)), None)
         is_rank = key in (None, "rank")
-        given = [one.get(key) if isinstance(one, Mapping) else None for one in items] if key else [*range(len(items))]
-    for one in given:
-        if not is_number(one):
-            raise Unreadable(f"expected a rank or a score of every answer, found {one!r}")
-    ranked = [Ranked(text, -one if is_rank else one, not is_rank) for text, one in zip(texts, given, strict=True)]
-    return sorted(ranked, key=lambda one: -one.standing)
+        standings = (
+            [item.get(key) if isinstance(item, Mapping) else None for item in items] if key else [*range(len(items))]
+        )
+    for standing in standings:
+        if not is_number(standing):
+            raise Unreadable(f"expected a rank or a score of every answer, found {standing!r}")
+    ranked = [
+        Ranked(text, -standing if is_rank else standing, not is_rank)
+        for text, standing in zip(texts, standings, strict=True)
+    ]
+    return sorted(ranked, key=lambda answer: -answer.standing)
 
 
 def is_number(value: object) -> bool:
@@ -84,10 +89,10 @@ def is_number(value: object) -> bool:
 
 def _text(item: Any) -> str:
     if isinstance(item, Mapping) and not is_given(item, "from") and not is_given(item, "role"):
-        found = next((item[name] for name in _TEXTS if isinstance(item.get(name), str)), None)
-        if found is None:
+        text = next((item[name] for name in _TEXTS if isinstance(item.get(name), str)), None)
+        if text is None:
             raise Unreadable(f"expected an answer with its text under one of {', '.join(_TEXTS)}")
-        return str(found).strip()
+        return str(text).strip()
     return answer_of(item)
 
 
@@ -108,7 +113,7 @@ def pairs_of_ranking(answers: Sequence[Ranked], prompt: str, group: str, file: s
             )
         )
     # The id of the first pair names the ranking: it is of the prompt and its two best answers.
-    return [one._replace(ranking=pairs[0].id) for one in pairs] if len(answers) > 2 else pairs
+    return [pair._replace(ranking=pairs[0].id) for pair in pairs] if len(answers) > 2 else pairs
 
 
 class Tally:
@@ -123,18 +128,18 @@ class Tally:
         """The item, counted."""
         if isinstance(item, Pair):
             self._rankings |= {item.ranking} - {""}
-            one, other = item.votes or (1.0, 0.0)
-            self._ties += one == other
-            if one + other >= 2:
-                self._twice += math.comb(round(one + other), 2)
-                self._same += math.comb(round(one), 2) + math.comb(round(other), 2)
+            chosen_votes, rejected_votes = item.votes or (1.0, 0.0)
+            self._ties += chosen_votes == rejected_votes
+            if chosen_votes + rejected_votes >= 2:
+                self._twice += math.comb(round(chosen_votes + rejected_votes), 2)
+                self._same += math.comb(round(chosen_votes), 2) + math.comb(round(rejected_votes), 2)
         return item
 
     def figures(self) -> dict[str, float]:
         """rankings, ties, and annotator_agreement, the share of two judgements of a pair that say the same; each where
         there are any."""
-        found = {"rankings": float(len(self._rankings)), "ties": float(self._ties)}
-        figures = {name: value for name, value in found.items() if value}
+        counts = {"rankings": float(len(self._rankings)), "ties": float(self._ties)}
+        figures = {name: value for name, value in counts.items() if value}
         return {**figures, "annotator_agreement": self._same / self._twice} if self._twice else figures
 
 
@@ -160,16 +165,18 @@ def by_annotators(judged: Iterable[Judged]) -> Iterator[Pair | tuple[Record, str
             yield record, f"a second judgement of a pair by {annotator}"
             continue
         votes[key][annotator] = pair
-    for said in votes.values():
-        found: dict[str, float] = {}
-        for pair in said.values():
+    for judgements in votes.values():
+        vote_shares: dict[str, float] = {}
+        for pair in judgements.values():
             shares = TIE if _is_tie(pair) else (1.0, 0.0)
             for side, share in zip(("chosen", "rejected"), shares, strict=True):
-                found[pair.fields[side]] = found.get(pair.fields[side], 0.0) + share
-        best = max(found, key=found.__getitem__)
+                vote_shares[pair.fields[side]] = vote_shares.get(pair.fields[side], 0.0) + share
+        best = max(vote_shares, key=vote_shares.__getitem__)
         # From those who prefer it, where there are any: their other fields of the pair then fit this order.
-        pair = min((one for one in said.values() if one.fields["chosen"] == best), key=_is_tie)
-        yield pair._replace(votes=(found[best], len(said) - found[best]))
+        pair = min(
+            (judged_pair for judged_pair in judgements.values() if judged_pair.fields["chosen"] == best), key=_is_tie
+        )
+        yield pair._replace(votes=(vote_shares[best], len(judgements) - vote_shares[best]))
 
 
 def _is_tie(pair: Pair) -> bool:

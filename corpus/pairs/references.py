@@ -22,13 +22,13 @@ def number_in(text: str) -> Decimal | None:
     """Return the number that a text ends with: the first after its last `####`, as GSM8K has it (Cobbe et al. 2021),
     else the last of all; None where there is none. `1,234.50`, `-3`, `$5`, `.5` and `1e3` are read; a fraction `1/2` is
     two numbers, a percentage the number before its sign."""
-    _, mark, behind = text.rpartition(_MARK)
-    found = list(_NUMBER.finditer(behind))
-    if not found:
+    _, mark, answer_part = text.rpartition(_MARK)
+    numbers = list(_NUMBER.finditer(answer_part))
+    if not numbers:
         return None
-    one = found[0 if mark else -1]
-    size = Decimal(one["size"].replace(",", ""))
-    return -size if set(one["sign"] or "") & {"-", "\u2212"} else size
+    match = numbers[0 if mark else -1]
+    size = Decimal(match["size"].replace(",", ""))
+    return -size if set(match["sign"] or "") & {"-", "\u2212"} else size
 
 
 def unusable_reference(rule: str, reference: str) -> str:

@@ -65,7 +65,7 @@ def write_pairs(
     test_items = PairFilter(matching, items, aux) if matching and items else None
     skipped = note_left_out(list(sources.values()), section, run)
     rows: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     spooled = run.work_dir / "pairs.jsonl"
     with (
         Quarantine(aux / "quarantine.jsonl", config.max_quarantine_share) as quarantine,
@@ -80,45 +80,48 @@ def write_pairs(
                     quarantine.add(item)
                     continue
                 read_here += 1
-                if item.id in seen:
+                if item.id in seen_ids:
                     duplicates += 1
                     continue
-                seen.add(item.id)
+                seen_ids.add(item.id)
                 batch.append(item)
                 if len(batch) == BATCH:
                     dropped += spool.add(index, batch, test_items)
                     batch = []
                     run.stop_if_cancelled()
-                    run.progress(len(seen), None, "pairs")
+                    run.progress(len(seen_ids), None, "pairs")
             dropped += spool.add(index, batch, test_items)
             quarantined = quarantine.finish_source(read_here)
             row = {"source": key, "read": read_here, "duplicates": duplicates, "quarantined": quarantined}
             row |= {"skipped_files": skipped[index]} if skipped[index] else {}
             rows.append({**row, "dropped": dropped} if test_items else row)
     written = spool.write(out_dir)
-    found, message = test_items.finish() if test_items else ({}, "")
+    contamination, message = test_items.finish() if test_items else ({}, "")
     left_out = {"near_heldout": written["near_heldout"], "near_train": written["near_train"]}
     sides = {"train": written["train"], "heldout": written["heldout"]}
     counts = {**sides, **(left_out if config.near_prompts else {}), "sources": rows}
     (aux / "counts.json").write_text(json.dumps(counts, indent=1) + "\n", encoding="utf8")
     if not all(sides.values()):
-        lost = {"near a prompt of the other side": sum(left_out.values()), "with a test item": found.get("dropped", 0)}
-        listed = "".join(f", {count:,} left out {why}" for why, count in lost.items() if count)
+        lost = {
+            "near a prompt of the other side": sum(left_out.values()),
+            "with a test item": contamination.get("dropped", 0),
+        }
+        listing = "".join(f", {count:,} left out {reason}" for reason, count in lost.items() if count)
         raise stage_error(
             "too_few_pairs",
             section,
             f"expected pairs on both sides of the split, found {sides['train']:,} for training and "
-            f"{sides['heldout']:,} held out{listed}",
+            f"{sides['heldout']:,} held out{listing}",
             f"give it more pairs, or raise {section}.heldout_share ({config.heldout_share}) in all stages",
         )
-    run.progress(len(seen), len(seen), "pairs")
+    run.progress(len(seen_ids), len(seen_ids), "pairs")
     figures = {
         "train_pairs": sides["train"],
         "heldout_pairs": sides["heldout"],
         "duplicates": sum(row["duplicates"] for row in rows),
         "quarantined": quarantine.total,
         **({"near_duplicates": sum(left_out.values())} if config.near_prompts else {}),
-        **found,
+        **contamination,
     }
     return figures, f"{sides['train']:,} pairs, {sides['heldout']:,} held out{message}"
 
@@ -152,8 +155,8 @@ class Spool:
             self._file.write(pair.as_line())
             self._is_verifiable |= pair.verify is not None
             # Names of groups may be as long as the text: their hashes are held.
-            named = f"{pair.group}\0{pair.compared}" if pair.compared else pair.group
-            name = hashlib.sha256(named.encode()).digest()[:16]
+            key = f"{pair.group}\0{pair.compared}" if pair.compared else pair.group
+            name = hashlib.sha256(key.encode()).digest()[:16]
             if name not in self._numbers:
                 self._numbers[name] = len(self._numbers)
                 self._heldout.append(is_heldout(pair.group, self._share))
@@ -222,8 +225,8 @@ class Spool:
 def _mix(path: Path, counts: Sequence[int]) -> None:
     """Mix the lines of the sources, which follow one another with these counts, so that every stretch has its share of
     each source; those of one source keep their order."""
-    places = [(place + 0.5) / count for count in counts for place in range(count)]
+    positions = [(index + 0.5) / count for count in counts for index in range(count)]
     with path.open(encoding="utf8") as file:
         lines = list(file)
     with path.open("w", encoding="utf8") as file:
-        file.writelines(lines[number] for number in sorted(range(len(lines)), key=places.__getitem__))
+        file.writelines(lines[number] for number in sorted(range(len(lines)), key=positions.__getitem__))

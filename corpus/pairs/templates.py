@@ -26,17 +26,17 @@ def exchange_of(record: Record, templates: Sequence[InstructionTemplate], seed: 
     """By one of the templates, drawn by the record's content and the seed alone. Raises Unreadable where the record
     lacks a field that a prompt or the drawn template names, or has a label without words."""
     drawn = _exchange(record, templates[_number_of(record, seed) % len(templates)])
-    asked = sorted({field for template in templates for field in _fields_asked(template)})
-    group = "\0".join(f"{field}\0{_text(record, field)}" for field in asked)
+    prompt_fields = sorted({field for template in templates for field in _fields_asked(template)})
+    group = "\0".join(f"{field}\0{_text(record, field)}" for field in prompt_fields)
     return Exchange(*drawn, group)
 
 
 def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: str) -> None:
     """Raises StageError `wrong_field` where the record lacks a field that a template names. key: of the templates."""
     for number, template in enumerate(templates):
-        wanted = {"prompt": fields_of(template.prompt), "answer": fields_of(template.answer)}
-        wanted["choices"] = [*template.choices]
-        for part, fields in wanted.items():
+        fields_by_part = {"prompt": fields_of(template.prompt), "answer": fields_of(template.answer)}
+        fields_by_part["choices"] = [*template.choices]
+        for part, fields in fields_by_part.items():
             for field in fields:
                 if (field == OPTIONS and template.choices) or _found(record, field) is not MISSING:
                     continue
@@ -80,11 +80,11 @@ def _word(record: Record, field: str, words: dict[str, str]) -> str:
 
 def _options(record: Record, template: InstructionTemplate) -> str:
     """The words of all labels, a line each, as in FLAN, but for places that this record's list does not have."""
-    found: dict[str, None] = {}
+    options: dict[str, None] = {}
     for words in template.choices[template.answered].values():
         if all(_found(record, name) is not MISSING for name in fields_of(words)):
-            found[_filled(words, lambda name: _text(record, name))] = None
-    return "\n".join(f"- {word}" for word in found)
+            options[_filled(words, lambda name: _text(record, name))] = None
+    return "\n".join(f"- {word}" for word in options)
 
 
 def _fields_asked(template: InstructionTemplate) -> list[str]:
@@ -94,26 +94,26 @@ def _fields_asked(template: InstructionTemplate) -> list[str]:
 
 def _found(record: Record, field: str) -> Any:
     """Return the value of a dotted field, whose last part may be a place in a list, from 0."""
-    found = pick(record.value, field)
-    if found is MISSING and "." in field:
-        before, _, place = field.rpartition(".")
+    value = pick(record.value, field)
+    if value is MISSING and "." in field:
+        before, _, index_text = field.rpartition(".")
         items = pick(record.value, before)
-        if isinstance(items, list) and place.isdigit() and int(place) < len(items):
-            return items[int(place)]
-    return found
+        if isinstance(items, list) and index_text.isdigit() and int(index_text) < len(items):
+            return items[int(index_text)]
+    return value
 
 
 def _text(record: Record, field: str) -> str:
     """Return a value as text for a template: texts and numbers unchanged, a list of texts as its lines."""
-    found = _found(record, field)
-    if found is MISSING:
+    value = _found(record, field)
+    if value is MISSING:
         raise Unreadable(f"no field {field}")
-    if isinstance(found, list) and all(isinstance(one, str) for one in found):
-        found = "\n".join(found)
-    if isinstance(found, str) and found.strip():
-        return found.strip()
-    if isinstance(found, bool | int | float):
-        return json.dumps(found)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = "\n".join(value)
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
     raise Unreadable(f"the field {field} is no text or number, or empty")
 
 

@@ -35,10 +35,10 @@ def _known_encoding(value: str) -> str:
     try:
         # Codecs such as hex and zlib turn bytes into bytes; those of host names know no invalid byte but raise.
         "a".encode(value).decode(value)
-        known = codecs.lookup(value).name not in ("idna", "punycode")
+        is_known = codecs.lookup(value).name not in ("idna", "punycode")
     except (LookupError, UnicodeError):
-        known = False
-    if not known:
+        is_known = False
+    if not is_known:
         raise ValueError(f"encoding: expected one of text that Python knows, e.g. utf-8 or latin-1, not {value}")
     return value
 
@@ -70,32 +70,34 @@ class FileSelection(Config):
     def selection(self) -> FolderFiles[Place]:
         """The files and objects that there are now, and those that are left out. Raises StageError as
         `infra.io.sources.expand` and `expand_objects` do."""
-        found = [self.selected(path) for path in self.paths]
-        read = dict.fromkeys(file for one in found for file in one.read)
-        side = dict.fromkeys(file for one in found for file in one.side if file not in read)
-        other = dict.fromkeys(file for one in found for file in one.other_splits if file not in read)
-        return FolderFiles(tuple(sorted(read, key=_order)), tuple(side), tuple(other))
+        selections = [self.selected(path) for path in self.paths]
+        read = dict.fromkeys(file for selection in selections for file in selection.read)
+        side = dict.fromkeys(file for selection in selections for file in selection.side if file not in read)
+        other_splits = dict.fromkeys(
+            file for selection in selections for file in selection.other_splits if file not in read
+        )
+        return FolderFiles(tuple(sorted(read, key=_order)), tuple(side), tuple(other_splits))
 
     def selected(self, path: str) -> FolderFiles[Place]:
         """The same of one of the paths."""
         if path.startswith(SCHEME):
             objects = expand_objects([path])
             start = path.partition("*")[0].rstrip("/") if "*" in path else path.rstrip("/")
-            names = [str(one).removeprefix(start).lstrip("/") or one.name for one in objects]
+            names = [str(item).removeprefix(start).lstrip("/") or item.name for item in objects]
             return select(zip(objects, names, strict=True), self.splits)
         files = expand([path], self.follow_links, FOLLOW)
-        place = Path(path)
-        if place.is_dir():
-            return select(((file, file.relative_to(place).as_posix()) for file in files), self.splits)
-        if place.exists() or files == (place,):
+        local_path = Path(path)
+        if local_path.is_dir():
+            return select(((file, file.relative_to(local_path).as_posix()) for file in files), self.splits)
+        if local_path.exists() or files == (local_path,):
             return FolderFiles(files)
-        root = glob_root(place)
+        root = glob_root(local_path)
         # Of what a glob matches a folder is no file of records.
-        inside = [(file, file.relative_to(root).as_posix()) for file in files if not file.is_dir()]
+        named_files = [(file, file.relative_to(root).as_posix()) for file in files if not file.is_dir()]
         # Hidden files are matched only by a pattern that names them.
-        shown = [(file, name) for file, name in inside if not is_hidden(name)]
-        chosen = select(shown, self.splits)
-        hidden = tuple(file for file, name in inside if is_hidden(name))
+        visible = [(file, name) for file, name in named_files if not is_hidden(name)]
+        chosen = select(visible, self.splits)
+        hidden = tuple(file for file, name in named_files if is_hidden(name))
         return FolderFiles((*chosen.read, *hidden), chosen.side, chosen.other_splits)
 
     def places(self) -> tuple[Place, ...]:
@@ -242,7 +244,7 @@ def fields_of(template: str) -> list[str]:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"expected fields in braces, and {{{{ or }}}} for a brace itself ({error})") from error
-    if wrong := [one for one in pieces if one[1] is not None and (not one[1].strip() or one[2] or one[3])]:
+    if wrong := [piece for piece in pieces if piece[1] is not None and (not piece[1].strip() or piece[2] or piece[3])]:
         raise ValueError(f"expected only the name of a field in braces, found {{{wrong[0][1]}…}}")
     return [field for _, field, _, _ in pieces if field is not None]
 
@@ -286,13 +288,17 @@ class InstructionTemplate(Config):
 
     @model_validator(mode="after")
     def _names_its_choices(self) -> Self:
-        asked, answered = fields_of(self.prompt), fields_of(self.answer)
-        if unused := [field for field in self.choices if field not in (*asked, *answered)]:
+        prompt_fields, answer_fields = fields_of(self.prompt), fields_of(self.answer)
+        if unused := [field for field in self.choices if field not in (*prompt_fields, *answer_fields)]:
             raise ValueError(f"choices: expected {{{unused[0]}}} in prompt or answer, which there is not")
         for words in self.choices.values():
             for word in words.values():
                 fields_of(word)
-        if self.choices and OPTIONS in asked and len([one for one in answered if one in self.choices]) != 1:
+        if (
+            self.choices
+            and OPTIONS in prompt_fields
+            and len([field for field in answer_fields if field in self.choices]) != 1
+        ):
             raise ValueError("prompt: expected one field of choices in the answer, since {options} are its words")
         return self
 
@@ -336,8 +342,10 @@ class InstructionOptions(PairOptions):
         unread = ("prompt_field", "input_field", "response_field") if self.templates else ("template_seed",)
         for key in unread:
             if getattr(self, key) != type(self).model_fields[key].default:
-                wanted = "none beside templates, which name their fields" if self.templates else "templates beside it"
-                raise ValueError(f"{key}: expected {wanted}")
+                expectation = (
+                    "none beside templates, which name their fields" if self.templates else "templates beside it"
+                )
+                raise ValueError(f"{key}: expected {expectation}")
         return self
 
 

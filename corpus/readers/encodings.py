@@ -95,8 +95,8 @@ def no_text(text: str) -> str:
     controls = len(_CONTROLS.findall(sample))
     if not sample.isascii():
         # Printable characters are assigned; the others are few in a text.
-        others = "".join(c for c in set(sample) if not c.isprintable() and unicodedata.category(c) == "Cn")
-        controls += sum(map(sample.count, others))
+        unassigned = "".join(c for c in set(sample) if not c.isprintable() and unicodedata.category(c) == "Cn")
+        controls += sum(map(sample.count, unassigned))
     if controls > CONTROL_SHARE * len(sample) and controls > 2:
         return f"not text: binary data ({controls:,} control characters in {len(sample):,})"
     replaced = sample.count("\ufffd")
@@ -146,6 +146,6 @@ def detect(data: bytes) -> str:
     if best is None:
         return ""
     # Western and Central European code pages often fit alike; the Western one is far more frequent.
-    alike = [match for match in matches if (match.chaos, match.coherence) == (best.chaos, best.coherence)]
-    is_western = any(FALLBACK in (match.encoding, *match.could_be_from_charset) for match in alike)
+    tied = [match for match in matches if (match.chaos, match.coherence) == (best.chaos, best.coherence)]
+    is_western = any(FALLBACK in (match.encoding, *match.could_be_from_charset) for match in tied)
     return FALLBACK if is_western else best.encoding

@@ -57,7 +57,7 @@ class FolderFiles(NamedTuple, Generic[T]):
             "hidden, a dataset card or a side file of another program": self.side,
             "of a validation or test split (`splits: all` reads them)": self.other_splits,
         }
-        parts = [f"{len(files):,} {why}, e.g. {files[0]}" for why, files in reasons.items() if files]
+        parts = [f"{len(files):,} {reason}, e.g. {files[0]}" for reason, files in reasons.items() if files]
         return f"files left out: {'; '.join(parts)}" if parts else ""
 
 
@@ -68,16 +68,16 @@ def select(files: Iterable[tuple[T, str]], splits: Splits) -> FolderFiles[T]:
         files: each with its path relative to the folder, with slashes.
         splits: train leaves out the files that are named after a validation or test split, if others are left.
     """
-    named = list(files)
-    is_dataset = any(is_record_file(name) and ".txt" not in name and not _is_card(name) for _, name in named)
-    out = {name for _, name in named if is_side_file(name) or (is_dataset and _is_card(name))}
-    side = [file for file, name in named if name in out]
-    data = [(file, name) for file, name in named if name not in out]
-    other = set(_of_other_splits([name for _, name in data])) if splits == "train" else set()
+    named_files = list(files)
+    is_dataset = any(is_record_file(name) and ".txt" not in name and not _is_card(name) for _, name in named_files)
+    out = {name for _, name in named_files if is_side_file(name) or (is_dataset and _is_card(name))}
+    side = [file for file, name in named_files if name in out]
+    data = [(file, name) for file, name in named_files if name not in out]
+    other_splits = set(_of_other_splits([name for _, name in data])) if splits == "train" else set()
     return FolderFiles(
-        tuple(file for file, name in data if name not in other),
+        tuple(file for file, name in data if name not in other_splits),
         tuple(side),
-        tuple(file for file, name in data if name in other),
+        tuple(file for file, name in data if name in other_splits),
     )
 
 
@@ -110,10 +110,10 @@ def _of_other_splits(names: Sequence[str]) -> list[str]:
     split counts: test.jsonl, not test_pilots_remember.jsonl."""
     records = [name for name in names if is_record_file(name)]
     by_name = {name: split_of(name) for name in records}
-    other = [name for name, split in by_name.items() if split in ("validation", "test")]
+    other_splits = [name for name, split in by_name.items() if split in ("validation", "test")]
     if "train" not in by_name.values():
-        other = [name for name in other if _is_exactly_a_split(name)]
-    return other if len(other) < len(records) else []
+        other_splits = [name for name in other_splits if _is_exactly_a_split(name)]
+    return other_splits if len(other_splits) < len(records) else []
 
 
 def _is_exactly_a_split(name: str) -> bool:

@@ -35,23 +35,23 @@ def dataset_files(dataset: str, subset: str | None, split: str, revision: str | 
     """
     folder = Path(dataset) if Path(dataset).is_dir() else _cached(dataset, revision)
     if (folder / SPLITS).exists():
-        place, content = _index(folder, SPLITS)
-        splits = _texts(content.get("splits"), f"{place}: splits")
+        index_path, content = _index(folder, SPLITS)
+        splits = _texts(content.get("splits"), f"{index_path}: splits")
         if split not in splits:
             raise _no_split(dataset, split, splits)
-        folder = contained(folder, split, f"{place}: splits")
+        folder = contained(folder, split, f"{index_path}: splits")
     if (folder / STATE).exists():
-        place, content = _index(folder, STATE)
-        rows = _rows(content.get("_data_files"), f"{place}: _data_files")
+        index_path, content = _index(folder, STATE)
+        rows = _rows(content.get("_data_files"), f"{index_path}: _data_files")
         return tuple(
-            contained(folder, row.get("filename"), f"{place}: _data_files.{number}.filename")
+            contained(folder, row.get("filename"), f"{index_path}: _data_files.{number}.filename")
             for number, row in enumerate(rows)
         )
-    listed = _listed(folder, subset)
-    if listed:
-        if split not in listed:
-            raise _no_split(dataset, split, listed)
-        return tuple(sorted({path for pattern, key in listed[split] for path in _matches(folder, pattern, key)}))
+    configured = _listed(folder, subset)
+    if configured:
+        if split not in configured:
+            raise _no_split(dataset, split, configured)
+        return tuple(sorted({path for pattern, key in configured[split] for path in _matches(folder, pattern, key)}))
     files = [path for path in sorted(files_below(folder)) if _is_data(path.relative_to(folder))]
     if subset:
         files = [path for path in files if subset in path.relative_to(folder).parts]
@@ -68,44 +68,44 @@ def check_dataset(folder: Path) -> None:
     for _ in files_below(folder):
         pass
     for card in CARDS:
-        configs, place = _configs(folder, card)
+        configs, card_path = _configs(folder, card)
         for number, row in configs:
-            key = f"{place}: configs.{number}"
+            key = f"{card_path}: configs.{number}"
             if row.get("data_dir") is not None:
                 contained(folder, row["data_dir"], f"{key}.data_dir")
-            for pattern, where in (one for found in _patterns(row, key).values() for one in found):
-                contained(folder, pattern, where)
+            for pattern, location in (entry for entries in _patterns(row, key).values() for entry in entries):
+                contained(folder, pattern, location)
 
 
 def _matches(folder: Path, pattern: Any, key: str) -> list[Path]:
     """The files that a pattern of a dataset card matches. Raises StageError as `contained_glob`, and `missing_source`
     where there are none."""
-    found = contained_glob(folder, pattern, key)
-    if not found:
+    files = contained_glob(folder, pattern, key)
+    if not files:
         raise stage_error("missing_source", key, f"there is no file {pattern} in {folder}", "fetch the dataset again")
-    return found
+    return files
 
 
 def _index(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     """The path of an index that `datasets` wrote, and its content, a JSON object. Raises StageError `bad_index`."""
-    place = contained(folder, name, str(folder))
+    path = contained(folder, name, str(folder))
     try:
-        content = parse_json(read_bounded(place, INDEX_BYTES), nan=True)
+        content = parse_json(read_bounded(path, INDEX_BYTES), nan=True)
     except BadJson as error:
-        raise stage_error("bad_index", str(place), str(error), "fetch the dataset again") from None
+        raise stage_error("bad_index", str(path), str(error), "fetch the dataset again") from None
     if not isinstance(content, dict):
-        raise stage_error("bad_index", str(place), "expected a JSON object", "fetch the dataset again")
-    return place, content
+        raise stage_error("bad_index", str(path), "expected a JSON object", "fetch the dataset again")
+    return path, content
 
 
 def _texts(value: Any, key: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise stage_error("bad_index", key, "expected a list of texts", "fetch the dataset again")
     return value
 
 
 def _rows(value: Any, key: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise stage_error("bad_index", key, "expected a list of objects", "fetch the dataset again")
     return value
 
@@ -121,12 +121,12 @@ def _of_split(dataset: str, folder: Path, files: list[Path], split: str) -> tupl
         by_split = {"train": sorted([*unnamed, *by_split.get("train", [])])}
     elif unnamed and split not in by_split and split == "train":
         by_split["train"] = unnamed
-    elif unnamed and split == "train" and (rest := [one for one in unnamed if ".txt" not in one.suffixes]):
+    elif unnamed and split == "train" and (candidates := [path for path in unnamed if ".txt" not in path.suffixes]):
         raise stage_error(
             "wrong_split",
             dataset,
             f"expected every file of records to name its split, as others here do ({by_split[split][0].name}), found "
-            f"{len(rest):,} that name{'s' * (len(rest) == 1)} none: {rest[0].relative_to(folder)}",
+            f"{len(candidates):,} that name{'s' * (len(candidates) == 1)} none: {candidates[0].relative_to(folder)}",
             "use kind: files with the paths of the training files, or move the others elsewhere",
         )
     if split not in by_split:
@@ -140,15 +140,15 @@ def _is_data(path: Path) -> bool:
 
 def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]]:
     """Split → patterns with their keys, from the front matter of the dataset's README; empty where it lists none."""
-    configs, place = _configs(folder, CARD)
+    configs, card_path = _configs(folder, CARD)
     if subset:
         chosen = [(number, row) for number, row in configs if str(row.get("config_name")) == subset]
     else:
         # As on the hub: the one that is marked, the one of that name, else the first.
         chosen = sorted(
-            configs, key=lambda one: (one[1].get("default") is not True, one[1].get("config_name") != "default")
+            configs, key=lambda entry: (entry[1].get("default") is not True, entry[1].get("config_name") != "default")
         )
-    return _patterns(chosen[0][1], f"{place}: configs.{chosen[0][0]}") if chosen else {}
+    return _patterns(chosen[0][1], f"{card_path}: configs.{chosen[0][0]}") if chosen else {}
 
 
 def card_lists_files(folder: Path) -> bool:
@@ -162,20 +162,20 @@ def _configs(folder: Path, card: str) -> tuple[list[tuple[int, dict[str, Any]]],
     for a card that cannot be read."""
     if not (folder / card).is_file():
         return [], folder / card
-    place = contained(folder, card, str(folder))
-    text = read_bounded(place, INDEX_BYTES).decode("utf8", "replace").replace("\r\n", "\n")
+    path = contained(folder, card, str(folder))
+    text = read_bounded(path, INDEX_BYTES).decode("utf8", "replace").replace("\r\n", "\n")
     front = re.match(r"---\n(.*?)\n---", text, re.DOTALL) if card == CARD else re.match(r"(.*)", text, re.DOTALL)
     if not front:
-        return [], place
+        return [], path
     try:
         facts = read_plain(front.group(1), tags=True)
     except BadYaml as error:
         line = f":{error.line + (card == CARD)}" if error.line else ""
         message = f"its front matter is not YAML: {error}"
-        raise stage_error("bad_index", f"{place}{line}", message, "correct it, or remove it") from None
-    listed = facts.get("configs") if isinstance(facts, dict) else None
-    rows = enumerate(listed) if isinstance(listed, list) else ()
-    return [(number, row) for number, row in rows if isinstance(row, dict)], place
+        raise stage_error("bad_index", f"{path}{line}", message, "correct it, or remove it") from None
+    config_rows = facts.get("configs") if isinstance(facts, dict) else None
+    rows = enumerate(config_rows) if isinstance(config_rows, list) else ()
+    return [(number, row) for number, row in rows if isinstance(row, dict)], path
 
 
 def _patterns(config: Mapping[str, Any], key: str) -> dict[str, list[tuple[Any, str]]]:
@@ -188,17 +188,17 @@ def _patterns(config: Mapping[str, Any], key: str) -> dict[str, list[tuple[Any, 
         return {"train": [(data_files, key)]}
     if not isinstance(data_files, list):
         raise stage_error("bad_index", key, "expected a pattern of files, or a list of them with their splits", CORRECT)
-    found: dict[str, list[tuple[Any, str]]] = {}
+    patterns: dict[str, list[tuple[Any, str]]] = {}
     for number, row in enumerate(data_files):
         if isinstance(row, str):
-            found.setdefault("train", []).append((row, f"{key}.{number}"))
+            patterns.setdefault("train", []).append((row, f"{key}.{number}"))
             continue
         split, paths = (row.get("split", "train"), row.get("path")) if isinstance(row, dict) else (None, None)
         paths = [paths] if isinstance(paths, str) else paths
         if not isinstance(split, str) or not isinstance(paths, list) or not paths:
             raise stage_error("bad_index", f"{key}.{number}", "expected a pattern, or a split with its path", CORRECT)
-        found.setdefault(split, []).extend((path, f"{key}.{number}.path") for path in paths)
-    return found
+        patterns.setdefault(split, []).extend((path, f"{key}.{number}.path") for path in paths)
+    return patterns
 
 
 def _cached(dataset: str, revision: str | None) -> Path:
@@ -212,16 +212,18 @@ def _cached(dataset: str, revision: str | None) -> Path:
             "missing_source", dataset, "no such folder, and no name of a dataset on the hub", "correct it in the config"
         ) from None
     except (LocalEntryNotFoundError, FileNotFoundError):
-        at = f" --revision {revision}" if revision else ""
+        option = f" --revision {revision}" if revision else ""
         raise stage_error(
             "missing_source",
             dataset,
             f"no such folder, and no dataset of this name in the hub's cache ({constants.HF_HUB_CACHE}); runs fetch "
             "nothing themselves",
-            f"hf download --repo-type dataset {dataset}{at}",
+            f"hf download --repo-type dataset {dataset}{option}",
         ) from None
 
 
 def _no_split(dataset: str, split: str, splits: Iterable[str]) -> Exception:
-    there = ", ".join(sorted(set(splits))) or "no data files"
-    return stage_error("wrong_split", dataset, f"expected the split {split}, there are: {there}", "set split or subset")
+    available = ", ".join(sorted(set(splits))) or "no data files"
+    return stage_error(
+        "wrong_split", dataset, f"expected the split {split}, there are: {available}", "set split or subset"
+    )

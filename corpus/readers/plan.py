@@ -66,10 +66,10 @@ def format_of(source: TextOptions | PairOptions, place: Place) -> str:
     text."""
     if source.format != "auto":
         return source.format
-    named = named_format(place)
+    format_name = named_format(place)
     # What is read line by line, or said to be a page or an e-mail, is so in a file of text of any suffix.
     is_plain = isinstance(source, PairOptions) or (source.content == "plain" and source.text_unit == "file")
-    return named if is_plain or named not in ("markdown", "tex", "email", "mhtml") else "text"
+    return format_name if is_plain or format_name not in ("markdown", "tex", "email", "mhtml") else "text"
 
 
 def named_format(place: Place) -> str:
@@ -92,14 +92,14 @@ def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Fil
     Raises StageError `missing_source`, `corrupt_file` (Parquet).
     """
     groups: list[list[FilePart]] = []
-    room = 0
+    remaining = 0
     for place in by_name(places):
         for piece in _pieces(source, place):
-            if not groups or piece.size > room:
+            if not groups or piece.size > remaining:
                 groups.append([])
-                room = PARTITION_BYTES
+                remaining = PARTITION_BYTES
             groups[-1].append(piece)
-            room -= piece.size
+            remaining -= piece.size
     return groups
 
 

@@ -60,8 +60,8 @@ def pick(value: Any, field: str) -> Any:
         return MISSING
     if field in value:
         return value[field]
-    head, dot, rest = field.partition(".")
-    return pick(value.get(head), rest) if dot else MISSING
+    head, dot, remainder = field.partition(".")
+    return pick(value.get(head), remainder) if dot else MISSING
 
 
 def is_given(value: Any, field: str) -> bool:
@@ -93,8 +93,8 @@ def field_fix(setting: str, wanted: str, names: Sequence[str], otherwise: str = 
     names: the fields that hold text. otherwise: the one to name where none is like it.
     """
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
-    found = near[0] if near else otherwise
-    return f"set {setting}: {found}" if found else f"set {setting}"
+    suggestion = near[0] if near else otherwise
+    return f"set {setting}: {suggestion}" if suggestion else f"set {setting}"
 
 
 def longest_text(value: Mapping[str, Any]) -> str:

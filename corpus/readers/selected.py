@@ -12,8 +12,8 @@ def left_out(sources: Sequence[object], section: str) -> Iterator[tuple[int, int
     """Yield (index, number of files, note) of each source of files that leaves some out. Raises StageError as
     `FileSelection.selection` does."""
     for index, source in enumerate(sources):
-        if isinstance(source, FileSelection) and (note := (found := source.selection()).note):
-            yield index, len(found.side) + len(found.other_splits), f"{section}.read.{index}: {note}"
+        if isinstance(source, FileSelection) and (note := (selection := source.selection()).note):
+            yield index, len(selection.side) + len(selection.other_splits), f"{section}.read.{index}: {note}"
 
 
 def note_left_out(sources: Sequence[object], section: str, run: Run) -> list[int]:

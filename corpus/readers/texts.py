@@ -140,8 +140,8 @@ def _finished(item: Text, source: TextOptions) -> Iterator[Text | Rejected]:
 
 
 def _metadata(value: Mapping[str, Any] | None, fields: tuple[str, ...]) -> dict[str, Any]:
-    found = {field: pick(value or {}, field) for field in fields}
-    return {field: value for field, value in found.items() if value is not MISSING}
+    values = {field: pick(value or {}, field) for field in fields}
+    return {field: value for field, value in values.items() if value is not MISSING}
 
 
 def _html_text(text: str) -> str:

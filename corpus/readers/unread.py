@@ -51,8 +51,10 @@ def refuse_format(place: Place, suffix: str) -> StageError:
     """The error for a file of a format in UNREAD."""
     name, fix = UNREAD[suffix]
     article = "an" if name[0] in "AEIORX" else "a"
-    what = name if name.endswith("archive") else f"{name} file"
-    return stage_error("unread_format", str(place), f"expected text, found {article} {what}, which is not read", fix)
+    description = name if name.endswith("archive") else f"{name} file"
+    return stage_error(
+        "unread_format", str(place), f"expected text, found {article} {description}, which is not read", fix
+    )
 
 
 class UnreadFiles(NamedTuple):

@@ -37,31 +37,31 @@ class Format:
     @property
     def space(self) -> int:
         """The number of different texts of this format."""
-        found = 1
+        size = 1
         for kind, length in self.gaps:
-            found *= len(_ALPHABETS[kind]) ** length
-        return found
+            size *= len(_ALPHABETS[kind]) ** length
+        return size
 
     def filled(self, number: int) -> str:
         """The text of this number, from 0 to `space` - 1."""
 
         def fill(gap: re.Match[str]) -> str:
             nonlocal number
-            alphabet, found = _ALPHABETS[gap[1]], ""
+            alphabet, text = _ALPHABETS[gap[1]], ""
             for _ in range(int(gap[2])):
-                number, place = divmod(number, len(alphabet))
-                found += alphabet[place]
-            return found
+                number, digit = divmod(number, len(alphabet))
+                text += alphabet[digit]
+            return text
 
         return _GAP.sub(fill, self.text)
 
     def draw(self, count: int, seed: str) -> list[int]:
         """The numbers of `count` different texts; fewer than `space`."""
         random_numbers = random.Random(seed)
-        found: dict[int, None] = {}
-        while len(found) < count:
-            found[random_numbers.randrange(self.space)] = None
-        return list(found)
+        numbers: dict[int, None] = {}
+        while len(numbers) < count:
+            numbers[random_numbers.randrange(self.space)] = None
+        return list(numbers)
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Canary:
 
 def draw_canaries(configs: Sequence[CanariesConfig], seed: int) -> list[Canary]:
     """One canary for each number of copies, those of one format all different; the same under the same seed."""
-    found = []
-    for one in configs:
-        form = Format(one.text)
+    canaries = []
+    for config in configs:
+        form = Format(config.text)
         # A format keeps its canaries when another one is added.
-        drawn = form.draw(len(one.copies), f"{seed}:{one.text}")
-        found += [Canary(form, number, copies) for number, copies in zip(drawn, one.copies, strict=True)]
-    return found
+        drawn = form.draw(len(config.copies), f"{seed}:{config.text}")
+        canaries += [Canary(form, number, copies) for number, copies in zip(drawn, config.copies, strict=True)]
+    return canaries
 
 
 def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> list[Path]:
@@ -111,7 +111,8 @@ def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> lis
 def write_canaries(canaries: Sequence[Canary], folder: Path) -> None:
     """Writes canaries.json: [{"format", "number", "text", "copies"}]."""
     rows = [
-        {"format": one.format.text, "number": one.number, "text": one.text, "copies": one.copies} for one in canaries
+        {"format": canary.format.text, "number": canary.number, "text": canary.text, "copies": canary.copies}
+        for canary in canaries
     ]
     (folder / FILE).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 

@@ -61,10 +61,10 @@ def has_other_template(folder: Path) -> bool:
     """Return whether a model's folder has a chat template that is none of ours. False for one that cannot be read."""
     file, settings = (folder / name for name in FILES)
     try:
-        found = {"chat_template": file.read_text(encoding="utf8")} if file.is_file() else read_json(settings)
+        content = {"chat_template": file.read_text(encoding="utf8")} if file.is_file() else read_json(settings)
     except (OSError, UnicodeDecodeError, BadJson):
         return False
-    template = found.get("chat_template") if isinstance(found, dict) else None
+    template = content.get("chat_template") if isinstance(content, dict) else None
     return bool(template) and template not in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)
 
 

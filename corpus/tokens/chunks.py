@@ -68,19 +68,19 @@ def _kind(text: Bytes, at: int, kinds: Bytes) -> tuple[int, int]:
 def _chunk(text: Bytes, begin: int, end: int, kinds: Bytes, cuts: Cuts) -> tuple[int, np.uint64]:
     """Return the end of the chunk that begins at `begin`, and its hash (FNV-1a)."""
     hashed = np.uint64(0xCBF29CE484222325)
-    at = begin
-    kind, size = _kind(text, at, kinds)
+    position = begin
+    kind, size = _kind(text, position, kinds)
     while True:
         for _ in range(size):
-            hashed = (hashed ^ np.uint64(text[at])) * np.uint64(0x100000001B3)
-            at += 1
-        if at == end:
-            return at, hashed
+            hashed = (hashed ^ np.uint64(text[position])) * np.uint64(0x100000001B3)
+            position += 1
+        if position == end:
+            return position, hashed
         before = kind
-        kind, size = _kind(text, at, kinds)
+        kind, size = _kind(text, position, kinds)
         cut = cuts[before, kind]
-        if cut == ALWAYS or (cut == LAST and at + size < end and _kind(text, at + size, kinds)[0] > LINE):
-            return at, hashed
+        if cut == ALWAYS or (cut == LAST and position + size < end and _kind(text, position + size, kinds)[0] > LINE):
+            return position, hashed
 
 
 @kernel
@@ -93,8 +93,8 @@ def _entry(text: Bytes, begin: int, end: int, hashed: np.uint64, slots, ends, wo
         start = ends[entry]
         if ends[entry + 1] - start == length:
             same = True
-            for at in range(length):
-                if words[start + at] != text[begin + at]:
+            for offset in range(length):
+                if words[start + offset] != text[begin + offset]:
                     same = False
                     break
             if same:
@@ -119,16 +119,16 @@ def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, sta
     """
     used = 0
     for document in range(len(counts)):
-        at, end, begun = offsets[document], offsets[document + 1], used
-        while at < end:
-            stop, hashed = _chunk(text, at, end, kinds, cuts)
-            entry = _entry(text, at, stop, hashed, slots, ends, words, state)
+        position, end, first = offsets[document], offsets[document + 1], used
+        while position < end:
+            stop, hashed = _chunk(text, position, end, kinds, cuts)
+            entry = _entry(text, position, stop, hashed, slots, ends, words, state)
             if entry < 0:
                 return document
             found[used] = entry
             used += 1
-            at = stop
-        counts[document] = used - begun
+            position = stop
+        counts[document] = used - first
     return len(counts)
 
 
@@ -138,16 +138,16 @@ def gather(found, counts, id_ends, ids, closing, out, lengths):  # type: ignore[
 
     id_ends: entry e has the ids between id_ends e and e + 1. lengths: tokens of each document.
     """
-    used, place = 0, 0
+    used, chunk_index = 0, 0
     for document in range(len(counts)):
-        begun = used
+        first = used
         for _ in range(counts[document]):
-            entry = found[place]
-            place += 1
-            for at in range(id_ends[entry], id_ends[entry + 1]):
-                out[used] = ids[at]
+            entry = found[chunk_index]
+            chunk_index += 1
+            for index in range(id_ends[entry], id_ends[entry + 1]):
+                out[used] = ids[index]
                 used += 1
         out[used] = closing
         used += 1
-        lengths[document] = used - begun
+        lengths[document] = used - first
     return used

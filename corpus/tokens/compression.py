@@ -44,43 +44,45 @@ class Compression:
         return {**asdict(self), **derived}
 
     def __add__(self, other: Compression) -> Compression:
-        mine, its = asdict(self), asdict(other)
-        return Compression(**{name: mine[name] + its[name] for name in mine})
+        own_values, other_values = asdict(self), asdict(other)
+        return Compression(**{name: own_values[name] + other_values[name] for name in own_values})
 
 
 def heldout_sample(documents: Path, heldout_share: float) -> dict[str, list[str]]:
     """Return the first held-out texts of each source, about 1 MB of each, so that memorised words favour no
     tokenizer."""
     texts: dict[str, list[str]] = {}
-    taken: dict[str, int] = {}
+    sampled_bytes: dict[str, int] = {}
     for document in read_documents(documents):
         source = source_name(document.source)
-        if taken.get(source, 0) < SAMPLE_BYTES and is_heldout(document.group, heldout_share):
+        if sampled_bytes.get(source, 0) < SAMPLE_BYTES and is_heldout(document.group, heldout_share):
             texts.setdefault(source, []).append(document.text)
-            taken[source] = taken.get(source, 0) + len(document.text)
+            sampled_bytes[source] = sampled_bytes.get(source, 0) + len(document.text)
     return dict(sorted(texts.items()))
 
 
 def compression(tokenizer: Tokenizer, unknown_id: int | None, texts: list[str]) -> Compression:
-    found = Compression(len(texts), sum(len(text.encode()) for text in texts), sum(len(text.split()) for text in texts))
-    for at in range(0, len(texts), BATCH):
-        for encoding in tokenizer.encode_batch_fast(texts[at : at + BATCH], add_special_tokens=False):
-            found.tokens += len(encoding.ids)
-            found.unknown += encoding.ids.count(unknown_id) if unknown_id is not None else 0
-    return found
+    totals = Compression(
+        len(texts), sum(len(text.encode()) for text in texts), sum(len(text.split()) for text in texts)
+    )
+    for start in range(0, len(texts), BATCH):
+        for encoding in tokenizer.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False):
+            totals.tokens += len(encoding.ids)
+            totals.unknown += encoding.ids.count(unknown_id) if unknown_id is not None else 0
+    return totals
 
 
 def report(tokenizers: Mapping[str, Tokenizer], sample: Mapping[str, list[str]]) -> dict[str, Any]:
     """Label → {"vocab_size", "all": …, "sources": {source: …}}, each with what `Compression` has."""
     from corpus.tokens.encode import unknown_id
 
-    found = {}
+    document = {}
     for label, tokenizer in tokenizers.items():
         unknown = unknown_id(tokenizer)
         by_source = {source: compression(tokenizer, unknown, texts) for source, texts in sample.items()}
-        found[label] = {
+        document[label] = {
             "vocab_size": tokenizer.get_vocab_size(),
             "all": sum(by_source.values(), Compression()).as_json(),
-            "sources": {source: one.as_json() for source, one in by_source.items()},
+            "sources": {source: result.as_json() for source, result in by_source.items()},
         }
-    return found
+    return document

@@ -69,9 +69,9 @@ def kinds() -> NDArray[np.uint8]:
 
 
 def _kind(character: str) -> int:
-    known = {" ": SPACE, "\t": TAB, "\n": LINE, "\r": LINE, SPACE_SIGN: BLANK, REPLACEMENT: BLANK}.get(character)
-    if known is not None:
-        return known
+    special = {" ": SPACE, "\t": TAB, "\n": LINE, "\r": LINE, SPACE_SIGN: BLANK, REPLACEMENT: BLANK}.get(character)
+    if special is not None:
+        return special
     if character in _SIGNS:
         return SIGN
     # A category is trusted where an old version of Unicode agrees: a tokenizer may have been built with any.
@@ -79,5 +79,5 @@ def _kind(character: str) -> int:
     if set(categories) & {"Z", "C"}:
         return BLANK
     # What NFC takes apart or lower case makes two of need not end in a letter.
-    whole = unicodedata.normalize("NFC", character) == character and len(character.lower()) == 1
-    return WORD if whole and categories in ("LL", "NN") else PLAIN
+    is_stable = unicodedata.normalize("NFC", character) == character and len(character.lower()) == 1
+    return WORD if is_stable and categories in ("LL", "NN") else PLAIN

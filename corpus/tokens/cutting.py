@@ -81,14 +81,14 @@ def _parts(part: Part | None, key: str) -> list[Part]:
     """A normaliser or pre-tokeniser, or those that it is a sequence of."""
     if part is None:
         return []
-    return [one for inner in part[key] for one in _parts(inner, key)] if part["type"] == "Sequence" else [part]
+    return [leaf for inner in part[key] for leaf in _parts(inner, key)] if part["type"] == "Sequence" else [part]
 
 
 def _splits_to_pretokens(normalizers: list[Part], splitters: list[Part]) -> bool:
     # The normalisers change characters one by one, or with marks that follow them.
     return (
-        all(one["type"] in ("NFC", "Lowercase", "BertNormalizer") for one in normalizers)
-        and all(_splits(one) or _splits_further(one) for one in splitters)
+        all(normalizer["type"] in ("NFC", "Lowercase", "BertNormalizer") for normalizer in normalizers)
+        and all(_splits(splitter) or _splits_further(splitter) for splitter in splitters)
         and any(map(_splits, splitters))
     )
 
@@ -125,9 +125,12 @@ def _splits_to_words(normalizers: list[Part], splitters: list[Part]) -> bool:
     Metaspace puts a space before what has none there: the first chunk of a text, and no other.
     """
     return (
-        all(one["type"] == "Precompiled" or one in (_RUNS_TO_SIGN, _STRIP_RIGHT) for one in normalizers)
-        and all(one["type"] in ("WhitespaceSplit", "Metaspace") for one in splitters)
-        and any(_is_metaspace(one) and one["split"] for one in splitters)
+        all(
+            normalizer["type"] == "Precompiled" or normalizer in (_RUNS_TO_SIGN, _STRIP_RIGHT)
+            for normalizer in normalizers
+        )
+        and all(splitter["type"] in ("WhitespaceSplit", "Metaspace") for splitter in splitters)
+        and any(_is_metaspace(splitter) and splitter["split"] for splitter in splitters)
     )
 
 
@@ -137,7 +140,7 @@ def _merges_within_words(normalizers: list[Part], splitters: list[Part], model: 
     None does if no entry of the vocabulary has the sign of a space after another character.
     """
     if _SPACES_TO_SIGN in normalizers:
-        signs = all(one in (_SPACES_TO_SIGN, _SIGN_IN_FRONT) for one in normalizers)
+        signs = all(normalizer in (_SPACES_TO_SIGN, _SIGN_IN_FRONT) for normalizer in normalizers)
         signs = signs and splitters in ([], [_SPLIT_NOTHING])
     else:
         signs = not normalizers and len(splitters) == 1 and _is_metaspace(splitters[0])

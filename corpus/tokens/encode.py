@@ -83,16 +83,16 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
     """
     roles = _roles(folder)
     ends = (end,) if end else (*DOCUMENT_ENDS, roles.get("eos_token"))
-    known = {token: number for token in ends if token and (number := tokenizer.token_to_id(token)) is not None}
-    if not known:
-        wanted = f"the token {end}" if end else f"{END_OF_TEXT}, or an eos_token that the vocabulary has,"
+    candidates = {token: number for token in ends if token and (number := tokenizer.token_to_id(token)) is not None}
+    if not candidates:
+        expectation = f"the token {end}" if end else f"{END_OF_TEXT}, or an eos_token that the vocabulary has,"
         raise stage_error(
             "no_end_of_text",
             str(folder),
-            f"expected {wanted} to end documents with",
+            f"expected {expectation} to end documents with",
             "name a token of tokenizer.json as shard.end_of_text",
         )
-    name, closing = next(iter(known.items()))
+    name, closing = next(iter(candidates.items()))
     opening = None
     if begin is None:
         bos = roles.get("bos_token")
@@ -113,7 +113,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
 
 def _roles(folder: Path) -> dict[str, Any]:
     """bos_token, eos_token and add_bos_token, as far as a tokenizer's folder names them."""
-    found: dict[str, Any] = {}
+    roles: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path := folder / name).is_file():
             try:
@@ -123,8 +123,8 @@ def _roles(folder: Path) -> dict[str, Any]:
             for key in ("bos_token", "eos_token", "add_bos_token"):
                 value = settings.get(key) if isinstance(settings, dict) else None
                 value = value.get("content") if isinstance(value, dict) else value
-                found |= {} if value is None else {key: value}
-    return found
+                roles |= {} if value is None else {key: value}
+    return roles
 
 
 def _puts_in_front(tokenizer: Tokenizer, opening: int, stated: bool | None) -> bool:
@@ -219,14 +219,14 @@ class TableEncoder:
     def encode(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
         pieces = []
         done = 0
-        whole = texts
+        all_texts = texts
         if self._cutting.space_in_front:
             texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), texts, pc.binary_join_element_wise(" ", texts, ""))
         while done < len(texts):
             ids, lengths = self._encode_some(texts[done:])
             if not len(lengths):
                 # One document with more chunks than the table holds.
-                ids, lengths = self._plain.encode(whole[done : done + 1])
+                ids, lengths = self._plain.encode(all_texts[done : done + 1])
             pieces.append((ids, lengths))
             done += len(lengths)
         return _joined(pieces)
@@ -237,32 +237,32 @@ class TableEncoder:
 
         text, offsets = _utf8(texts)
         table = self._table
-        known = table.entries
-        found = np.empty(int(offsets[-1] - offsets[0]), np.int32)
+        known_entries = table.entries
+        chunk_entries = np.empty(int(offsets[-1] - offsets[0]), np.int32)
         counts = np.zeros(len(texts), np.int64)
-        arrays = (table.slots, table.ends, table.words, table.state, found, counts)
+        arrays = (table.slots, table.ends, table.words, table.state, chunk_entries, counts)
         done = find(text, offsets, kinds(), self._cutting.cuts, *arrays)
-        self._learn(known)
+        self._learn(known_entries)
         counts = counts[:done]
         sizes = self._id_ends[1:] - self._id_ends[:-1]
-        out = np.empty(int(sizes[found[: counts.sum()]].sum()) + done, np.uint32)
+        out = np.empty(int(sizes[chunk_entries[: counts.sum()]].sum()) + done, np.uint32)
         lengths = np.empty(done, np.int64)
-        gather(found, counts, self._id_ends, self._ids, self._plain.closing, out, lengths)
+        gather(chunk_entries, counts, self._id_ends, self._ids, self._plain.closing, out, lengths)
         if done < len(texts):
             table.clear()
         return out, lengths
 
-    def _learn(self, known: int) -> None:
+    def _learn(self, known_entries: int) -> None:
         """Has the tokenizer encode the chunks that are new in the table."""
-        if self._table.entries == known:
+        if self._table.entries == known_entries:
             return
-        encodings = self._tokenizer.encode_batch_fast(self._table.added_since(known), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(self._table.added_since(known_entries), add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
-        ends = self._id_ends[known] + np.cumsum([len(some) for some in ids])
+        ends = self._id_ends[known_entries] + np.cumsum([len(token_ids) for token_ids in ids])
         if ends[-1] > len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty(max(len(self._ids), ends[-1]), np.uint32)])
-        self._id_ends[known + 1 : known + 1 + len(ends)] = ends
-        self._ids[self._id_ends[known] : ends[-1]] = [token for some in ids for token in some]
+        self._id_ends[known_entries + 1 : known_entries + 1 + len(ends)] = ends
+        self._ids[self._id_ends[known_entries] : ends[-1]] = [token for token_ids in ids for token in token_ids]
 
 
 def _joined(pieces: Sequence[tuple[Ids, Lengths]]) -> tuple[Ids, Lengths]:

@@ -27,9 +27,9 @@ def in_order(index: Index) -> Index:
     Copies of one document (a mixture that repeats a source) are numbered and apart from each other.
     """
     index = index[np.lexsort((index["language"], index["source"], index["heldout"], index["id"]))]
-    place = np.arange(len(index))
+    position = np.arange(len(index))
     is_first = np.r_[True, index["id"][1:] != index["id"][:-1]]
-    copy = (place - np.maximum.accumulate(np.where(is_first, place, 0))).astype(np.uint64)
+    copy = (position - np.maximum.accumulate(np.where(is_first, position, 0))).astype(np.uint64)
     return index[np.argsort(splitmix(index["id"] + copy * np.uint64(0x9E3779B97F4A7C15)), kind="stable")]
 
 
@@ -76,14 +76,14 @@ def slices_of(order: Path, index: Index, length: int, shard_sequences: int) -> l
     """Cuts a side's documents, in their order, into shards; what fills no last sequence is left out."""
     ends = np.cumsum(index["tokens"], dtype=np.int64)
     total = int(ends[-1]) // length if len(ends) else 0
-    found = []
+    slices = []
     for begin in range(0, total, shard_sequences):
         count = min(shard_sequences, total - begin)
         first = int(np.searchsorted(ends, begin * length, "right"))
         last = int(np.searchsorted(ends, (begin + count) * length, "left")) + 1
         skip = begin * length - (int(ends[first - 1]) if first else 0)
-        found.append(Slice(order, first, last, skip, count))
-    return found
+        slices.append(Slice(order, first, last, skip, count))
+    return slices
 
 
 def write_shards(form: Form, slices: Sequence[Slice], out: Path) -> Mapping[str, Any]:
@@ -104,14 +104,14 @@ def _write_shard(form: Form, item: Slice, folder: Path) -> None:
     tokens = _read_tokens(form, documents, begins, item.sequences * form.length)
     edges = np.arange(item.sequences, dtype=np.int64) * form.length
     # A sequence begins with the rest of a document or with a new one: position 0 is a start either way.
-    of_text = begins + form.before_text
-    is_new = (begins >= 0) & (of_text < len(tokens)) & (begins % form.length + form.before_text < form.length)
+    text_starts = begins + form.before_text
+    is_new = (begins >= 0) & (text_starts < len(tokens)) & (begins % form.length + form.before_text < form.length)
     if form.before_text:
         is_new &= begins % form.length != 0  # at its very beginning, the token before the text is of that document
-    places = np.union1d(of_text[is_new], edges)
-    sources = documents["source"][np.searchsorted(begins, places, "right") - 1].astype(np.uint16)
-    starts = (places % form.length).astype(np.uint32)
-    cuts = np.searchsorted(places, edges)[1:]
+    boundaries = np.union1d(text_starts[is_new], edges)
+    sources = documents["source"][np.searchsorted(begins, boundaries, "right") - 1].astype(np.uint16)
+    starts = (boundaries % form.length).astype(np.uint32)
+    cuts = np.searchsorted(boundaries, edges)[1:]
     columns = {"tokens": f"ndarray:{form.dtype}:{form.length}", "starts": "ndarray:uint32", "sources": "ndarray:uint16"}
     writer = MDSWriter(
         out=str(folder),
@@ -132,11 +132,11 @@ def _read_tokens(form: Form, documents: Index, begins: NDArray[np.int64], count:
     target = tokens.view(np.uint8).data
     opened = lru_cache(maxsize=256)(lambda number: _token_file(form.partitions, number))
     columns = (documents[name].tolist() for name in ("partition", "at", "tokens"))
-    for partition, at, length, begin in zip(*columns, begins.tolist(), strict=True):
+    for partition, start, length, begin in zip(*columns, begins.tolist(), strict=True):
         skipped = max(0, -begin)
         end = min(begin + length, count)
         part = target[(begin + skipped) * size : end * size]
-        os.preadv(opened(partition).fileno(), [part], (at + skipped) * size)
+        os.preadv(opened(partition).fileno(), [part], (start + skipped) * size)
     return tokens
 
 
@@ -160,17 +160,19 @@ class Side:
         text_bytes = np.where(written == index["tokens"], index["bytes"], 0).astype(np.int64)
         for cut in np.flatnonzero((written > 0) & (written < index["tokens"])):
             # Bits per byte divides by the bytes that the written tokens stand for, so those of the rest are taken off.
-            rest = _tokens_of(form, index[cut])[written[cut] :].tolist()
-            text_bytes[cut] = int(index["bytes"][cut]) - len(tokenizer.decode(rest, skip_special_tokens=True).encode())
+            remaining_ids = _tokens_of(form, index[cut])[written[cut] :].tolist()
+            text_bytes[cut] = int(index["bytes"][cut]) - len(
+                tokenizer.decode(remaining_ids, skip_special_tokens=True).encode()
+            )
         self.bytes = int(text_bytes.sum())
         self._index, self._written, self._text_bytes = index, written, text_bytes
 
     def of_source(self, number: int) -> dict[str, int]:
-        mine = self._index["source"] == number
+        is_of_source = self._index["source"] == number
         return {
-            "documents": int(mine.sum()),
-            "tokens": int(self._written[mine].sum()),
-            "bytes": int(self._text_bytes[mine].sum()),
+            "documents": int(is_of_source.sum()),
+            "tokens": int(self._written[is_of_source].sum()),
+            "bytes": int(self._text_bytes[is_of_source].sum()),
         }
 
 

@@ -41,9 +41,9 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
     index without them; `missing_shards` for files that the index names and that are not there in their size.
     """
     location = config.location.rstrip("/")
-    found = {str(item): item for item in list_objects(f"{location}/")}
+    objects = {str(item): item for item in list_objects(f"{location}/")}
     for name in ("meta.json", *(f"{side}/index.json" for side in SIDES)):
-        item = found.get(f"{location}/{name}")
+        item = objects.get(f"{location}/{name}")
         if item is None:
             raise stage_error(
                 "no_shards",
@@ -54,7 +54,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
         (out_dir / name).parent.mkdir(exist_ok=True)
         with open_object(item) as file:
             (out_dir / name).write_bytes(file.read())
-    sizes = {key: item.size for key, item in found.items()}
+    sizes = {key: item.size for key, item in objects.items()}
     problems = [problem for side in SIDES for problem in _wrong(f"{location}/{side}", out_dir / side, sizes)]
     if problems:
         raise StageError(*problems[:5])
@@ -65,12 +65,12 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
     return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
 
 
-def _wrong(place: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    for name, known in checksums(_shards(folder)).items():
-        if sizes.get(f"{place}/{name}") != known.size:
-            there = sizes.get(f"{place}/{name}")
-            message = f"expected {known.size:,} bytes, found {'nothing' if there is None else f'{there:,}'}"
-            yield Problem("missing_shards", f"{place}/{name}", message, "copy the shards there once more")
+def _wrong(location: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    for name, checksum in checksums(_shards(folder)).items():
+        if sizes.get(f"{location}/{name}") != checksum.size:
+            size = sizes.get(f"{location}/{name}")
+            message = f"expected {checksum.size:,} bytes, found {'nothing' if size is None else f'{size:,}'}"
+            yield Problem("missing_shards", f"{location}/{name}", message, "copy the shards there once more")
 
 
 def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
@@ -78,13 +78,13 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
 
     Raises StageError `no_hashes`, and `unsafe_file` for a name by which it would be written outside of its folder.
     """
-    found = {}
+    by_file = {}
     for number, shard in enumerate(shards):
         for part in ("raw_data", "zip_data"):
             if shard[part] and names_outside(str(shard[part]["basename"])):
-                where = f"index.json: shards.{number}.{part}.basename"
+                location = f"index.json: shards.{number}.{part}.basename"
                 message = f"names {str(shard[part]['basename'])[:80]}, which leads out of the folder of the shards"
-                raise stage_error("unsafe_file", where, message, "write the shards again")
+                raise stage_error("unsafe_file", location, message, "write the shards again")
         file = shard["zip_data"] or shard["raw_data"]
         algorithm = next((name for name in _HASHES if name in file["hashes"]), None)
         if algorithm is None:
@@ -94,18 +94,18 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
                 "expected a hash of each file in index.json, by which to know that it came whole",
                 "shard with shard.hashes, such as the default [xxh3_64]",
             )
-        found[file["basename"]] = Checksum(int(file["bytes"]), algorithm, file["hashes"][algorithm])
-    return found
+        by_file[file["basename"]] = Checksum(int(file["bytes"]), algorithm, file["hashes"][algorithm])
+    return by_file
 
 
 def location_of(split: Path) -> str | None:
     """Return the location of a split's files (train/ or validation/ of a shard artifact) if they are on S3; None for
     those next to their index."""
     try:
-        place = read_own_json(split.parent / "aux" / _PLACE)
+        record = read_own_json(split.parent / "aux" / _PLACE)
     except FileNotFoundError:
         return None
-    return f"{place['location']}/{split.name}"
+    return f"{record['location']}/{split.name}"
 
 
 def _shards(folder: Path) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, 
     """Tokenises one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
     sources: dict[str, int] = {}
     languages: dict[str, int] = {}
-    pieces, at = [], 0
+    pieces, offset = [], 0
     with (out / TOKENS).open("wb") as file:
         for batch in read_batches(part, BATCH_ROWS, ["id", "text", "source", "group", "language"]):
             texts = batch.column("text")
@@ -69,16 +69,16 @@ def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, 
             piece["heldout"] = [is_heldout(group, heldout_share) for group in batch.column("group").to_pylist()]
             piece["source"] = _numbers(map(source_name, batch.column("source").to_pylist()), sources)
             piece["language"] = _numbers(batch.column("language").to_pylist(), languages)
-            piece["at"] = at + np.cumsum(lengths) - lengths
-            at += len(ids)
+            piece["at"] = offset + np.cumsum(lengths) - lengths
+            offset += len(ids)
             pieces.append(piece)
     index = np.concatenate(pieces) if pieces else np.zeros(0, INDEX)
     np.save(out / INDEX_FILE, index)
     return {"sources": list(sources), "languages": list(languages), "bytes": int(index["bytes"].sum(dtype=np.int64))}
 
 
-def _numbers(names: Iterable[str], known: dict[str, int]) -> list[int]:
-    return [known.setdefault(name, len(known)) for name in names]
+def _numbers(names: Iterable[str], numbers: dict[str, int]) -> list[int]:
+    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Names:
 
 def joined_index(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> tuple[Index, Names]:
     """The rows of all partitions, and what their numbers of sources and languages stand for."""
-    names = Names(*(sorted({name for one in summaries for name in one[key]}) for key in ("sources", "languages")))
+    names = Names(
+        *(sorted({name for summary in summaries for name in summary[key]}) for key in ("sources", "languages"))
+    )
     pieces = []
     for number, (folder, summary) in enumerate(zip(folders, summaries, strict=True)):
         piece = np.load(folder / INDEX_FILE)

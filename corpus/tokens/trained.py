@@ -48,16 +48,16 @@ class TrainedSequences:
         """With what was trained on before."""
         if before is None:
             return self
-        seen = {**before.others, before.shards: before.seen}
-        for shards, ours in {**self.others, self.shards: self.seen}.items():
-            seen[shards] = seen[shards] | ours if shards in seen else ours
-        return TrainedSequences(self.shards, seen.pop(self.shards), seen)
+        masks = {**before.others, before.shards: before.seen}
+        for shards, mask in {**self.others, self.shards: self.seen}.items():
+            masks[shards] = masks[shards] | mask if shards in masks else mask
+        return TrainedSequences(self.shards, masks.pop(self.shards), masks)
 
     def write(self, folder: Path) -> None:
         """Leaves it in a model folder: a byte for every eight sequences, as base64 in JSON."""
         message: dict[str, Any] = _as_json(self.shards, self.seen)
         if self.others:
-            message["others"] = [_as_json(shards, seen) for shards, seen in self.others.items()]
+            message["others"] = [_as_json(shards, mask) for shards, mask in self.others.items()]
         (folder / FILE).write_text(json.dumps(message, indent=1) + "\n", encoding="utf8")
 
     @classmethod
@@ -76,12 +76,12 @@ class TrainedSequences:
             ) from error
 
 
-def _as_json(shards: str, seen: NDArray[np.bool_]) -> dict[str, Any]:
+def _as_json(shards: str, mask: NDArray[np.bool_]) -> dict[str, Any]:
     return {
         "shards": shards,
-        "sequences": len(seen),
-        "trained": int(seen.sum()),
-        "seen": base64.b64encode(np.packbits(seen).tobytes()).decode(),
+        "sequences": len(mask),
+        "trained": int(mask.sum()),
+        "seen": base64.b64encode(np.packbits(mask).tobytes()).decode(),
     }
 
 

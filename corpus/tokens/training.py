@@ -105,9 +105,9 @@ def _trainer(kind: str, config: TokenizerConfig) -> Any:
     if kind == "bpe":
         return trainers.BpeTrainer(special_tokens=special_tokens(kind), **common)
     # Each byte inside a word, which the trainer would else add as it meets them, in an order that varies.
-    inside = [CONTINUATION + byte for byte in alphabet]
+    continuations = [CONTINUATION + byte for byte in alphabet]
     return trainers.WordPieceTrainer(
-        special_tokens=[*special_tokens(kind), *inside], continuing_subword_prefix=CONTINUATION, **common
+        special_tokens=[*special_tokens(kind), *continuations], continuing_subword_prefix=CONTINUATION, **common
     )
 
 
@@ -191,13 +191,13 @@ def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
 def _count_words(texts: Iterable[str]) -> Counter[str]:
     """Count each pre-token, its bytes as letters, and each byte once more: a byte that occurs nowhere would get no
     piece. `regex` cuts first: it is four times as fast."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for text in texts:
-        found.update(_PRETOKEN.findall(text))
-    if not found:
-        return found
+        counts.update(_PRETOKEN.findall(text))
+    if not counts:
+        return counts
     words = Counter(_SPLIT.alphabet())
-    for text, count in found.items():
+    for text, count in counts.items():
         for word, _ in _SPLIT.pre_tokenize_str(text):
             words[word] += count
     return words

@@ -55,14 +55,14 @@ def _every_character() -> str:
 def _categories() -> tuple[NDArray[np.uint8], list[str]]:
     """The number of every code point's general category, shape (1,114,112,), and the categories' names, e.g. "Ll"."""
     numbers: defaultdict[str, int] = defaultdict(lambda: len(numbers))
-    found = map(numbers.__getitem__, map(unicodedata.category, _every_character()))
-    return np.fromiter(found, np.uint8, CODE_POINTS), list(numbers)
+    category_numbers = map(numbers.__getitem__, map(unicodedata.category, _every_character()))
+    return np.fromiter(category_numbers, np.uint8, CODE_POINTS), list(numbers)
 
 
 def in_categories(*names: str) -> NDArray[np.bool_]:
     """Mask over all code points of those whose category begins with one of the names: "L" takes all letters."""
-    numbers, known = _categories()
-    return np.array([name.startswith(names) for name in known])[numbers]
+    numbers, category_names = _categories()
+    return np.array([name.startswith(names) for name in category_names])[numbers]
 
 
 def uncased() -> NDArray[np.bool_]:
@@ -81,7 +81,7 @@ def members(characters: Iterable[str]) -> NDArray[np.bool_]:
 def spaces() -> NDArray[np.bool_]:
     """Return a mask of the characters for which str.isspace is true."""
     mask = np.zeros(CODE_POINTS, bool)
-    mask[[found.start() for found in re.finditer(r"\s", _every_character())]] = True
+    mask[[match.start() for match in re.finditer(r"\s", _every_character())]] = True
     return mask
 
 

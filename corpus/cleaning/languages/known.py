@@ -100,29 +100,29 @@ def measure(text: str, language: str = "") -> Prose | None:
         return _measure_unspaced(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    words = [word for word in (found.strip("'’") for found in _WORD.findall(text)) if word]
+    words = [word for word in (raw.strip("'’") for raw in _WORD.findall(text)) if word]
     if not words:
         return None
-    found = Counter[str]()
+    counts = Counter[str]()
     different: dict[str, set[str]] = {}
     table = _stop_words()
-    some = [word.lower() for word in words[: MEASURED_CHARACTERS // 6]]
-    for word, count in Counter(some).items():
+    sample = [word.lower() for word in words[: MEASURED_CHARACTERS // 6]]
+    for word, count in Counter(sample).items():
         for code in table.get(word, ()):
-            found[code] += count
+            counts[code] += count
             different.setdefault(code, set()).add(word)
     letters = sum(any(map(str.isalpha, word)) for word in words) / len(words)
-    most = max(found.values(), default=0)
-    if most < MIN_STOP_WORD_SHARE * len(some):
+    highest = max(counts.values(), default=0)
+    if highest < MIN_STOP_WORD_SHARE * len(sample):
         # The words of Korean or Tamil take too many endings for a list, but their scripts show them.
         script = _script_of(text)
         if script in _SHARED_SCRIPTS:
             return None
         return Prose(script, len(words), sum(map(len, words)) / len(words), letters, None)
     # A declared language counts where it is as likely as the best one; of equals English goes first.
-    likely = [code for code in found if found[code] == most]
-    is_declared = bool(language) and found[language] >= 0.8 * most
-    best = language if is_declared else "en" if "en" in likely else min(likely)
+    candidates = [code for code in counts if counts[code] == highest]
+    is_declared = bool(language) and counts[language] >= 0.8 * highest
+    best = language if is_declared else "en" if "en" in candidates else min(candidates)
     if best == "en":
         return None
     return Prose(best, len(words), sum(map(len, words)) / len(words), letters, len(different[best]))
@@ -158,11 +158,11 @@ def _measure_unspaced(text: str) -> Prose:
 @cache
 def _stop_words() -> dict[str, tuple[str, ...]]:
     """Word → the languages in which it is a stop word."""
-    found: dict[str, list[str]] = {}
+    by_word: dict[str, list[str]] = {}
     for code, name in STOP_LISTS.items():
         # jusText's own reader gives sets, which have lost the order by frequency.
         content = pkgutil.get_data("justext", f"stoplists/{name}.txt") or b""
         lines = (line.strip(".,").lower() for line in content.decode("utf8").splitlines())
         for word in list(dict.fromkeys(line for line in lines if line))[:STOP_WORDS]:
-            found.setdefault(word, []).append(code)
-    return {word: tuple(codes) for word, codes in found.items()}
+            by_word.setdefault(word, []).append(code)
+    return {word: tuple(codes) for word, codes in by_word.items()}

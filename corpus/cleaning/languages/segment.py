@@ -82,15 +82,15 @@ class Segmenter:
         """The words of documents given as code points (P,) and starts (D + 1,)."""
         if self._known > MAX_CHUNKS:
             self._forget()
-        most = points.size // 2 + doc_starts.size
-        bounds, ids = np.empty((most, 2), np.int64), np.empty(most, np.int32)
+        capacity = points.size // 2 + doc_starts.size
+        bounds, ids = np.empty((capacity, 2), np.int64), np.empty(capacity, np.int32)
         doc_chunks = np.empty(doc_starts.size, np.int64)
-        new_bounds = np.empty((most, 2), np.int64)
+        new_bounds = np.empty((capacity, 2), np.int64)
         while True:
-            room = self._keys.size // 2 - self._known
+            free_slots = self._keys.size // 2 - self._known
             new = kernels.find_chunks(
-                points, doc_starts, self._classes, self._keys, self._values, self._known, room, bounds, ids, new_bounds,
-                doc_chunks,
+                points, doc_starts, self._classes, self._keys, self._values, self._known, free_slots, bounds, ids,
+                new_bounds, doc_chunks,
             )  # fmt: skip
             if new >= 0:
                 break

@@ -87,12 +87,18 @@ def pairs(groups: tuple[str, ...]) -> dict[str, str]:
     for line in _PAIRS.read_text(encoding="utf8").splitlines():
         group, _, terms = line.partition("\t")
         if group in groups:
-            one, other = terms.split("\t")
-            swaps.setdefault(one, other)
-            swaps.setdefault(other, one)
-    regular = {one + "s": other + "s" for one, other in swaps.items() if not one.endswith(("s", "x", "ch", "men"))}
+            term, counterpart = terms.split("\t")
+            swaps.setdefault(term, counterpart)
+            swaps.setdefault(counterpart, term)
+    regular = {
+        term + "s": counterpart + "s"
+        for term, counterpart in swaps.items()
+        if not term.endswith(("s", "x", "ch", "men"))
+    }
     pronouns = {"he", "she", "himself", "herself"}
-    return {term: other for term, other in regular.items() if term[:-1] not in pronouns and term not in swaps} | swaps
+    return {
+        term: counterpart for term, counterpart in regular.items() if term[:-1] not in pronouns and term not in swaps
+    } | swaps
 
 
 def counterfactual(text: str, groups: tuple[str, ...]) -> str:
@@ -101,7 +107,7 @@ def counterfactual(text: str, groups: tuple[str, ...]) -> str:
     Equal to the text if it has none. Text between words is unchanged.
     """
     swaps = pairs(groups)
-    return replace_words(text, lambda lower, place: _swap(lower, place, swaps, "gender" in groups))
+    return replace_words(text, lambda lower, index: _swap(lower, index, swaps, "gender" in groups))
 
 
 def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
@@ -111,79 +117,79 @@ def replace_words(text: str, replacement: Callable[[list[str], int], str | None]
     """
     words = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
     lower = [word.lower() for word, _, _ in words]
-    found: dict[int, str] = {}
-    for place, (word, _, _) in enumerate(words):
-        swapped = replacement(lower, place)
-        if swapped is not None and swapped != lower[place]:
-            found[place] = _cased(word, swapped, place, words)
-    for place, swapped in list(found.items()):
-        if place and lower[place - 1] in ("a", "an") and words[place - 1][2] + 1 == words[place][1]:
+    replacements: dict[int, str] = {}
+    for index, (word, _, _) in enumerate(words):
+        swapped = replacement(lower, index)
+        if swapped is not None and swapped != lower[index]:
+            replacements[index] = _cased(word, swapped, index, words)
+    for index, swapped in list(replacements.items()):
+        if index and lower[index - 1] in ("a", "an") and words[index - 1][2] + 1 == words[index][1]:
             article = "an" if _sounds_open(swapped) else "a"
-            if article != lower[place - 1] and _sounds_open(words[place][0]) != _sounds_open(swapped):
-                found[place - 1] = _cased(words[place - 1][0], article, place - 1, words)
-    return _put_together(text, words, found)
+            if article != lower[index - 1] and _sounds_open(words[index][0]) != _sounds_open(swapped):
+                replacements[index - 1] = _cased(words[index - 1][0], article, index - 1, words)
+    return _put_together(text, words, replacements)
 
 
-def _put_together(text: str, words: list[tuple[str, int, int]], found: dict[int, str]) -> str:
-    pieces, behind = [], 0
-    for place, swapped in sorted(found.items()):
-        pieces += [text[behind : words[place][1]], swapped]
-        behind = words[place][2]
-    return "".join([*pieces, text[behind:]])
+def _put_together(text: str, words: list[tuple[str, int, int]], replacements: dict[int, str]) -> str:
+    pieces, position = [], 0
+    for index, swapped in sorted(replacements.items()):
+        pieces += [text[position : words[index][1]], swapped]
+        position = words[index][2]
+    return "".join([*pieces, text[position:]])
 
 
-def _swap(lower: list[str], place: int, swaps: dict[str, str], gender: bool) -> str | None:
-    word = lower[place]
+def _swap(lower: list[str], index: int, swaps: dict[str, str], gender: bool) -> str | None:
+    word = lower[index]
     if gender:
         if word == "her":
-            return "him" if _is_object(lower, place) else "his"
+            return "him" if _is_object(lower, index) else "his"
         if word == "hers":
             return "his"
         if word == "him":
             return "her"
         if word == "his":
-            return "hers" if _stands_alone(lower, place) else "her"
+            return "hers" if _stands_alone(lower, index) else "her"
         if word == "mrs":
             return "mr"
     ending = ""
     if word not in swaps and (apostrophe := max(word.rfind("'"), word.rfind("’"))) > 0:
         word, ending = word[:apostrophe], word[apostrophe:]
-    other = swaps.get(word)
-    if other is None and "-" in word:
+    counterpart = swaps.get(word)
+    if counterpart is None and "-" in word:
         parts = [swaps.get(part, part) for part in word.split("-")]
-        other = "-".join(parts) if parts != word.split("-") else None
-    if other is None:
+        counterpart = "-".join(parts) if parts != word.split("-") else None
+    if counterpart is None:
         return None
-    return other + ending
+    return counterpart + ending
 
 
-def _is_object(lower: list[str], place: int) -> bool:
+def _is_object(lower: list[str], index: int) -> bool:
     """Return True if "her" is an object and not a possessive: nothing after it can be possessed."""
-    if place + 1 == len(lower):
+    if index + 1 == len(lower):
         return True
-    after = lower[place + 1]
+    after = lower[index + 1]
     if not after[0].isalpha() and not after[0].isdigit() and after not in ("'", '"', "“", "‘", "("):
         return True
     if after in _NOT_POSSESSED:
         return True
-    before = lower[max(0, place - 1)]
+    before = lower[max(0, index - 1)]
     if before in _TAKES_INFINITIVE and after in _INFINITIVES:
         return True
-    return after.endswith("ly") and after not in _LY_ADJECTIVES and not _is_adverb_of_adjective(lower, place + 2)
+    return after.endswith("ly") and after not in _LY_ADJECTIVES and not _is_adverb_of_adjective(lower, index + 2)
 
 
-def _is_adverb_of_adjective(lower: list[str], place: int) -> bool:
+def _is_adverb_of_adjective(lower: list[str], index: int) -> bool:
     """Return True if an adverb belongs to an adjective or participle after it: "her newly painted house"."""
-    return place < len(lower) and lower[place].endswith(("ed", "en", "ing", "ful", "ive", "ous", "al", "ic"))
+    return index < len(lower) and lower[index].endswith(("ed", "en", "ing", "ful", "ive", "ous", "al", "ic"))
 
 
-def _stands_alone(lower: list[str], place: int) -> bool:
+def _stands_alone(lower: list[str], index: int) -> bool:
     """Return True if "his" possesses nothing after it: "that book is his", "a friend of his"."""
-    if place + 1 == len(lower) or lower[place + 1] in _ENDS:
+    if index + 1 == len(lower) or lower[index + 1] in _ENDS:
         return True
-    if place > 1 and lower[place - 1] == "of" and lower[place + 1] in _BEHIND_OF_HIS:
+    if index > 1 and lower[index - 1] == "of" and lower[index + 1] in _BEHIND_OF_HIS:
         return True
-    return lower[place + 1] in _IS_HIS and place > 0 and lower[place - 1] in ("is", "was", "of", "be", "and", "not")
+    return lower[index + 1] in _IS_HIS and index > 0 and lower[index - 1] in ("is", "was", "of", "be", "and", "not")
 
 
 def _sounds_open(word: str) -> bool:
@@ -194,12 +200,12 @@ def _sounds_open(word: str) -> bool:
     return word[0] in _VOWELS and not word.startswith(_YOU_SOUND)
 
 
-def _cased(word: str, swapped: str, place: int, words: list[tuple[str, int, int]]) -> str:
+def _cased(word: str, swapped: str, index: int, words: list[tuple[str, int, int]]) -> str:
     if len(word) > 1 and word.isupper():
         return swapped.upper()
     if word[0].isupper():
-        around = [other for other, _, _ in words[max(0, place - 2) : place + 3] if len(other) > 1]
-        if len(word) == 1 and around and all(other.isupper() for other in around):
+        around = [neighbour for neighbour, _, _ in words[max(0, index - 2) : index + 3] if len(neighbour) > 1]
+        if len(word) == 1 and around and all(neighbour.isupper() for neighbour in around):
             return swapped.upper()
         return swapped[0].upper() + swapped[1:]
     return swapped
@@ -221,9 +227,9 @@ class Balance:
     def _balanced(self, document: Document) -> Document | list[Document]:
         if draw(document.id, "counterfactual", self._config.seed) >= self._config.share:
             return document
-        other = changed(document, counterfactual(document.text, self._config.groups))
-        if other is document:
+        swapped = changed(document, counterfactual(document.text, self._config.groups))
+        if swapped is document:
             return document
         added = self._config.mode == "add"
         self.counts[f"counterfactual.{'added' if added else 'replaced'}"] += 1
-        return [document, other] if added else other
+        return [document, swapped] if added else swapped

@@ -38,20 +38,20 @@ class Neutral:
     def _rewritten(self, document: Document) -> Document:
         if draw(document.id, "neutral", self._config.seed) >= self._config.share:
             return document
-        other = changed(document, neutral(document.text, self._words))
-        self.counts["neutral.rewritten"] += other is not document
-        return other
+        rewritten = changed(document, neutral(document.text, self._words))
+        self.counts["neutral.rewritten"] += rewritten is not document
+        return rewritten
 
 
 def neutral(text: str, words: dict[str, str]) -> str:
     """Return the text with each of these words, its possessive included, replaced by its neutral word."""
 
-    def replacement(lower: list[str], place: int) -> str | None:
-        word, ending = lower[place], ""
+    def replacement(lower: list[str], index: int) -> str | None:
+        word, ending = lower[index], ""
         if word not in words and (apostrophe := max(word.rfind("'"), word.rfind("’"))) > 0:
             word, ending = word[:apostrophe], word[apostrophe:]
-        found = words.get(word)
-        return None if found is None else found + ending
+        neutral_word = words.get(word)
+        return None if neutral_word is None else neutral_word + ending
 
     return replace_words(text, replacement)
 
@@ -62,7 +62,7 @@ def neutral_words(path: Path) -> dict[str, str]:
 
     Raises StageError `bad_words`, with file and line.
     """
-    found: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf8").splitlines()
     except UnicodeDecodeError as error:
@@ -70,8 +70,8 @@ def neutral_words(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        word, _, other = line.partition("\t")
-        if not word.strip() or not other.strip() or " " in word.strip():
+        word, _, replacement = line.partition("\t")
+        if not word.strip() or not replacement.strip() or " " in word.strip():
             raise stage_error("bad_words", f"{path}:{number}", "expected one word, a tab, and its neutral form")
-        found[word.strip().lower()] = other.strip().lower()
-    return found
+        replacements[word.strip().lower()] = replacement.strip().lower()
+    return replacements

@@ -58,12 +58,16 @@ def find_secrets(text: str) -> Iterator[tuple[int, int]]:
     if "://" in text and "@" in text:
         yield from (match.span(1) for match in _URL_PASSWORD.finditer(text))
     for end in _NAME_ENDS:
-        at = text.find(end)
-        while at >= 0:
-            match = _ASSIGNED.match(text, at)
-            if match and _NAME.search(text[max(0, at - _LONGEST_NAME) : match.start("value")]) and _is_random(match[2]):
+        position = text.find(end)
+        while position >= 0:
+            match = _ASSIGNED.match(text, position)
+            if (
+                match
+                and _NAME.search(text[max(0, position - _LONGEST_NAME) : match.start("value")])
+                and _is_random(match[2])
+            ):
                 yield match.span(2)
-            at = text.find(end, at + len(end))
+            position = text.find(end, position + len(end))
 
 
 def _is_random(value: str) -> bool:
@@ -124,31 +128,31 @@ def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[st
         "ip": lambda: _ips(text),
         "phone": lambda: _phones(text, phone_regions),
     }
-    found: list[Found] = []
+    spans: list[Found] = []
     for kind in KINDS:
         if kind in kinds:
             for start, end in finders[kind]():
-                place = bisect_left(found, (start,))
-                if not _overlaps(start, end, found[max(0, place - 1) : place + 1]):
-                    found.insert(place, Found(start, end, kind))
-    return found
+                index = bisect_left(spans, (start,))
+                if not _overlaps(start, end, spans[max(0, index - 1) : index + 1]):
+                    spans.insert(index, Found(start, end, kind))
+    return spans
 
 
 def _overlaps(start: int, end: int, neighbours: list[Found]) -> bool:
-    return any(start < other.end and other.start < end for other in neighbours)
+    return any(start < neighbour.end and neighbour.start < end for neighbour in neighbours)
 
 
 def _emails(text: str) -> Iterator[tuple[int, int]]:
-    at, behind = text.find("@"), 0
-    while at >= 0:
-        start = at
-        while start > max(behind, at - _LONGEST_LOCAL) and text[start - 1] in _LOCAL_CHARACTERS:
+    position, previous_end = text.find("@"), 0
+    while position >= 0:
+        start = position
+        while start > max(previous_end, position - _LONGEST_LOCAL) and text[start - 1] in _LOCAL_CHARACTERS:
             start -= 1
-        match = _EMAIL.search(text, start, at + 260) if start < at else None
-        if match and match.start() < at and not match.group().endswith(_PICTURES):
-            behind = match.end()
+        match = _EMAIL.search(text, start, position + 260) if start < position else None
+        if match and match.start() < position and not match.group().endswith(_PICTURES):
+            previous_end = match.end()
             yield match.span()
-        at = text.find("@", max(at + 1, behind))
+        position = text.find("@", max(position + 1, previous_end))
 
 
 def _ips(text: str) -> Iterator[tuple[int, int]]:
@@ -159,11 +163,11 @@ def _ips(text: str) -> Iterator[tuple[int, int]]:
             and not _is_numbering(text, *match.span())
         ):
             yield match.span()
-    behind = 0
+    previous_end = 0
     for colons in _TWO_COLONS.finditer(text):
-        long = _IPV6.search(text, max(behind, colons.start() - 5), colons.end() + 40)
+        long = _IPV6.search(text, max(previous_end, colons.start() - 5), colons.end() + 40)
         if long and long.start() < colons.end() and _is_public(long.group()):
-            behind = long.end()
+            previous_end = long.end()
             yield long.span()
 
 
@@ -196,7 +200,7 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
     it is an address.
     """
     before = text[max(0, start - _SENTENCE_CHARACTERS) : start]
-    behind = text[end : end + _SENTENCE_CHARACTERS]
+    following = text[end : end + _SENTENCE_CHARACTERS]
     if before[-1:] in "[(@" and before:
         return False
     if before.endswith("//"):
@@ -204,29 +208,29 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
     if re.search(r"[A-Za-z][/_-]$|(?<![A-Za-z])[vV]$|[=><~!]=$|§\s?$", before):
         # Chrome/121.0.1.4, tool-1.2.3.4, v1.2.3.4, thing==1.2.3.4; but Contributions/1.2.3.4 names a person.
         return not re.search(r"(?:Contributions|User|talk|address|ip)[/_-]$", before, re.IGNORECASE)
-    if re.match(r":\d|/\d", behind):
+    if re.match(r":\d|/\d", following):
         return False
-    before = before[max((found.end() for found in _SENTENCE_END.finditer(before)), default=0) :]
+    before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
     direct = _WORD_BEFORE.search(before)
     if direct and direct["word"]:
         word = direct["word"]
         if word.lower() in _ADDRESSED:
             # "upgrade from 1.2.3.4" is decided by the rest of its sentence.
-            return word.lower() in ("from", "by", "at") and _speaks_of_numbering(before[: direct.start()], behind)
+            return word.lower() in ("from", "by", "at") and _speaks_of_numbering(before[: direct.start()], following)
         if word.lower() in _NUMBERED:
             return True
         # The name of a product; at the start of a sentence it may be a verb.
         is_name = word[0].isupper() and direct.start() > 0
         if direct["joint"] == " " and (is_name or (any(map(str.isupper, word[1:])) and not word.isupper())):
             return True
-    return _speaks_of_numbering(before, behind)
+    return _speaks_of_numbering(before, following)
 
 
-def _speaks_of_numbering(before: str, behind: str) -> bool:
+def _speaks_of_numbering(before: str, following: str) -> bool:
     """Return True if the nearest word before, else after, that indicates either, indicates versions or sections."""
-    if found := _SENTENCE_END.search(behind):
-        behind = behind[: found.start()]
-    for word in (*reversed(_WORDS.findall(before)), *_WORDS.findall(behind)):
+    if match := _SENTENCE_END.search(following):
+        following = following[: match.start()]
+    for word in (*reversed(_WORDS.findall(before)), *_WORDS.findall(following)):
         if word.lower() in _NUMBERED or word == "§":
             return True
         if word.lower() in _ADDRESSED:
@@ -274,20 +278,20 @@ def _ibans(text: str) -> Iterator[tuple[int, int]]:
 def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
     import phonenumbers
 
-    behind = 0
+    previous_end = 0
     for match in _NUMBERS.finditer(text):
         start, end = match.span()
-        if start < behind or not _looks_like_phone(text, start, end):
+        if start < previous_end or not _looks_like_phone(text, start, end):
             continue
         window = text[start : end + _CONTEXT]
         for region in regions or (None,):
             matcher = phonenumbers.PhoneNumberMatcher(window, region, leniency=phonenumbers.Leniency.VALID, max_tries=8)
             for number in matcher:
-                if number.start + start >= behind and number.start + start < end:
-                    behind = start + number.end
-                    yield start + number.start, behind
+                if number.start + start >= previous_end and number.start + start < end:
+                    previous_end = start + number.end
+                    yield start + number.start, previous_end
                 break
-            if behind > start:
+            if previous_end > start:
                 break
 
 
@@ -325,19 +329,19 @@ class Masking:
         return [self._masked(document) for document in documents]
 
     def _masked(self, document: Document) -> Document | Broken:
-        found = find_personal_data(document.text, self._wanted, self._config.phone_regions)
-        if not found:
+        spans = find_personal_data(document.text, self._wanted, self._config.phone_regions)
+        if not spans:
             return document
-        kinds = Counter(item.kind for item in found)
+        kinds = Counter(item.kind for item in spans)
         self.counts.update({f"personal_data.{kind}": count for kind, count in kinds.items()})
         for rule in self.rules:
             if count := kinds[rule.name.rpartition(".")[2]]:
                 return Broken(rule, count)
-        return changed(document, self.mask(document.text, found))
+        return changed(document, self.mask(document.text, spans))
 
     def mask(self, text: str, found: Sequence[Found]) -> str:
-        pieces, behind = [], 0
+        pieces, previous_end = [], 0
         for start, end, kind in found:
-            pieces += [text[behind:start], self._kinds[kind].replacement]
-            behind = end
-        return "".join([*pieces, text[behind:]])
+            pieces += [text[previous_end:start], self._kinds[kind].replacement]
+            previous_end = end
+        return "".join([*pieces, text[previous_end:]])

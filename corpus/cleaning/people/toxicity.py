@@ -77,17 +77,17 @@ class ClassifierScorer:
             for start in range(0, len(texts), self._batch_size):
                 batch = list(texts[start : start + self._batch_size])
                 # Attention over nothing is NaN; most tokenizers begin a text with a special token.
-                filled = [place for place, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
+                filled = [index for index, ids in enumerate(self._tokenizer(batch)["input_ids"]) if ids]
                 if not filled:
                     continue
                 encoded = self._tokenizer(
-                    [batch[place] for place in filled], truncation=True, padding=True, return_tensors="pt"
+                    [batch[index] for index in filled], truncation=True, padding=True, return_tensors="pt"
                 )
                 logits = self._model(**encoded).logits  # (B, labels)
                 # A model of one problem a label has a sigmoid each, one of exclusive labels a softmax.
                 several = self._model.config.problem_type == "multi_label_classification" or logits.shape[-1] == 1
                 shares = torch.sigmoid(logits) if several else torch.softmax(logits, dim=-1)
-                scores[[start + place for place in filled]] = shares[:, self._label].double().numpy()
+                scores[[start + index for index in filled]] = shares[:, self._label].double().numpy()
         return scores
 
 
@@ -105,8 +105,8 @@ class Toxicity:
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
         windows = [self._windows(document.text) for document in documents]
-        scores = self._scorer([window for each in windows for window in each])
-        starts = np.cumsum([0, *(len(each) for each in windows[:-1])])
+        scores = self._scorer([window for document_windows in windows for window in document_windows])
+        starts = np.cumsum([0, *(len(document_windows) for document_windows in windows[:-1])])
         highest = np.maximum.reduceat(scores, starts)
         return [
             Broken(self._rule, float(score)) if score > self._rule.high else document

@@ -61,29 +61,29 @@ def read_delimited(
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
-        likely = likely_encoding(stream, encoding)
+        guessed_encoding = likely_encoding(stream, encoding)
         sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES]
-        dialect = dialect_of(_decoded_sample(sample, encoding, likely), place.name)
-        lines = _Lines(place, stream, encoding, likely, max_bytes)
+        dialect = dialect_of(_decoded_sample(sample, encoding, guessed_encoding), place.name)
+        lines = _Lines(place, stream, encoding, guessed_encoding, max_bytes)
         csv.field_size_limit(max(max_bytes, csv.field_size_limit()))
         rows = dialect.reader(iter(lines))
         names: list[str] = []
         number = 0
         while True:
-            begun = lines.number + 1
+            first_line = lines.number + 1
             lines.row_bytes, lines.is_repaired = 0, False
             try:
                 row = next(rows, None)
             except csv.Error as error:
                 if "unexpected end of data" in str(error):
-                    raise _never_closed(place, begun) from None
-                end = f" to {lines.number:,}" if lines.number > begun else ""
-                yield Rejected(str(place), begun, f"not CSV: {error} (line {begun:,}{end})")
+                    raise _never_closed(place, first_line) from None
+                end = f" to {lines.number:,}" if lines.number > first_line else ""
+                yield Rejected(str(place), first_line, f"not CSV: {error} (line {first_line:,}{end})")
                 continue
             if row is None:
                 break
             if lines.row_bytes > max_bytes:
-                yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
+                yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
                 continue
             if not any(field.strip() for field in row):
                 continue
@@ -93,10 +93,10 @@ def read_delimited(
             number += 1
             if len(row) != len(names):
                 reason = f"another number of fields: expected {len(names)}, found {len(row)}"
-                yield Rejected(str(place), begun, reason)
+                yield Rejected(str(place), first_line, reason)
                 continue
             texts = (field.replace("\r\n", "\n") for field in row)
-            yield Record(place, begun, dict(zip(names, texts, strict=True)), lines.is_repaired)
+            yield Record(place, first_line, dict(zip(names, texts, strict=True)), lines.is_repaired)
     if not number:
         yield Rejected(str(place), 0, EMPTY if not names else "the file is empty: it has a row of names alone")
 
@@ -107,11 +107,11 @@ def dialect_of(sample: str, name: str) -> Dialect:
     csv.Sniffer looks for regular patterns of characters, which prose in fields has none of.
     """
     is_tsv = ".tsv" in name.lower()
-    delimiters = ("\t", *(one for one in DELIMITERS if one != "\t")) if is_tsv else DELIMITERS
-    options = [Dialect(*one) for one in product(delimiters, ("", "\\"), (True, False))]
+    delimiters = ("\t", *(delimiter for delimiter in DELIMITERS if delimiter != "\t")) if is_tsv else DELIMITERS
+    options = [Dialect(*arguments) for arguments in product(delimiters, ("", "\\"), (True, False))]
     # A file without quotes has no escapes either; quotes within a TSV are often just text.
-    options = [one for one in options if one.has_quotes or (one.escape == "" and one.delimiter == "\t")]
-    options = [one for one in options if not one.escape or f'{one.escape}"' in sample]
+    options = [option for option in options if option.has_quotes or (option.escape == "" and option.delimiter == "\t")]
+    options = [option for option in options if not option.escape or f'{option.escape}"' in sample]
     best, best_score = options[0], (0.0, 0, 0)
     for option in options:
         score = _agreement(sample, option)
@@ -151,12 +151,12 @@ def _agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
 
 def _names(row: list[str], place: Place) -> list[str]:
     names = [field.strip().lstrip("\ufeff") for field in row]
-    twice = sorted({name for name in names if names.count(name) > 1 and name})
-    if twice:
+    repeated = sorted({name for name in names if names.count(name) > 1 and name})
+    if repeated:
         raise stage_error(
             "corrupt_file",
             f"{place}:1",
-            f"expected a first row of names that differ, found {', '.join(twice)[:80]} more than once",
+            f"expected a first row of names that differ, found {', '.join(repeated)[:80]} more than once",
             "name the columns in the first row",
         )
     # The index that pandas writes has no name.
@@ -189,9 +189,9 @@ class _Lines:
             yield text.removeprefix("\ufeff") if number == 1 else text
 
 
-def _decoded_sample(sample: bytes, encoding: str, likely: str) -> str:
+def _decoded_sample(sample: bytes, encoding: str, guessed_encoding: str) -> str:
     try:
-        text = decode(sample, encoding_mark(sample[:4]) or encoding, likely=likely)[0]
+        text = decode(sample, encoding_mark(sample[:4]) or encoding, likely=guessed_encoding)[0]
     except UnicodeDecodeError:  # it may be cut within a character
         text = sample.decode("utf-8", "replace")
     return text.removeprefix("\ufeff")

@@ -119,9 +119,9 @@ def _chapters(archive: zipfile.ZipFile, max_bytes: int) -> list[str]:
     root = _xml(_member(archive, package, max_bytes), package)
     hrefs = {item.get("id"): item.get("href", "") for item in root.iter() if _local(item) == "item"}
     folder = PurePosixPath(package).parent
-    spine = [hrefs.get(one.get("idref"), "") for one in root.iter() if _local(one) == "itemref"]
-    found = [str(folder / unquote(href)) for href in spine if href]
-    return [name for name in found if name in names] or pages
+    spine = [hrefs.get(node.get("idref"), "") for node in root.iter() if _local(node) == "itemref"]
+    paths = [str(folder / unquote(href)) for href in spine if href]
+    return [name for name in paths if name in names] or pages
 
 
 def docx_text(content: bytes, max_bytes: int) -> str:
@@ -142,10 +142,10 @@ def _word_blocks(element: ElementTree.Element, lines: list[str]) -> None:
                 lines += [_word_run(child), ""]
             case "tr":
                 cells: list[str] = []
-                for cell in (one for one in child if _local(one) == "tc"):
-                    inside: list[str] = []
-                    _word_blocks(cell, inside)
-                    cells.append(" ".join(filter(None, inside)))
+                for cell in (node for node in child if _local(node) == "tc"):
+                    cell_lines: list[str] = []
+                    _word_blocks(cell, cell_lines)
+                    cells.append(" ".join(filter(None, cell_lines)))
                 lines.append("\t".join(cells))
             case _:
                 _word_blocks(child, lines)
@@ -169,7 +169,7 @@ def _word_run(element: ElementTree.Element) -> str:
                 continue
             case "r":
                 text = _word_run(child)
-                align = next((one for one in child.iter() if _local(one) == "vertAlign"), None)
+                align = next((node for node in child.iter() if _local(node) == "vertAlign"), None)
                 kind = _RAISED.get(next(iter(align.attrib.values()), ""), "") if align is not None else ""
                 parts.append(raised(text, kind) if kind and text.strip() else text)
             case _:
@@ -182,13 +182,13 @@ def subtitle_text(text: str) -> str:
     cues: list[str] = []
     for block in re.split(r"\n\s*\n", text.removeprefix("\ufeff")):
         lines = block.strip().split("\n")
-        at = next((number for number, line in enumerate(lines) if "-->" in line), None)
-        if at is None:
+        timing_index = next((number for number, line in enumerate(lines) if "-->" in line), None)
+        if timing_index is None:
             continue  # WEBVTT, NOTE, STYLE, REGION
-        said = " ".join(line.strip() for line in lines[at + 1 :])
-        said = re.sub(r"<[^>]*>|\{\\[^}]*\}", "", said).strip()
-        if said and (not cues or cues[-1] != said):
-            cues.append(said)
+        cue = " ".join(line.strip() for line in lines[timing_index + 1 :])
+        cue = re.sub(r"<[^>]*>|\{\\[^}]*\}", "", cue).strip()
+        if cue and (not cues or cues[-1] != cue):
+            cues.append(cue)
     return unescape("\n".join(cues))
 
 

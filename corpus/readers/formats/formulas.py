@@ -28,18 +28,18 @@ def with_formulas(page: str) -> str:
     if "<math" in lowered:
         page = _MATH.sub(_of_math, page)
     if "<sup" in lowered or "<sub" in lowered:
-        page = _RAISED.sub(lambda found: html.escape(_of_tag(found), quote=False), page)
+        page = _RAISED.sub(lambda match: html.escape(_of_tag(match), quote=False), page)
     return page
 
 
-def _of_math(found: re.Match[str]) -> str:
-    before, after = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
-    text = html.escape(math_text(found[0]), quote=False)
+def _of_math(match: re.Match[str]) -> str:
+    before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
+    text = html.escape(math_text(match[0]), quote=False)
     return " " * before.isalnum() + text + " " * after.isalnum()
 
 
-def _of_tag(found: re.Match[str]) -> str:
-    return raised(html.unescape(_TAG.sub("", found[2])), found[1].lower())
+def _of_tag(match: re.Match[str]) -> str:
+    return raised(html.unescape(_TAG.sub("", match[2])), match[1].lower())
 
 
 def raised(text: str, kind: str) -> str:
@@ -95,8 +95,8 @@ def _line(element: Any, depth: int = 0) -> str:
             return f"{_grouped(top)}/{_grouped(bottom)}"
         case "msqrt", _:
             return f"√{_grouped(''.join(parts))}"
-        case "mroot", [inside, degree]:
-            return f"{raised(degree, 'sup')}√{_grouped(inside)}"
+        case "mroot", [radicand, degree]:
+            return f"{raised(degree, 'sup')}√{_grouped(radicand)}"
         case "mfenced", _:
             return f"{element.get('open') or '('}{', '.join(parts)}{element.get('close') or ')'}"
         case "mtr" | "mlabeledtr", _:

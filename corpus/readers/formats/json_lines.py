@@ -38,29 +38,29 @@ def elements_of(texts: Iterable[str], max_characters: int, limit_key: str = "") 
     parts: list[str] = []
     size, is_over, is_first = 0, False, True
     for text in texts:
-        at, begun = 0, 0
-        while at < len(text):
-            if is_over and text[at:].strip(" \t\r\n"):
+        position, element_start = 0, 0
+        while position < len(text):
+            if is_over and text[position:].strip(" \t\r\n"):
                 raise TornList("there is more behind the list")
             if is_over:
                 break
             if is_escaped:
-                at, is_escaped = at + 1, False
+                position, is_escaped = position + 1, False
                 continue
-            found = (_INSIDE if in_string else _OUTSIDE).search(text, at)
+            match = (_INSIDE if in_string else _OUTSIDE).search(text, position)
             if depth == 0:
-                start = _BLANK.match(text, at)
-                at = begun = start.end() if start else at
-                if at == len(text):
+                start = _BLANK.match(text, position)
+                position = element_start = start.end() if start else position
+                if position == len(text):
                     break
-                if text[at] != "[":
+                if text[position] != "[":
                     raise TornList("expected a list")
-                depth, at, begun = 1, at + 1, at + 1
+                depth, position, element_start = 1, position + 1, position + 1
                 continue
-            if found is None:
+            if match is None:
                 break
-            at = found.end()
-            mark = found.group()
+            position = match.end()
+            mark = match.group()
             if in_string:
                 in_string, is_escaped = mark != '"', mark == "\\"
             elif mark == '"':
@@ -70,19 +70,19 @@ def elements_of(texts: Iterable[str], max_characters: int, limit_key: str = "") 
             elif mark in "]}" and depth > 1:
                 depth -= 1
             elif depth == 1:
-                parts.append(text[begun : at - 1])
-                size += at - 1 - begun
+                parts.append(text[element_start : position - 1])
+                size += position - 1 - element_start
                 element = "".join(parts).strip(" \t\r\n")
                 if size > max_characters:
                     yield TooLong(max_characters, limit_key)
                 elif element or not (is_first and mark == "]"):
                     yield element
-                parts, size, is_first, begun = [], 0, False, at
+                parts, size, is_first, element_start = [], 0, False, position
                 is_over = mark in "]}"
         if not is_over and depth:
-            size += len(text) - begun
+            size += len(text) - element_start
             # What is over the limit is not held.
-            parts = [*parts, text[begun:]] if size <= max_characters else []
+            parts = [*parts, text[element_start:]] if size <= max_characters else []
     if not is_over:
         raise TornList("it ends within the list")
 
@@ -124,14 +124,14 @@ def with_fields(
 ) -> Iterator[Record | Rejected]:
     """The records with a string in all of `fields`; others are put aside. is_start: whether the first of the file is
     among them. Other arguments and what it raises: as `read_records`."""
-    looked = not is_start
+    is_checked = not is_start
     for item in items:
         if isinstance(item, Record):
             values = [pick(item.value, field) for field in fields]
-            if not looked and MISSING in values:
+            if not is_checked and MISSING in values:
                 index = values.index(MISSING)
                 raise wrong_field(item, fields[index], f"{key}.{field_keys[index]}", fields)
-            looked = True
+            is_checked = True
             wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
             if wrong is not None:
                 yield Rejected(str(item.file), item.line, _fault(fields[wrong], values[wrong]))
@@ -170,9 +170,9 @@ def _start(stream: io.BufferedReader) -> bytes:
 
 
 def _field_fix(setting: str, wanted: str, fields: tuple[str, ...], value: Mapping[str, Any]) -> str:
-    left = [name for name in text_fields(value) if name not in fields]
-    of_many = left[0] if len(left) == 1 else ""
-    return field_fix(setting, wanted, left, longest_text(value) if len(fields) == 1 else of_many)
+    other_fields = [name for name in text_fields(value) if name not in fields]
+    of_many = other_fields[0] if len(other_fields) == 1 else ""
+    return field_fix(setting, wanted, other_fields, longest_text(value) if len(fields) == 1 else of_many)
 
 
 def _fault(field: str, value: object) -> str:
@@ -242,8 +242,8 @@ def _whole(value: Any) -> Any:
     if isinstance(value, str):
         return whole_characters(value)
     if isinstance(value, list):
-        return [_whole(one) for one in value]
-    return {_whole(key): _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_whole(item) for item in value]
+    return {_whole(key): _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _list(
@@ -272,20 +272,20 @@ def _list(
             return
     number = 0
     # Its items are written out as UTF-8 again where their encoding is another.
-    inside = encoding if _may_be_utf8(encoding) else "utf-8"
+    element_encoding = encoding if _may_be_utf8(encoding) else "utf-8"
     try:
         for element in elements_of(_texts(content, stream, encoding), max_bytes, limit_key):
             number += 1
             if isinstance(element, TooLong):
                 yield Rejected(str(place), number, str(element))
             else:
-                yield _object(place, number, element.encode("utf-8", "surrogateescape"), inside)
+                yield _object(place, number, element.encode("utf-8", "surrogateescape"), element_encoding)
     except UnicodeDecodeError:
         raise wrong_encoding(place, encoding) from None
     except TornList as torn:
-        where = f"{place}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(place)
+        location = f"{place}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(place)
         message = f"not JSON: {fault.msg}" if isinstance(fault, json.JSONDecodeError) else f"not JSON: {torn}"
-        raise stage_error("corrupt_file", where, f"{message} (behind item {number:,})", "mend the file") from None
+        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "mend the file") from None
     if not number:
         yield Rejected(str(place), 0, EMPTY)
 
@@ -296,29 +296,29 @@ def _objects(
     """The one object of a file, or several one after the other, each over several lines, as `jq` and `indent=2` write
     them. An object ends with a line that begins with its bracket."""
     lines: list[bytes] = []
-    size, begun, is_over = 0, 1, False
+    size, first_line, is_over = 0, 1, False
     for number, line in lines_of(stream, None, max_bytes, limit_key):
-        begun = begun if lines or is_over else number
+        first_line = first_line if lines or is_over else number
         size += max_bytes + 1 if isinstance(line, TooLong) else len(line)
         is_over |= size > max_bytes
         content = b"" if isinstance(line, TooLong) else line
         lines = [] if is_over else [*lines, content] if lines else [content.removeprefix(codecs.BOM_UTF8)]
         if re.match(rb"\}\s*$", content):
             if is_over:
-                yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
+                yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
             else:
-                yield _object(place, begun, b"".join(lines), encoding)
+                yield _object(place, first_line, b"".join(lines), encoding)
             lines, size, is_over = [], 0, False
     if is_over:
-        yield Rejected(str(place), begun, str(TooLong(max_bytes, limit_key)))
-    elif rest := b"".join(lines).strip():
-        yield _object(place, begun, rest, encoding)
+        yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
+    elif remainder := b"".join(lines).strip():
+        yield _object(place, first_line, remainder, encoding)
 
 
 def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator[str]:
     """A stream in pieces of text. Bytes that are no UTF-8 are escaped where each item is to be looked at by itself."""
-    is_own = not (_may_be_utf8(encoding) or is_wide(encoding))
-    decoder = codecs.getincrementaldecoder(encoding)() if is_own else _UTF8("surrogateescape")
+    needs_decoder = not (_may_be_utf8(encoding) or is_wide(encoding))
+    decoder = codecs.getincrementaldecoder(encoding)() if needs_decoder else _UTF8("surrogateescape")
     while content:
         yield decoder.decode(content)
         content = stream.read(READ_BYTES)

@@ -56,8 +56,8 @@ def _bodies(message: EmailMessage) -> list[EmailMessage]:
         return _bodies(plain[0]) if plain else [body for part in parts[-1:] for body in _bodies(part)]
     if message.is_multipart():
         return [body for part in message.iter_parts() if isinstance(part, EmailMessage) for body in _bodies(part)]
-    shown = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
-    return [message] if shown else []
+    is_body = message.get_content_maintype() == "text" and message.get_content_disposition() != "attachment"
+    return [message] if is_body else []
 
 
 def _part_text(part: EmailMessage) -> str:

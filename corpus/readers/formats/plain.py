@@ -40,14 +40,14 @@ def read_lines(place: Place, encoding: str, span: Span | None, max_bytes: int) -
     with opened(place) as raw:
         refuse_binary(raw, place, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
-        likely = likely_encoding(stream, encoding)
+        guessed_encoding = likely_encoding(stream, encoding)
         for number, line in lines_of(stream, span, max_bytes):
             if isinstance(line, TooLong):
                 is_empty = False
                 yield Rejected(str(place), number, str(line))
                 continue
             try:
-                text, repaired = decode(line, encoding, likely=likely)
+                text, repaired = decode(line, encoding, likely=guessed_encoding)
             except UnicodeDecodeError:
                 yield Rejected(str(place), number, f"not valid {encoding}")
                 continue
@@ -86,16 +86,16 @@ def cut(
     end. A text without a piece gives one that is empty; what is much longer than `max_characters` is not held, and
     TooLong stands for it."""
     piece: list[str] = []
-    size, begun, is_cut = 0, 1, False
+    size, first_line, is_cut = 0, 1, False
     over: TooLong | None = None
 
-    def whole() -> str | TooLong:
+    def join_piece() -> str | TooLong:
         return over or "".join(piece).strip()
 
     for number, line in enumerate(lines, 1):
         is_blank = isinstance(line, str) and not line.strip()
         if not is_blank or piece or over:
-            begun = begun if piece or over else number
+            first_line = first_line if piece or over else number
             if isinstance(line, TooLong):
                 over = line
             else:
@@ -108,15 +108,19 @@ def cut(
                 piece = []
         too_long = cut_characters and (size >= 2 * cut_characters or over)
         if (is_blank and (over or (piece and size >= cut_characters))) or too_long:
-            yield begun, whole()
+            yield first_line, join_piece()
             piece, size, is_cut, over = [], 0, True, None
     # An empty text is a document too, so that the validation of documents sees it.
     if size or over or not is_cut:
-        yield begun, whole()
+        yield first_line, join_piece()
 
 
 def _decoded_lines(stream: io.BufferedReader, encoding: str, max_characters: int) -> Iterator[str | TooLong]:
-    likely = likely_encoding(stream, encoding)
+    guessed_encoding = likely_encoding(stream, encoding)
     # No encoding takes more than four bytes a character.
     for _, line in lines_of(stream, None, 4 * max_characters):
-        yield line if isinstance(line, TooLong) else decode(line, encoding, likely=likely)[0].replace("\r\n", "\n")
+        yield (
+            line
+            if isinstance(line, TooLong)
+            else decode(line, encoding, likely=guessed_encoding)[0].replace("\r\n", "\n")
+        )

@@ -81,13 +81,13 @@ def _parquet(table: Table) -> Iterator[Rows | Bad]:
         columns = _columns(file.schema_arrow, table)
         sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     first, last = table.groups or (0, len(sizes))
-    row = begun = sum(sizes[:first])
+    row = group_start = sum(sizes[:first])
     with suppress(MemoryError), _parquet_file(table.place) as file:
         for batch in file.iter_batches(BATCH_ROWS, columns=columns, row_groups=range(first, last), use_threads=False):
             for item in _sound(batch, row, table):
                 yield item
                 row = item.end if isinstance(item, Rows) else item.row
-        if row == begun == 0 and table.groups is None:
+        if row == group_start == 0 and table.groups is None:
             yield Bad(0, EMPTY)
         return
     # Memory ran out, and what it held is free again.
@@ -98,15 +98,19 @@ def _parquet(table: Table) -> Iterator[Rows | Bad]:
             row = end
 
 
-def _row_by_row(table: Table, columns: list[str], group: int, at: int, row: int, end: int) -> Iterator[Rows | Bad]:
-    """The rows from `row` to before `end` of a row group that begins with row `at`. What is stored with a row too large
-    for memory, or behind it, cannot be come to."""
+def _row_by_row(
+    table: Table, columns: list[str], group: int, next_row: int, row: int, end: int
+) -> Iterator[Rows | Bad]:
+    """Yield rows `row` to `end` (excluded) of a row group whose first row is `next_row`.
+
+    A row too large for memory, and rows stored with or after it, cannot be read.
+    """
     with suppress(MemoryError), _parquet_file(table.place) as file:
         for batch in file.iter_batches(1, columns=columns, row_groups=[group], use_threads=False):
-            if at >= row:
-                yield from _sound(batch, at, table)
-            at += 1
-    for lost in range(max(at, row), end):
+            if next_row >= row:
+                yield from _sound(batch, next_row, table)
+            next_row += 1
+    for lost in range(max(next_row, row), end):
         yield Bad(lost + 1, too_long(table.max_bytes, "this row, or one before it in its row group,"))
 
 
@@ -204,8 +208,8 @@ def _columns(schema: Any, table: Table) -> list[str]:
             )
     if not table.fields:
         return list(schema.names)
-    found = {field: kind for field in table.fields if (kind := _type(schema, field)) is not None}
-    if table.fields[0] not in found:
+    types = {field: kind for field in table.fields if (kind := _type(schema, field)) is not None}
+    if table.fields[0] not in types:
         raise stage_error(
             "wrong_field",
             str(table.place),
@@ -213,7 +217,7 @@ def _columns(schema: Any, table: Table) -> list[str]:
             field_fix(f"{table.key}.text_field", table.fields[0], schema.names)
             + "; files of another kind need a source of their own",
         )
-    kind = found[table.fields[0]]
+    kind = types[table.fields[0]]
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
     if not any(is_text(inner) for is_text in (*texts, pa.types.is_binary, pa.types.is_large_binary)):
@@ -223,18 +227,18 @@ def _columns(schema: Any, table: Table) -> list[str]:
             f"expected text in the column {table.fields[0]}, it holds {kind}; there are: {', '.join(schema.names)}",
             f"set {table.key}.text_field; files of another kind need a source of their own",
         )
-    return list(found)
+    return list(types)
 
 
 def _type(schema: Any, field: str) -> Any:
     """The type of a dotted column, None where there is none."""
     if field in schema.names:
         return schema.field(field).type
-    head, _, rest = field.partition(".")
-    if not rest or head not in schema.names:
+    head, _, remainder = field.partition(".")
+    if not remainder or head not in schema.names:
         return None
     kind = schema.field(head).type
-    for name in rest.split("."):
+    for name in remainder.split("."):
         if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
             return None
         kind = kind.field(name).type

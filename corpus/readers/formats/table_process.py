@@ -124,7 +124,7 @@ def _asked(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: i
             _end()
 
 
-def _explained(code: int, place: Place, where: str) -> StageError:
+def _explained(code: int, place: Place, location: str) -> StageError:
     if code == -signal.SIGKILL:
         return stage_error(
             "killed",
@@ -132,9 +132,9 @@ def _explained(code: int, place: Place, where: str) -> StageError:
             "the process that read it was killed; most often the machine was out of memory",
             "fewer workers need less",
         )
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return stage_error(
-        "corrupt_file", str(place), f"reading it crashed {where} ({how}): the file is damaged", "fetch it again"
+        "corrupt_file", str(place), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
     )
 
 
@@ -187,10 +187,10 @@ def _serve() -> None:
     # Other allocators keep or reserve more than they use, and the limit counts that too.
     pa.set_memory_pool(pa.system_memory_pool())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    begun = _data_bytes()
+    used_bytes = _data_bytes()
     while (question := _receive(questions)) is not None:
         function, argument, max_bytes = question
-        _limit_memory(begun + MEMORY_BYTES + 8 * max_bytes)
+        _limit_memory(used_bytes + MEMORY_BYTES + 8 * max_bytes)
         try:
             for item in function(argument):
                 _send(answers, ("item", item))
@@ -205,11 +205,11 @@ def _data_bytes() -> int:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmData"))
 
 
-def _limit_memory(wanted: int) -> None:
-    """Limit this process to `wanted` bytes of memory; above them pyarrow raises MemoryError."""
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if most == resource.RLIM_INFINITY or wanted < most:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+def _limit_memory(limit: int) -> None:
+    """Limit this process to `limit` bytes of memory; above them pyarrow raises MemoryError."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard_limit == resource.RLIM_INFINITY or limit < hard_limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard_limit))
 
 
 if __name__ == "__main__":

@@ -98,14 +98,14 @@ class _Counted:
         self.bytes_read = 0
 
     def read(self, size: int) -> bytes:
-        found = self._stream.read(size)
-        self.bytes_read += len(found)
-        return found
+        data = self._stream.read(size)
+        self.bytes_read += len(data)
+        return data
 
     def readline(self, size: int) -> bytes:
-        found = self._stream.readline(size)
-        self.bytes_read += len(found)
-        return found
+        data = self._stream.readline(size)
+        self.bytes_read += len(data)
+        return data
 
 
 def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
@@ -160,11 +160,11 @@ class _Block:
         return line
 
     def _take(self, rest: Callable[[int], bytes], head: Callable[[int], bytes], size: int) -> bytes:
-        if found := head(size):
-            return found
-        found = rest(self._left if size < 0 else min(size, self._left))
-        self._left -= len(found)
-        return found
+        if data := head(size):
+            return data
+        data = rest(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
 
     def skip(self) -> None:
         """Goes on to the end of the record. Raises TornArchive."""
@@ -189,9 +189,9 @@ def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
     block.header_room = None
 
     def content(limit: int) -> bytes:
-        found = _content(loaded, block.length, limit)
+        body = _content(loaded, block.length, limit)
         block.skip()  # the text of a record that is cut short is not given out
-        return found
+        return body
 
     code = loaded.http_headers.get_statuscode() if loaded.http_headers else ""
     return Record(number, "", kind, charset, url, date, content, status=int(code) if code.isdecimal() else 200)
@@ -219,9 +219,9 @@ def _content(loaded: Any, length: int, limit: int) -> bytes:
     if not encodings:
         return bytes(stream.read(limit))
     content = stream.read(2 * limit + READ_BYTES)
-    for place, encoding in enumerate(reversed(encodings), 1):
+    for index, encoding in enumerate(reversed(encodings), 1):
         try:
-            content = _decompressed(content, encoding, limit if place == len(encodings) else 2 * limit + READ_BYTES)
+            content = _decompressed(content, encoding, limit if index == len(encodings) else 2 * limit + READ_BYTES)
         except Exception as error:  # brotli's module has its own error class
             raise Unreadable(f"not a whole {encoding} page: {error}") from None
     return bytes(content)
@@ -239,10 +239,10 @@ def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:
         import brotli  # type: ignore[import-untyped]
 
         decompressor = brotli.Decompressor()
-        found = decompressor.process(data, output_buffer_limit=limit)
-        while len(found) < limit and not decompressor.is_finished() and not decompressor.can_accept_more_data():
-            found += decompressor.process(b"", output_buffer_limit=limit - len(found))
-        return bytes(found[:limit])
+        decompressed = decompressor.process(data, output_buffer_limit=limit)
+        while len(decompressed) < limit and not decompressor.is_finished() and not decompressor.can_accept_more_data():
+            decompressed += decompressor.process(b"", output_buffer_limit=limit - len(decompressed))
+        return bytes(decompressed[:limit])
     if encoding == "zstd":
         import pyarrow as pa
 

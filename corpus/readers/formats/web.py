@@ -76,8 +76,8 @@ def read_warc(
     if number == 0:
         yield Rejected(str(place), 0, EMPTY)
     elif is_silent:
-        listed = ", ".join(f"{count:,} {name}" for name, count in types.most_common(5))
-        reason = f"no page or text in it: {number:,} records ({listed}), the last at byte {last.offset:,}"
+        listing = ", ".join(f"{count:,} {name}" for name, count in types.most_common(5))
+        reason = f"no page or text in it: {number:,} records ({listing}), the last at byte {last.offset:,}"
         yield Rejected(str(place), number, reason)
 
 
@@ -114,8 +114,8 @@ def declared_charset(content: bytes, header: str = "") -> str:
     """The encoding that a page declares: in its HTTP header, else in a meta element."""
     if name := web_name(header):
         return name
-    found = _META_CHARSET.search(content[:META_BYTES])
-    return web_name(found.group(1).decode("ascii")) if found else ""
+    match = _META_CHARSET.search(content[:META_BYTES])
+    return web_name(match.group(1).decode("ascii")) if match else ""
 
 
 def _page(
