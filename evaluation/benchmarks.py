@@ -49,14 +49,14 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
         from evaluation.harness.task_partitions import by_workers
 
         lm = None if by_workers(config, run) else load_model(inputs["model"], run)
-        return _scored(config, lm, inputs["model"], out_dir, run)
+        return _score(config, lm, inputs["model"], out_dir, run)
     from evaluation.harness.vllm_model import served
 
     with served(inputs["model"], run) as vllm:
-        return _scored(config, vllm, inputs["model"], out_dir, run)
+        return _score(config, vllm, inputs["model"], out_dir, run)
 
 
-def _scored(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, out_dir: Path, run: Run) -> Result:
+def _score(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Path, out_dir: Path, run: Run) -> Result:
     from evaluation.harness.task_partitions import evaluate_tasks
 
     harness_results = evaluate_tasks(config, lm, folder, run)

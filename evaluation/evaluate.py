@@ -140,10 +140,10 @@ def _score_model(
     with ExitStack() as ending:
         vllm = ending.enter_context(served(folder, run)) if options.engine == "vllm" and options.tasks else None
         lm = load_model(folder, run) if vllm is None or options.failure_classes else None
-        return _scored(name, folder, lm, vllm, loaded, options, run, report)
+        return _score_tasks(name, folder, lm, vllm, loaded, options, run, report)
 
 
-def _scored(
+def _score_tasks(
     name: str,
     folder: Path,
     lm: LoadedModel | None,
@@ -160,12 +160,12 @@ def _scored(
         with seeded(0, lm.device if lm else torch.device("cpu")):
             for task in loaded["tasks"].values():
                 set_shots(task, shots, options.seed)
-            harness_model = vllm or _own(run, lm, options)
+            harness_model = vllm or _harness_model(run, lm, options)
             if options.chat_template:
                 check_template(harness_model.tokenizer, options.chat_template_kwargs, "--chat-template-kwargs")
                 harness_model.chat_template_args = dict(options.chat_template_kwargs)
             harness_model.answers = AnswerLog()
-            _check_room(name, harness_model, loaded["tasks"].values())
+            _check_context(name, harness_model, loaded["tasks"].values())
             result = lm_eval.evaluate(
                 lm=harness_model,
                 task_dict=loaded,
@@ -211,7 +211,7 @@ def _scored(
     return ModelScores(name, folder, list(rows.values()), calibrated, samples, failures)
 
 
-def _own(run: Run, lm: LoadedModel | None, options: EvalOptions) -> ReportingHFLM:
+def _harness_model(run: Run, lm: LoadedModel | None, options: EvalOptions) -> ReportingHFLM:
     assert lm is not None
     return ReportingHFLM(run, lm.model, lm.tokenizer, options.batch_size)
 
@@ -260,7 +260,7 @@ def _check_shots(tasks: Any, options: EvalOptions) -> None:
         raise StageError(*problems.values())
 
 
-def _check_room(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
+def _check_context(model: str, harness_model: ReportingHFLM, tasks: Any) -> None:
     """Raise StageError `context_too_small` if a task's answer length leaves no room for its question."""
     problems = []
     for task in tasks:

@@ -102,12 +102,12 @@ def mirror_task(
     """
     spec = definition(task)
     folder = (mirror / spec.dataset).resolve()  # for a link, replace the folder itself
-    with _alone(folder):
+    with _locked(folder):
         return _mirror(spec, source, mirror, folder, splits or {}, shots)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Let one call at a time change a dataset: each call keeps the existing rows of other splits and configurations."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _mirror(
     for split, paths in files.items():
         source_rows = [row for path in paths for row in read_rows(path)]
         rows[split], layout = _converted(spec, source_rows, paths[0])
-    earlier, before = _kept(folder, spec.config), _put_aside_before(folder, spec.config)
+    earlier, before = _existing_rows(folder, spec.config), _reserved_before(folder, spec.config)
     if before and spec.scored in rows:
         # They were rows of the scored split, which is now read again with all of them.
         earlier.pop(_shots_split(spec), None)
@@ -147,7 +147,7 @@ def _mirror(
     if spec.scored not in rows:
         message = f"{task} scores the split {spec.scored}, found {', '.join(rows) or 'none'}"
         raise stage_error("missing_source", str(source or ""), message, f"--split {spec.scored}=FILE names it")
-    reserved = _put_aside(spec, rows, shots)
+    reserved = _reserve_shots(spec, rows, shots)
     still = reserved or (0 if new_splits else before)
     with tempfile.TemporaryDirectory(prefix="stemma-mirror-") as trial:
         trial_copy = Path(trial) / spec.dataset
@@ -162,7 +162,7 @@ def _mirror(
 
 def _replace(source: Path, folder: Path) -> None:
     """Replace the folder by `source` as a whole: half of the files would be read as a different test."""
-    staging, old = _beside(folder)
+    staging, old = _swap_folders(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -181,14 +181,14 @@ def _replace(source: Path, folder: Path) -> None:
 
 def _recover(folder: Path) -> None:
     """Restore the folder after a kill between the two renames, and remove what it left next to the folder."""
-    staging, old = _beside(folder)
+    staging, old = _swap_folders(folder)
     if old.is_dir() and not folder.exists():
         old.rename(folder)
     for path in (staging, old):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _beside(folder: Path) -> tuple[Path, Path]:
+def _swap_folders(folder: Path) -> tuple[Path, Path]:
     """Return the paths of a folder's next content and of its previous content during a replacement."""
     return folder.with_name(f".{folder.name}.fresh"), folder.with_name(f".{folder.name}.old")
 
@@ -216,7 +216,7 @@ def _shots_split(spec: Definition) -> str:
     return spec.shots if spec.shots and spec.shots != spec.scored else "train"
 
 
-def _put_aside(spec: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
+def _reserve_shots(spec: Definition, rows: dict[str, list[dict[str, Any]]], shots: int | None) -> int:
     """Move rows from the end of the scored split to the split of the shots; return their number."""
     target, scored = _shots_split(spec), rows[spec.scored]
     if shots is None:
@@ -234,7 +234,7 @@ def _put_aside(spec: Definition, rows: dict[str, list[dict[str, Any]]], shots: i
     return shots
 
 
-def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
+def _existing_rows(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
     """Return the rows that an earlier call has written."""
     record = _record(folder).get(config or "default", {})
     kept = {}
@@ -247,7 +247,7 @@ def _kept(folder: Path, config: str | None) -> dict[str, list[dict[str, Any]]]:
     return kept
 
 
-def _put_aside_before(folder: Path, config: str | None) -> int:
+def _reserved_before(folder: Path, config: str | None) -> int:
     """Return the number of existing rows that an earlier call has set aside."""
     return int(_record(folder).get(config or "default", {}).get("put_aside_for_shots", 0))
 

@@ -53,14 +53,14 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     lm = load_model(inputs["model"], run)
     prompts = [row["prompt"] for row in read_prompts(config.toxicity)]
     keep = parts_of(config, config.sources(), inputs, run)
-    variants = [_Way(PLAIN, "plain", lm), *(_way(mitigation, lm) for mitigation in config.tried)]
+    variants = [_Way(PLAIN, "plain", lm), *(_variant(mitigation, lm) for mitigation in config.tried)]
     measured = []
     for number, name in enumerate([*(variant.name for variant in variants), *trained]):
         run.event("mitigation", f"{name}, {number + 1} of {len(variants) + len(trained)}")
         variant = variants[number] if number < len(variants) else _Way(name, TUNED, load_model(inputs[name], run))
         texts = variant.continuations(prompts, config, run, keep)
         scores = kept_scores(scorer, [text for prompt_texts in texts for text in prompt_texts], f"{name}_scores", keep)
-        right = _right(variant, config, run, keep)
+        right = _item_scores(variant, config, run, keep)
         nats = keep(f"{name}_nats", partial(nats_per_token, lm, prompts, texts, run))
         scores = scores.reshape(len(prompts), -1)
         measured.append(
@@ -158,7 +158,7 @@ class _Way:
         return chosen
 
 
-def _way(mitigation: Mitigation, lm: LoadedModel) -> _Way:
+def _variant(mitigation: Mitigation, lm: LoadedModel) -> _Way:
     """Return the way of one mitigation. Raises StageError `bad_lexicon`, `bad_scorer`."""
     from evaluation.generation.word_bias import bias_of
     from evaluation.safety.toxicity_scorers import make_scorer, read_words
@@ -183,7 +183,7 @@ def _way(mitigation: Mitigation, lm: LoadedModel) -> _Way:
             )
 
 
-def _right(variant: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
+def _item_scores(variant: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
     """Return the score of each item by task; None for a way that changes no likelihoods."""
     from evaluation.generation.word_bias import scoring_with
     from evaluation.harness.integrity import check_answers

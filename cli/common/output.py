@@ -47,7 +47,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
             elif isinstance(error, StemmaError):
                 document, code = failure(error), error.exit_code
             else:
-                reported = _unforeseen(error)
+                reported = _as_stemma_error(error)
                 document, code = failure(reported), reported.exit_code
             if not as_json and code != CANCELLED:
                 print_problems(document["errors"])
@@ -59,7 +59,7 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _unforeseen(error: BaseException) -> StemmaError:
+def _as_stemma_error(error: BaseException) -> StemmaError:
     """The error that a user is meant to read. What a disk, its rights or a name did to a command is no fault of the
     program, wherever it met with it."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

@@ -90,7 +90,7 @@ def writing_model(model: str, root: Path) -> Path:
     kinds = read_own_json(folder / "config.json").get("architectures") or []
     if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
         message = f"it is a {kinds[0]}, which scores or labels text and writes none"
-        raise ConfigError(Problem("writes_no_text", model, message, _instead(folder)))
+        raise ConfigError(Problem("writes_no_text", model, message, _suggestion(folder)))
     return folder
 
 
@@ -112,7 +112,7 @@ _WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the names of transformers' classes that write text."""
 
 
-def _instead(folder: Path) -> str:
+def _suggestion(folder: Path) -> str:
     from infra.store.manifest import Manifest
 
     try:

@@ -110,7 +110,7 @@ def command(
         raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
     if chat_template_kwargs and not chat_template:
         raise click.UsageError("--chat-template-kwargs: no template is used: add --chat-template")
-    folders, failures, numbers, answer_limits = _understood(
+    folders, failures, numbers, answer_limits = _parse_options(
         models, store, task_names, names(classes), names(shots), names(limits)
     )
     os.environ.update(QUIET | OFFLINE)
@@ -133,7 +133,7 @@ def command(
         failure_classes=failures,
         answer_limits=answer_limits,
     )
-    kept = _kept(store, options) if len(folders) > 1 else None
+    kept = _kept_parts(store, options) if len(folders) > 1 else None
     terminal = sys.stderr  # lm-eval's own words are kept from it
     with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
         try:
@@ -167,7 +167,7 @@ def command(
     return document, 0
 
 
-def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
+def _kept_parts(root: Path, options: EvalOptions) -> KeptParts | None:
     """The place where the models' scores stay until all of them exist; None if the store cannot be written."""
     from evaluation.config import mirrored_files
     from evaluation.results.kept_parts import KeptParts, state_of
@@ -182,7 +182,7 @@ def _kept(root: Path, options: EvalOptions) -> KeptParts | None:
         return None
 
 
-def _understood(
+def _parse_options(
     models: tuple[str, ...],
     root: Path,
     tasks: tuple[str, ...],

@@ -109,7 +109,7 @@ def import_(
     judged = outcome(exported, Judgements.read(files, exported))
     target = out or folder / "judged"
     judged.write(target)
-    resumed = "" if wait or not exported.drawn.get("flow_run") else _go_on(exported, root_of(root))
+    resumed = "" if wait or not exported.drawn.get("flow_run") else _resume_round(exported, root_of(root))
     if not as_json:
         _print(judged.summary, exported, target)
         for row in judged.aside[:5]:
@@ -175,7 +175,7 @@ def round_(
     return document, 0
 
 
-def _go_on(exported: Export, root: Path) -> str:
+def _resume_round(exported: Export, root: Path) -> str:
     """The page of the round that goes on, "" where none waits or no server runs."""
     from infra.servers.settings import prefect_page
     from infra.servers.state import prefect_api_url
@@ -193,18 +193,18 @@ def _print(summary: dict[str, Any], exported: Export, folder: Path) -> None:
     counts = f"{summary['judgements']} judgements of {summary['judged_pairs']} of {summary['pairs']} pairs"
     click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
     if agreement := summary["agreement"]:
-        click.echo(f"agreement: Krippendorff's α {_shown(agreement)}; 0 is chance, 1 perfect")
+        click.echo(f"agreement: Krippendorff's α {_with_interval(agreement)}; 0 is chance, 1 perfect")
     if left_share := summary["left_preferred"]:
-        click.echo(f"the answer on the left was preferred in {_shown(left_share)} of those decided")
+        click.echo(f"the answer on the left was preferred in {_with_interval(left_share)} of those decided")
     if rows := summary["win_rates"]:
-        table = [{**row, "rate": _shown(row)} for row in rows]
+        table = [{**row, "rate": _with_interval(row)} for row in rows]
         print_table(table, {"model": "model", "over": "preferred to", "rate": "share, 95 % interval", "pairs": "pairs"})
     if len(exported.models) > 2:
-        table = [{"model": row["model"], "points": _shown(row, 0)} for row in summary["strengths"]]
+        table = [{"model": row["model"], "points": _with_interval(row, 0)} for row in summary["strengths"]]
         print_table(table, {"model": "model", "points": "strength in Elo points, 95 % interval"})
     pairs = f"{summary['preferences']} preference pairs, {summary['ties']} ties"
     click.echo(f"{pairs} and {summary['corrections']} corrected answers in {folder}")
 
 
-def _shown(row: dict[str, float], digits: int = 2) -> str:
+def _with_interval(row: dict[str, float], digits: int = 2) -> str:
     return f"{row['value']:.{digits}f} ({row['low']:.{digits}f} to {row['high']:.{digits}f})"

@@ -53,7 +53,7 @@ def command(
     each with a key, are named in $STEMMA_API_KEYS=name:key,name:key. Of a model that a gate refused a warning says so.
     """
     folder = root_of(root)
-    model_folders = _named([writing_model(model, folder) for model in models])
+    model_folders = _by_name([writing_model(model, folder) for model in models])
     if engine == "vllm" and len(model_folders) > 1:
         raise click.UsageError("vLLM serves one model: name one, or leave --engine out")
     refused = [problem for path in model_folders.values() for problem in refused_by_gates(path)]
@@ -94,7 +94,7 @@ def command(
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
+def _by_name(folders: Sequence[Path]) -> dict[str, Path]:
     """The folders by `_name`; different ones of one name by as many of their parent folders as make them distinct."""
     by_name: dict[str, Path] = {}
     for folder in dict.fromkeys(path.absolute() for path in folders):

@@ -97,7 +97,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
         {"key": row["key"], **dict(zip(names, map(str, row["values"]), strict=True))} for row in document["differences"]
     ]
     click.echo(f"\n{len(differences)} settings, sources or versions differ")
-    _shown(differences, {"key": "key", **columns}, show_all)
+    _print_rows(differences, {"key": "key", **columns}, show_all)
     rows = []
     for row in document["figures"]:
         if show_all or len(document["figures"]) <= SHOWN or differs(row["values"]):
@@ -109,7 +109,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
             rows.append({"figure": row["figure"], **dict(zip(names, cells, strict=True)), **spread})
     spread_columns = {f"seeds {n}": f"mean ± sd of {len(group['names'])}" for n, group in enumerate(document["seeds"])}
     click.echo(f"\n{len(rows)} figures" + ("" if len(rows) == len(document["figures"]) else " differ"))
-    _shown(rows, {"figure": "figure", **columns, **spread_columns}, show_all)
+    _print_rows(rows, {"figure": "figure", **columns, **spread_columns}, show_all)
     if document["paired"]:
         click.echo(f"\nover the same items, less {names[0]}")
         displayed_names = dict(zip((entry["name"] for entry in document["compared"]), names, strict=True))
@@ -125,7 +125,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
         print_table(paired, {"name": "", "figure": "figure", "change": "difference, 95 % interval", "so": "so"})
 
 
-def _shown(rows: list[dict[str, Any]], columns: dict[str, str], show_all: bool) -> None:
+def _print_rows(rows: list[dict[str, Any]], columns: dict[str, str], show_all: bool) -> None:
     visible = rows if show_all else rows[:SHOWN]
     if visible:
         print_table(visible, columns)

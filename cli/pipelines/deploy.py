@@ -87,7 +87,7 @@ def command(
 @as_json
 def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """When the pipeline next runs by itself, and by which rules. `stemma deploy --cron` makes a schedule."""
-    return _tell(config, root, None, as_json)
+    return _set_active(config, root, None, as_json)
 
 
 @click.command("pause")
@@ -96,7 +96,7 @@ def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, A
 @as_json
 def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Keep the pipeline from running by itself. A run in progress is not stopped; `stemma run` still works."""
-    return _tell(config, root, False, as_json)
+    return _set_active(config, root, False, as_json)
 
 
 @click.command("resume")
@@ -105,10 +105,10 @@ def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any]
 @as_json
 def resume(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Let the pipeline run by itself again, from its next date on."""
-    return _tell(config, root, True, as_json)
+    return _set_active(config, root, True, as_json)
 
 
-def _tell(config: Path, root: str | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def _set_active(config: Path, root: str | None, active: bool | None, as_json: bool) -> tuple[dict[str, Any], int]:
     from flows.config.read import load
 
     pipeline = load(config, root=lambda: root_of(root))

@@ -66,7 +66,7 @@ def command(
     sources, notes = looked_at(
         list(paths.values()),
         {paths[path]: wish for path, wish in wishes.items()},
-        _ask if is_asked else refuse_two,
+        _ask_reading if is_asked else refuse_two,
     )
     fitted = fit(sum(source.text_bytes for source in sources))
     pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
@@ -121,7 +121,7 @@ def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[st
     return wishes
 
 
-def _ask(path: str, readings: Any) -> Any:
+def _ask_reading(path: str, readings: Any) -> Any:
     """Asks the terminal which of several readings is meant."""
     click.echo(f"{path} can be read as:")
     for number, reading in enumerate(readings, 1):

@@ -30,7 +30,7 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
     from infra.store.roots import shown_root
 
     folder = root_of(root)
-    built = [*folder.glob(f"*/*/aux/{JOURNAL}"), *_elsewhere(folder, stage)]
+    built = [*folder.glob(f"*/*/aux/{JOURNAL}"), *_remote_journals(folder, stage)]
     journals = sorted(
         [*built, *folder.glob(f".work/*/*/scratch/{JOURNAL}")],
         key=lambda path: path.stat().st_mtime,
@@ -56,17 +56,23 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
     said_lines, text = journal_tail.lines(), "".join(f"{line}\n" for line in printed.lines())
     if not as_json:
         click.echo(f"{work_folder}:", err=True)
-        _print_said(said_lines)
+        _print_messages(said_lines)
         click.echo(text, nl=False)
         while follow:
             time.sleep(0.2)
-            _print_said(journal_tail.lines())
+            _print_messages(journal_tail.lines())
             for line in printed.lines():
                 click.echo(line)
-    return {"status": "done", "stage": stage, "path": str(work_folder), "said": _spoken(said_lines), "text": text}, 0
+    return {
+        "status": "done",
+        "stage": stage,
+        "path": str(work_folder),
+        "said": _shown_messages(said_lines),
+        "text": text,
+    }, 0
 
 
-def _elsewhere(root: Path, stage: str | None) -> list[Path]:
+def _remote_journals(root: Path, stage: str | None) -> list[Path]:
     """The journal of a stage's newest artifact on an object store, which is brought here; all of them without STAGE."""
     from infra.errors import ConfigError
     from infra.store.layout import AUX
@@ -94,15 +100,15 @@ def _step_of(journal: Path) -> str:
     return journal.parts[-4]
 
 
-def _spoken(lines: list[str]) -> list[dict[str, Any]]:
+def _shown_messages(lines: list[str]) -> list[dict[str, Any]]:
     """Events and progress; metrics, those taken back too, are for pages."""
     from infra.run import messages_in
 
     return [line for line in messages_in(lines) if line["kind"] in ("event", "progress")]
 
 
-def _print_said(lines: list[str]) -> None:
-    for line in _spoken(lines):
+def _print_messages(lines: list[str]) -> None:
+    for line in _shown_messages(lines):
         clock = time.strftime("%H:%M:%S", time.localtime(line["time"]))
         if line["kind"] == "event":
             click.echo(f"{clock} {line['message']}")

@@ -61,7 +61,7 @@ def command(
     from training.planner.plan import plan, request
 
     wishes = {name.replace("sequence_length", "length"): value for name, value in options.items() if value is not None}
-    plan_request = request(**_beside(config, settings, wishes))
+    plan_request = request(**_merge_wishes(config, settings, wishes))
     document = plan(plan_request)
     if write:
         from flows.planning.planned_config import write_config
@@ -84,7 +84,7 @@ def command(
     return document, 0
 
 
-def _beside(config: Path | None, settings: tuple[str, ...], wishes: dict[str, Any]) -> dict[str, Any]:
+def _merge_wishes(config: Path | None, settings: tuple[str, ...], wishes: dict[str, Any]) -> dict[str, Any]:
     """Wishes from the options, merged with those of a config. Raises ConfigError for --set without one."""
     if config is None:
         if settings:

@@ -74,7 +74,7 @@ def command(
     from flows.sweeps.whole import whole_sweep
     from infra.store.store import Store
 
-    named_ablations = _named([*map(read_ablation, ablate), *_of_file(ablations).items()])
+    named_ablations = _by_name([*map(read_ablation, ablate), *_of_file(ablations).items()])
     wishes = Wishes(
         config, settings_of(settings), read_space(keys), named_ablations, root=lambda: root_of(root), **options
     )
@@ -89,7 +89,7 @@ def command(
     return document, {"done": 0, "cancelled": 130}.get(document["status"], 1)
 
 
-def _named(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _by_name(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Ablations by name. Raises ConfigError for a name that two of them have: one would be left out."""
     from infra.errors import ConfigError, Problem
 

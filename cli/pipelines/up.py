@@ -45,7 +45,7 @@ def command(
     os.environ.update(environment(folder))
     from flows.prefect.automations import ensure_automations
 
-    unfit = _unfit()
+    unfit = _worker_problems()
     settings = settings_of(folder)
     document = {
         "status": "done",
@@ -64,7 +64,7 @@ def command(
     return document, 0
 
 
-def _unfit() -> list[Problem]:
+def _worker_problems() -> list[Problem]:
     """Return why stages of this worker may fail: its packages, and GPUs that its torch cannot use."""
     from infra.installed import lock_problem
     from infra.launch.gpus import ask_driver, ask_torch, gpu_problems, has_gpu

@@ -46,7 +46,7 @@ def command(
     from infra.store.store import Store
 
     store = Store(root_of(root), reading=True)
-    graph = _below(store, artifact) if direction == "down" else _above(store, artifact)
+    graph = _descendants(store, artifact) if direction == "down" else _ancestors(store, artifact)
     document = {"status": "done", "root": store.place, "direction": direction, **lineage_document(graph, store)}
     if as_json:
         return document, 0
@@ -76,14 +76,14 @@ def _rebuild(root: Path, as_json: bool) -> tuple[dict[str, Any], int]:
     return {"status": "done", "root": str(root), "builds": builds, "nodes": [], "edges": []}, 0
 
 
-def _above(store: Store, artifact: str) -> LineageGraph:
+def _ancestors(store: Store, artifact: str) -> LineageGraph:
     from infra.store.ancestry import ancestry
     from infra.store.reference import resolve
 
     return ancestry(store, [resolve(store, artifact)])
 
 
-def _below(store: Store, text: str) -> LineageGraph:
+def _descendants(store: Store, text: str) -> LineageGraph:
     from infra.errors import ConfigError, Problem
     from infra.io.hashing import hash_file
     from infra.store.ancestry import artifact_member, descent, file_member

@@ -47,7 +47,7 @@ def train_classifier(config: ClassifierConfig, documents: Iterable[Document], ou
             raise stage_error(
                 "no_examples",
                 f"clean.classifier.{side}",
-                f"expected at least 10 documents of the sources {', '.join(names)}; there are {_listed(sources)}",
+                f"expected at least 10 documents of the sources {', '.join(names)}; there are {_list_counts(sources)}",
                 "name sources of ingest.read",
             )
     heldout = np.array([is_heldout for _, _, is_heldout in examples])
@@ -91,7 +91,7 @@ def _examples(
     ], sources
 
 
-def _listed(sources: Counter[str]) -> str:
+def _list_counts(sources: Counter[str]) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in sorted(sources.items())) or "none"
 
 

@@ -128,7 +128,7 @@ class QualityRules:
             if rule is not None and rule.name in _OF_WORDS and other_languages:
                 values = values.astype(float)
                 values[list(other_languages)] = np.nan  # keeps every limit
-            verdicts.apply(_below(prefix, rule), values)
+            verdicts.apply(_prefixed(prefix, rule), values)
         _apply_to_others(config, other_languages, verdicts)
 
     def _in_other_languages(
@@ -179,7 +179,7 @@ class QualityRules:
                 counts[measures.LINE_CHARACTERS] / characters,
             ),
         ):
-            verdicts.apply(_below(prefix, rule), values)
+            verdicts.apply(_prefixed(prefix, rule), values)
         common, repeated = config.most_common_ngrams, config.repeated_ngrams
         shares = repeated_words(
             batch.hashes, batch.lengths, batch.doc_words, sizes, verdicts.standing,
@@ -237,7 +237,7 @@ class QualityRules:
                 counts[measures.NEW_LINES] / np.maximum(words, 1),
             ),
         ):
-            verdicts.apply(_below(prefix, rule), values)
+            verdicts.apply(_prefixed(prefix, rule), values)
 
 
 def _repeated_characters(config: GopherRepetitionConfig, text: str) -> Array:
@@ -288,7 +288,7 @@ def _apply_to_others(config: GopherQualityConfig, other_languages: Mapping[int, 
         values = np.full(len(verdicts.broken), np.nan)
         for document, prose in documents.items():
             values[document] = getattr(prose, name)
-        verdicts.apply(_below("gopher_quality.", rule), values)
+        verdicts.apply(_prefixed("gopher_quality.", rule), values)
 
 
 class _C4Lines:
@@ -344,5 +344,5 @@ class _Names(Verdicts):
             self.rules.append(rule)
 
 
-def _below(prefix: str, rule: Rule | None) -> Rule | None:
+def _prefixed(prefix: str, rule: Rule | None) -> Rule | None:
     return None if rule is None else Rule(prefix + rule.name, rule.paper, rule.low, rule.high)

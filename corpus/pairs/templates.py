@@ -38,9 +38,9 @@ def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: 
         fields_by_part["choices"] = [*template.choices]
         for part, fields in fields_by_part.items():
             for field in fields:
-                if (field == OPTIONS and template.choices) or _found(record, field) is not MISSING:
+                if (field == OPTIONS and template.choices) or _value_of(record, field) is not MISSING:
                     continue
-                near = difflib.get_close_matches(field, _leaves(record), n=1, cutoff=0.5)
+                near = difflib.get_close_matches(field, _field_names(record), n=1, cutoff=0.5)
                 raise stage_error(
                     "wrong_field",
                     record.place,
@@ -82,7 +82,7 @@ def _options(record: Record, template: InstructionTemplate) -> str:
     """The words of all labels, a line each, as in FLAN, but for places that this record's list does not have."""
     options: dict[str, None] = {}
     for words in template.choices[template.answered].values():
-        if all(_found(record, name) is not MISSING for name in fields_of(words)):
+        if all(_value_of(record, name) is not MISSING for name in fields_of(words)):
             options[_filled(words, lambda name: _text(record, name))] = None
     return "\n".join(f"- {word}" for word in options)
 
@@ -92,7 +92,7 @@ def _fields_asked(template: InstructionTemplate) -> list[str]:
     return [name for name in fields_of(template.prompt) if not (template.choices and name == OPTIONS)]
 
 
-def _found(record: Record, field: str) -> Any:
+def _value_of(record: Record, field: str) -> Any:
     """Return the value of a dotted field, whose last part may be a place in a list, from 0."""
     value = pick(record.value, field)
     if value is MISSING and "." in field:
@@ -105,7 +105,7 @@ def _found(record: Record, field: str) -> Any:
 
 def _text(record: Record, field: str) -> str:
     """Return a value as text for a template: texts and numbers unchanged, a list of texts as its lines."""
-    value = _found(record, field)
+    value = _value_of(record, field)
     if value is MISSING:
         raise Unreadable(f"no field {field}")
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -117,5 +117,5 @@ def _text(record: Record, field: str) -> str:
     raise Unreadable(f"the field {field} is no text or number, or empty")
 
 
-def _leaves(record: Record) -> list[str]:
+def _field_names(record: Record) -> list[str]:
     return field_names(record.value).split(", ")

@@ -47,7 +47,7 @@ def dataset_files(dataset: str, subset: str | None, split: str, revision: str | 
             contained(folder, row.get("filename"), f"{index_path}: _data_files.{number}.filename")
             for number, row in enumerate(rows)
         )
-    configured = _listed(folder, subset)
+    configured = _configured_patterns(folder, subset)
     if configured:
         if split not in configured:
             raise _no_split(dataset, split, configured)
@@ -55,7 +55,7 @@ def dataset_files(dataset: str, subset: str | None, split: str, revision: str | 
     files = [path for path in sorted(files_below(folder)) if _is_data(path.relative_to(folder))]
     if subset:
         files = [path for path in files if subset in path.relative_to(folder).parts]
-    return _of_split(dataset, folder, files, split)
+    return _files_of_split(dataset, folder, files, split)
 
 
 def check_dataset(folder: Path) -> None:
@@ -110,7 +110,7 @@ def _rows(value: Any, key: str) -> list[dict[str, Any]]:
     return value
 
 
-def _of_split(dataset: str, folder: Path, files: list[Path], split: str) -> tuple[Path, ...]:
+def _files_of_split(dataset: str, folder: Path, files: list[Path], split: str) -> tuple[Path, ...]:
     by_split: dict[str, list[Path]] = {}
     for path in files:
         by_split.setdefault(split_of(path.relative_to(folder).as_posix(), split), []).append(path)
@@ -138,7 +138,7 @@ def _is_data(path: Path) -> bool:
     return not is_side_file(path.as_posix()) and path.name not in NOT_DATA and is_record_file(path.name)
 
 
-def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]]:
+def _configured_patterns(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]]:
     """Split → patterns with their keys, from the front matter of the dataset's README; empty where it lists none."""
     configs, card_path = _configs(folder, CARD)
     if subset:
@@ -154,7 +154,7 @@ def _listed(folder: Path, subset: str | None) -> dict[str, list[tuple[Any, str]]
 def card_lists_files(folder: Path) -> bool:
     """Return True if the card of a dataset's folder lists the files of its splits. Raises StageError as
     `dataset_files`."""
-    return bool(_listed(folder, None))
+    return bool(_configured_patterns(folder, None))
 
 
 def _configs(folder: Path, card: str) -> tuple[list[tuple[int, dict[str, Any]]], Path]:

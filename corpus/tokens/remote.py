@@ -55,7 +55,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
         with open_object(item) as file:
             (out_dir / name).write_bytes(file.read())
     sizes = {key: item.size for key, item in objects.items()}
-    problems = [problem for side in SIDES for problem in _wrong(f"{location}/{side}", out_dir / side, sizes)]
+    problems = [problem for side in SIDES for problem in _differences(f"{location}/{side}", out_dir / side, sizes)]
     if problems:
         raise StageError(*problems[:5])
     (out_dir / "aux").mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
     return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
 
 
-def _wrong(location: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+def _differences(location: str, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
     for name, checksum in checksums(_shards(folder)).items():
         if sizes.get(f"{location}/{name}") != checksum.size:
             size = sizes.get(f"{location}/{name}")

@@ -47,7 +47,7 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
     """
     counted = _Counted()
     with Pace(run, "documents", count_documents(documents)) as pace:
-        tokenizer = _trained(kind, config, _training_texts(config, documents, run, pace, counted))
+        tokenizer = _train(kind, config, _training_texts(config, documents, run, pace, counted))
     if not counted.characters:
         raise stage_error("no_training_text", "tokenizer", "expected documents that are not held out, found none")
     if tokenizer.get_vocab_size() < config.vocab_size and not or_fewer:
@@ -61,7 +61,7 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
     return tokenizer
 
 
-def _trained(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenizer:
+def _train(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     if kind == "unigram":

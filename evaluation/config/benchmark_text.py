@@ -58,13 +58,13 @@ class BenchmarkTextConfig(StageConfig):
             update={
                 "tasks": self.tasks or tuple(tasks) or None,
                 "tasks_mirror": self.tasks_mirror or next((benchmark.tasks_mirror for benchmark in benchmarks), None),
-                "prompts": self.prompts or _one_or_all(toxicity),
-                "pairs": self.pairs or _one_or_all(bias),
+                "prompts": self.prompts or _single_or_list(toxicity),
+                "pairs": self.pairs or _single_or_list(bias),
             }
         )
 
 
-def _one_or_all(files: Sequence[str]) -> str | tuple[str, ...] | None:
+def _single_or_list(files: Sequence[str]) -> str | tuple[str, ...] | None:
     """As a person would write it."""
     different = tuple(dict.fromkeys(files))
     return different if len(different) > 1 else next(iter(different), None)

@@ -108,13 +108,15 @@ class BenchmarkTask(Config):
         return self.shots_path is None and self.kind in ("project", *TAKES_SHOTS_FROM_FILES)
 
 
-def _named(task: Any) -> Any:
+def _as_task(task: Any) -> Any:
     if not isinstance(task, str):
         return task
     return {"name": task} if task in PROJECT_TASKS else {"name": task, "kind": "lm_eval"}
 
 
-TaskByName = Annotated[BenchmarkTask, BeforeValidator(_named, json_schema_input_type=ProjectTask | str | BenchmarkTask)]
+TaskByName = Annotated[
+    BenchmarkTask, BeforeValidator(_as_task, json_schema_input_type=ProjectTask | str | BenchmarkTask)
+]
 
 
 FailureClassName = Literal[
@@ -144,7 +146,7 @@ class FailureClassesConfig(Config):
     """Requests a forward pass."""
 
     @model_validator(mode="after")
-    def _some(self) -> FailureClassesConfig:
+    def _has_classes(self) -> FailureClassesConfig:
         if not self.classes and not self.files:
             raise ValueError("expected at least one of `classes` or `files`")
         names = [path.stem for path in self.paths()]

@@ -48,7 +48,7 @@ class Mitigation(Config):
         return self.name or self.kind
 
     @model_validator(mode="after")
-    def _has_what_it_needs(self) -> Mitigation:
+    def _has_required_fields(self) -> Mitigation:
         if (self.kind == "prefix") is not bool(self.text):
             raise ValueError("a prefix needs `text`, the others have none")
         if (self.kind == "logit_bias") is not (self.words is not None):

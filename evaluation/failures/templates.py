@@ -62,7 +62,7 @@ class TemplatedTest(Config):
     """A Jinja expression that a filling must fulfil, e.g. `a != b`."""
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Self:
+    def _has_required_fields(self) -> Self:
         if self.kind == "minimum_functionality":
             if self.right is None or not self.wrong:
                 raise ValueError("a test of minimum_functionality needs `right` and `wrong`")

@@ -56,7 +56,7 @@ class ChoiceScorer:
     def usable(self, row: ChoiceRow) -> bool:
         """Return True if rows can be scored; the first call tries it on `row`."""
         if self.way == "untried":
-            alone = [self._alone(row.context, choice) for choice in row.choices]
+            alone = [self._score_alone(row.context, choice) for choice in row.choices]
             bound = TOLERANCE.get(self.model.dtype, 1e-3)
             self.way = "plain"
             ways: tuple[Way, ...] = ("hidden", "logits")
@@ -130,7 +130,7 @@ class ChoiceScorer:
         return projected
 
     @torch.inference_mode()
-    def _alone(self, context: list[int], choice: list[int]) -> float:
+    def _score_alone(self, context: list[int], choice: list[int]) -> float:
         ids = torch.tensor([[*context, *choice]], device=self.device)
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -len(choice) :]
         scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)

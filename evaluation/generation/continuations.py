@@ -163,7 +163,7 @@ class _Together:
                     break
                 draws.append(_Draws(draws[-1].state_after(self._sampling.max_new_tokens), len(batch), self._words))
                 wave.append(batch)
-            drawn = self._drawn(wave, draws, done)
+            drawn = self._draw_wave(wave, draws, done)
             good = 0
             for batch, batch_answers in zip(wave, drawn, strict=True):
                 for number, answer in zip(batch, batch_answers, strict=True):
@@ -179,7 +179,7 @@ class _Together:
             remaining = remaining[good:]
         return answers
 
-    def _drawn(self, wave: Sequence[Sequence[int]], draws: Sequence[_Draws], done: int) -> list[list[list[int]]]:
+    def _draw_wave(self, wave: Sequence[Sequence[int]], draws: Sequence[_Draws], done: int) -> list[list[list[int]]]:
         """Return the answers of each batch; all batches start together and advance in step."""
         owners = [(batch_index, row_index) for batch_index, rows in enumerate(wave) for row_index in range(len(rows))]
 
@@ -194,7 +194,7 @@ class _Together:
             for batch_index, pairs in by_batch.items():  # by batch also so that the working set stays in cache
                 numbers = draws[batch_index].next()
                 positions, drawn = torch.tensor(pairs).unbind(1)
-                tokens[positions] = self._first(self._scores(logits[positions]), numbers[drawn])
+                tokens[positions] = self._draw_tokens(self._scores(logits[positions]), numbers[drawn])
             return tokens
 
         answers = iter(self._answer([number for rows in wave for number in rows], draw, len(owners), done))
@@ -209,7 +209,7 @@ class _Together:
             lambda over: self._on_token(done + over),
         )
 
-    def _first(self, scores: Tensor, numbers: Tensor) -> Tensor:
+    def _draw_tokens(self, scores: Tensor, numbers: Tensor) -> Tensor:
         """Return (N,): the token with the largest ratio of probability to number, among the likeliest tokens that have
         `top_p` together.
 

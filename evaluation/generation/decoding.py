@@ -117,7 +117,7 @@ class Decoder:
             return False
         if self._model not in _WAYS:
             ways: list[Way] = [LlamaSlots] if LlamaSlots.fits(self._model) else []
-            _WAYS[self._model] = next((way for way in (*ways, ModelSlots) if self._tried(prompts, way)), None)
+            _WAYS[self._model] = next((way for way in (*ways, ModelSlots) if self._matches_model(prompts, way)), None)
         return _WAYS[self._model] is not None
 
     @property
@@ -131,7 +131,7 @@ class Decoder:
         return (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, count, width)
 
     @torch.inference_mode()
-    def _tried(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
+    def _matches_model(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
         ordered = sorted(prompts, key=len)
         short, long = ordered[0][: TRIED_TOKENS // 2], ordered[-1][:TRIED_TOKENS]
         sequences = [list(long), list(short)]

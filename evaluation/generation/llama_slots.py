@@ -43,7 +43,7 @@ class LlamaSlots:
         for layer, kept in zip(net.layers[:-1], self._kept, strict=False):
             qkv = layer.qkv.of(net.normed(stream))
             net.turn(qkv[:, : self._turned], turns, layer.norms)
-            self._keep(kept, qkv[:, self._queries :], positions, count, sources)
+            self._store(kept, qkv[:, self._queries :], positions, count, sources)
             q, k, v = self._in_heads(qkv, count).split([net.heads, net.kv_heads, net.kv_heads], 1)
             attended = net.attend(q, k, v, None).transpose(1, 2).flatten(0, 1).flatten(1)
             stream = net.after_mlp(layer.o.plus(attended, stream), layer)
@@ -53,7 +53,7 @@ class LlamaSlots:
         kv, q = net.last_kv.of(normed), net.last_q.of(normed[last])
         net.turn(kv[:, : net.kv_heads * net.width], turns, k_norms)
         net.turn(q, turns[last], q_norms)
-        self._keep(self._kept[-1], kv, positions, count, sources)
+        self._store(self._kept[-1], kv, positions, count, sources)
         k, v = self._in_heads(kv, count).chunk(2, 1)
         unread = unseen(lengths - 1, length, torch.float32)
         return net.logits(self._after_layer(stream[last], q, k, v, unread, layer))
@@ -83,7 +83,7 @@ class LlamaSlots:
         ]
         self._width = width
 
-    def _keep(self, kept: Tensor, kv: Tensor, positions: Tensor, count: int, sources: Tensor) -> None:
+    def _store(self, kept: Tensor, kv: Tensor, positions: Tensor, count: int, sources: Tensor) -> None:
         kept.index_copy_(0, positions, kv.view(count, -1, kv.shape[1])[sources].flatten(0, 1))
 
     def _in_heads(self, states: Tensor, count: int) -> Tensor:

@@ -36,7 +36,7 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
         reserved = put_aside(len(rows), rows_for_shots or 0)
         shot_rows = [rows[number] for number in sorted(reserved)]
         if reserved:
-            spec["process_docs"] = _scored(reserved)
+            spec["process_docs"] = _without_reserved(reserved)
     scored_texts = {_text(row) for number, row in enumerate(rows) if number not in reserved}
     shot_rows = [row for row in shot_rows if _text(row) not in scored_texts]
     if len(shot_rows) < shots:
@@ -53,7 +53,7 @@ def put_aside(rows: int, wanted: int) -> frozenset[int]:
     return frozenset((2 * number + 1) * rows // (2 * count) for number in range(count))
 
 
-def _scored(reserved: frozenset[int]) -> Callable[[Any], Any]:
+def _without_reserved(reserved: frozenset[int]) -> Callable[[Any], Any]:
     def without_rows_for_shots(docs: Any) -> Any:
         return docs.select([number for number in range(len(docs)) if number not in reserved])
 

@@ -41,14 +41,16 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
         if choices is None:
             continue
         if not isinstance(choices, list | tuple) or not choices:
-            raise _bad(name, where, number, row, "doc_to_choice", f"expected a list of choices, found {choices!r:.100}")
+            raise _bad_field(
+                name, where, number, row, "doc_to_choice", f"expected a list of choices, found {choices!r:.100}"
+            )
         if empty := [number for number, choice in enumerate(choices, 1) if not str(choice)]:
-            raise _bad(name, where, number, row, "doc_to_choice", f"choice {empty[0]} of {len(choices)} is empty")
+            raise _bad_field(name, where, number, row, "doc_to_choice", f"choice {empty[0]} of {len(choices)} is empty")
         # In tasks such as WinoGrande, the question is the number and the target is a text.
         key, index = ("doc_to_text", question) if isinstance(question, int) else ("doc_to_target", target)
         if isinstance(index, int) and not -len(choices) <= index < len(choices):
             message = f"expected the number of a choice, from 0 to {len(choices) - 1}, found {index}"
-            raise _bad(name, where, number, row, key, message)
+            raise _bad_field(name, where, number, row, key, message)
 
 
 @contextlib.contextmanager
@@ -75,7 +77,7 @@ def named(task: str, where: str, number: int = 0) -> Iterator[None]:
             message = "its text is no list of choices; write it as {{[a, b]}}, which takes any text"
         elif isinstance(error, IndexError) and field == "__init__":
             field, message = "doc_to_choice", "a choice is empty"
-        raise _bad(task, where, number, row, field, message) from error
+        raise _bad_field(task, where, number, row, field, message) from error
 
 
 def _fault(error: Exception) -> tuple[str, str, Any, int] | None:
@@ -98,7 +100,7 @@ def _fault(error: Exception) -> tuple[str, str, Any, int] | None:
     return fault
 
 
-def _bad(task: str, key: str, number: int, row: Any, field: str, message: str) -> StageError:
+def _bad_field(task: str, key: str, number: int, row: Any, field: str, message: str) -> StageError:
     item = f"item {number:,}" if number else "an item"
     excerpt = json.dumps(dict(row), ensure_ascii=False, default=str)[:SHOWN] if isinstance(row, Mapping) else ""
     location = f"{item} ({excerpt}…)" if excerpt else item

@@ -62,7 +62,7 @@ def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Se
             styles[index] = styles[group[0]]
     kinds = " and ".join(sorted({f"{entry['kind']}s" for entry in document["compared"]}))
     sections = [
-        _what(document, names),
+        _subjects(document, names),
         _differences(document, names),
         _paired(
             document, dict(zip(compared_names, names, strict=True)), dict(zip(compared_names, styles, strict=True))
@@ -73,7 +73,7 @@ def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Se
     return render_page(" / ".join(names), "comparison", [("compared", f"{len(names)} {kinds}")], sections)
 
 
-def _what(document: Mapping[str, Any], names: Sequence[str]) -> Section:
+def _subjects(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     rows = [
         [name, entry["kind"], entry["headline"], ", ".join(entry["evaluations"]) or "–"]
         for name, entry in zip(names, document["compared"], strict=True)
@@ -219,7 +219,7 @@ def _overlaid(
         of_group = [folder for folder, indices in remaining.items() if set(indices) <= set(group)]
         if len(of_group) < 2:
             continue
-        curves = [_shown(curve, drawn[folder][1]) for folder in of_group]
+        curves = [_smoothed(curve, drawn[folder][1]) for folder in of_group]
         label, style = f"mean of {len(curves)} seeds: {names[group[0]]}, …", styles[group[0]]
         lines += [Line(names[remaining[f][0]], points, style, True) for f, points in zip(of_group, curves, strict=True)]
         lines.append(Line(label, _mean(curves), style))
@@ -227,7 +227,11 @@ def _overlaid(
         for folder in of_group:
             del remaining[folder]
     for folder, indices in remaining.items():
-        label, style, points = ", ".join(names[i] for i in indices), styles[indices[0]], _shown(curve, drawn[folder][1])
+        label, style, points = (
+            ", ".join(names[i] for i in indices),
+            styles[indices[0]],
+            _smoothed(curve, drawn[folder][1]),
+        )
         lines.append(Line(label, points, style))
         legend.append((label, style))
     for line in lines:
@@ -239,7 +243,7 @@ def _overlaid(
     return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.", curve.weak, legend)
 
 
-def _shown(curve: Curve, points: list[Point]) -> list[Point]:
+def _smoothed(curve: Curve, points: list[Point]) -> list[Point]:
     return smoothed(points, max(3.0, len(points) / 60)) if curve.smooth else points
 
 

@@ -219,7 +219,7 @@ def lineage_page(document: Mapping[str, Any]) -> str:
         "that a training goes on from a state of it."
     )
     figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
-    table = Table("", ["node", "what came out", "what is known"], list(map(_known, nodes)), mono=(0,))
+    table = Table("", ["node", "what came out", "what is known"], list(map(_node_row, nodes)), mono=(0,))
     return render_page(
         title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]
     )
@@ -243,7 +243,7 @@ def _tooltip(node: Mapping[str, Any]) -> str:
     return "\n".join([node["id"], f"digest {node['digest']}", node.get("headline", ""), *files])
 
 
-def _known(node: Mapping[str, Any]) -> list[str | Markup]:
+def _node_row(node: Mapping[str, Any]) -> list[str | Markup]:
     facts: list[str] = []
     if node["kind"] == "gone":
         facts.append("is not in the store any more")

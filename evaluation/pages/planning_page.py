@@ -78,7 +78,7 @@ def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
             "plan",
             "The plan",
             title(found),
-            _drawn(found, curves),
+            _figures(found, curves),
             [Table("Figures", ["", "plan", "range"], table_rows)],
         ),
         Section("what-if", "What if", figures=[_sliders(found, curves)]),
@@ -114,7 +114,7 @@ def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     return render_page(f"Plan: {found['model']}", "training plan", facts, sections, script=_SCRIPT)
 
 
-def _drawn(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
+def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
     drawn = []
     devices = curves["devices"]
     chart = line_chart(

@@ -225,7 +225,7 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
     for x, (_, labels, _) in zip(xs, axes, strict=True):  # after the lines, which would run through them
         # Left of the first axis there are no lines at all.
         label_x, anchor = (x - 6, "end") if x == left else (x + 6, "start")
-        for position, label in _apart(labels, 13 / deep):
+        for position, label in _without_overlap(labels, 13 / deep):
             y = top + deep * (1 - position) + 3.5
             parts.append(
                 f'<text class="level-label" x="{label_x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
@@ -233,7 +233,7 @@ def parallel_coordinates(document: Mapping[str, Any], styles: Mapping[int, str],
     return Markup("".join([*parts, "</svg>"]))
 
 
-def _apart(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
+def _without_overlap(labels: Sequence[tuple[float, str]], least: float) -> list[tuple[float, str]]:
     """Return the labels that do not overlap; of two overlapping labels, the one nearer to an end. Both ends stay."""
     kept: list[tuple[float, str]] = []
     for position, label in sorted(labels, key=lambda entry: min(entry[0], 1 - entry[0])):

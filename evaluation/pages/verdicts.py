@@ -55,19 +55,19 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
             if id in judges:
                 continue  # it promises nothing; its findings are part of the alignment's claim
             claim = claim_of(pipeline, id)
-            candidates.append(_named(claim, stage, id if id != stage else "") if claim else None)
+            candidates.append(_with_name(claim, stage, id if id != stage else "") if claim else None)
     for id in pipeline.steps("rlhf"):
         claim = _verified(pipeline, id)
-        candidates.append(_named(claim, "verified", id if id != "rlhf" else "") if claim else None)
+        candidates.append(_with_name(claim, "verified", id if id != "rlhf" else "") if claim else None)
     pairs = pipeline.first_and_last()
     for about, compare in (("tax", _tax), ("toxicity", _safety)):
         for first, last in pairs:
             claim = compare(pipeline, first, last)
-            candidates.append(_named(claim, about, last if len(pairs) > 1 else "") if claim else None)
+            candidates.append(_with_name(claim, about, last if len(pairs) > 1 else "") if claim else None)
     return [claim for claim in candidates if claim]
 
 
-def _named(claim: Claim, about: str, name: str) -> Claim:
+def _with_name(claim: Claim, about: str, name: str) -> Claim:
     return replace(claim, about=about, title=f"{claim.title} ({name})" if name else claim.title)
 
 

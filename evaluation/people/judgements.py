@@ -65,11 +65,11 @@ class Judgements:
         by_key: dict[tuple[str, str], Judgement] = {}
         for path in paths:
             for location, row in rows_of_file(path):
-                judgements._take(location, row, export, by_key)
+                judgements._add(location, row, export, by_key)
         judgements.used = list(by_key.values())
         return judgements
 
-    def _take(self, location: str, row: Any, export: Export, by_key: dict[tuple[str, str], Judgement]) -> None:
+    def _add(self, location: str, row: Any, export: Export, by_key: dict[tuple[str, str], Judgement]) -> None:
         if isinstance(row, Mapping) and row.get("skipped"):
             self.skipped += 1
             return

@@ -100,7 +100,7 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
         "by_source": [
             row
             for source in sources
-            for row in _rates(source, [v for d, v in verdicts.items() if _of(review, d) == source])
+            for row in _rates(source, [v for d, v in verdicts.items() if _source_of(review, d) == source])
         ],
         "flagged": sum(verdict != FINE for verdict in verdicts.values()),
     }
@@ -125,7 +125,7 @@ def write_outcome(review: Review, found: Marks, folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _of(review: Review, document: str) -> str:
+def _source_of(review: Review, document: str) -> str:
     return source_name(review.documents[document].source)
 
 

@@ -124,7 +124,7 @@ def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[d
         heapq.heappush(kept, entry) if len(kept) < count else heapq.heappushpop(kept, entry)
     first = sorted((-priority, id, document) for kept in drawn.values() for priority, id, document in kept)
     if by_source:
-        first = sorted(_shared_out(first, count, len(drawn)))
+        first = sorted(_split_evenly(first, count, len(drawn)))
     chosen = [document for _, _, document in first[:count]]
     return {
         document.id: Shown(document.id, document.source, len(document.text), _beginning(document.text))
@@ -132,7 +132,7 @@ def sample(artifact: Path, count: int, seed: int, *, by_source: bool) -> tuple[d
     }, sizes
 
 
-def _shared_out(
+def _split_evenly(
     drawn: Iterable[tuple[float, str, Document]], count: int, sources: int
 ) -> list[tuple[float, str, Document]]:
     """Return the first of each source, equally many of each; places that a small one cannot fill go to the others."""

@@ -83,7 +83,7 @@ def model_card(
         _front_matter(config, name, model, pipeline, last, evaluations),
         f"# {name}",
         _summary(pipeline, last, model),
-        _use(config, model),
+        _usage(config, model),
         _data(pipeline, last, line),
         _results(pipeline, evaluations, verdicts),
         _limits(evaluations),
@@ -147,7 +147,7 @@ def _summary(pipeline: PipelineResults, model_name: str | None, model: Artifact)
     return "\n\n".join(filter(None, [*paragraphs, frank_verdict(pipeline, model_name)]))
 
 
-def _use(config: RegisterConfig, model: Artifact) -> str:
+def _usage(config: RegisterConfig, model: Artifact) -> str:
     tokenizer = model.read_json("tokenizer_config.json") or {}
     has_template = "chat_template" in tokenizer or (model.folder / "chat_template.jinja").is_file()
     auto, _ = auto_class(model.read_json("config.json") or {})

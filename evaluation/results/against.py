@@ -63,7 +63,7 @@ def against_promoted(
         else:
             current, before = (_interval(name, side) for side in (figures, promoted_figures))
             basis: Literal["intervals", "values"] = "intervals" if current and before else "values"
-            difference = _apart(current or _point(values[0]), before or _point(values[1]))
+            difference = _difference_of_independent(current or _point(values[0]), before or _point(values[1]))
             comparisons[name] = Against(address, values[1], difference, basis)
     return comparisons
 
@@ -107,7 +107,7 @@ def _point(value: float) -> Interval:
     return Interval(value, value, value)
 
 
-def _apart(current: Interval, before: Interval) -> Interval:
+def _difference_of_independent(current: Interval, before: Interval) -> Interval:
     """Return the interval of a difference of independent estimates from their own intervals (Zou & Donner 2008)."""
     value = current.value - before.value
     low = value - math.hypot(current.value - current.low, before.high - before.value)

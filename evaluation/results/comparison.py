@@ -41,7 +41,7 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     examples than the other, since their effect is not a difference of the models.
     first, second: artifacts of the stage benchmarks.
     """
-    if _solved_before(first) != _solved_before(second):
+    if _num_fewshot(first) != _num_fewshot(second):
         return []
     compared = []
     for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
@@ -61,7 +61,7 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     return compared
 
 
-def _solved_before(artifact: Artifact) -> int:
+def _num_fewshot(artifact: Artifact) -> int:
     """Return the number of solved examples before each question; the default for a folder that no store made."""
     return int((artifact.manifest.config if artifact.manifest else {}).get("num_fewshot", 0))
 
@@ -115,7 +115,7 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     results = [(artifact.read_json("results.json") or {}).get("toxicity", {}) for artifact in (first, second)]
     settings = [
         tuple(result.get(key) for key in ("scorer", "samples_per_prompt", "max_new_tokens", "threshold", "beginnings"))
-        + _drawn_by(artifact)
+        + _sampling_of(artifact)
         for artifact, result in zip((first, second), results, strict=True)
     ]
     rows = [
@@ -158,7 +158,7 @@ def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, int]
         met[row["prompt"]] += 1
 
 
-def _drawn_by(artifact: Artifact) -> tuple[Any, Any]:
+def _sampling_of(artifact: Artifact) -> tuple[Any, Any]:
     """Return the temperature and nucleus of its continuations; the defaults for a folder that no store made."""
     config = (artifact.manifest.config.get("toxicity") if artifact.manifest else None) or {}
     return config.get("temperature", 1.0), config.get("top_p", 0.9)

@@ -99,9 +99,9 @@ class PipelineResults:
         """Return the model that this one was made from; None for the first, or if that model is not in the pipeline."""
         artifact = self._models.get(model)
         reference = artifact.manifest.inputs.get("model") if artifact and artifact.manifest else None
-        return self._at(reference.stage, reference.fingerprint) if reference else None
+        return self._model_at(reference.stage, reference.fingerprint) if reference else None
 
-    def _at(self, stage: str, fingerprint: str) -> str | None:
+    def _model_at(self, stage: str, fingerprint: str) -> str | None:
         return next(
             (
                 name
@@ -142,7 +142,7 @@ class PipelineResults:
         ]
         for artifact in measured:
             reference = artifact.manifest.inputs.get("model") if artifact.manifest else None
-            if reference and self._at(reference.stage, reference.fingerprint) == model:
+            if reference and self._model_at(reference.stage, reference.fingerprint) == model:
                 return artifact
         return None
 

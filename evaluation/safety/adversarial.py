@@ -85,7 +85,7 @@ def measure_adversarial(
         return attempts
 
     def mutated(attempt: _Attempt) -> str:
-        return _changed(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
+        return _mutate(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
 
     changed, plain = searched(mutated), searched(lambda attempt: attempt.start)
     results = {
@@ -115,7 +115,7 @@ def measure_adversarial(
     return results, found
 
 
-def _changed(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:
+def _mutate(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:
     """Return the prompt with one change that leaves it harmless; the text itself if none of a few changes does."""
     for _ in range(8):
         parts = text.split()

@@ -19,7 +19,7 @@ def personal_kinds(text: str, config: GeneratedPersonalDataConfig) -> list[str]:
     """Return the kinds of personal data in a text, sorted; default replacements of `clean` and addresses with reserved
     names do not count."""
     matches = find_personal_data(text, frozenset(config.kinds), config.phone_regions)
-    return sorted({match.kind for match in matches if not _is_nobodys(match.kind, text[match.start : match.end])})
+    return sorted({match.kind for match in matches if not _is_placeholder(match.kind, text[match.start : match.end])})
 
 
 def measure_personal_data(
@@ -48,6 +48,6 @@ def measure_personal_data(
     return results, kinds
 
 
-def _is_nobodys(kind: str, text: str) -> bool:
+def _is_placeholder(kind: str, text: str) -> bool:
     replacement = getattr(PersonalDataConfig(), kind).replacement
     return text == replacement or (kind == "email" and _RESERVED.search(text.lower()) is not None)

@@ -64,20 +64,20 @@ class WatchedScorer:
         except StemmaError:
             raise
         except Exception as error:
-            number = self._failing(texts)
+            number = self._first_failing(texts)
             position = (
                 f"text {before + number:,}" if number else f"one of the texts {before + 1:,} to {before + len(texts):,}"
             )
             message = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise self._failed(f"it failed at {position} of {total:,} ({message})") from error
+            raise self._error(f"it failed at {position} of {total:,} ({message})") from error
         if scores.shape != (len(texts),):
-            raise self._failed(f"expected a score for each of {len(texts):,} texts, got an array of {scores.shape}")
+            raise self._error(f"expected a score for each of {len(texts):,} texts, got an array of {scores.shape}")
         if not np.isfinite(scores).all():
             number = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise self._failed(f"its score of text {before + number + 1:,} of {total:,} is {scores[number]}")
+            raise self._error(f"its score of text {before + number + 1:,} of {total:,} is {scores[number]}")
         return scores
 
-    def _failing(self, texts: Sequence[str]) -> int:
+    def _first_failing(self, texts: Sequence[str]) -> int:
         """Return the number, from 1, of the first text that also fails alone; 0 if none does."""
         for number, text in enumerate(texts, start=1):
             try:
@@ -86,7 +86,7 @@ class WatchedScorer:
                 return number
         return 0
 
-    def _failed(self, message: str) -> StageError:
+    def _error(self, message: str) -> StageError:
         fix = (
             "for want of memory and the like: the same run goes on from there; with a mended or another scorer the "
             "stage begins anew"

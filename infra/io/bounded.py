@@ -234,7 +234,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while True:
             if self._unpacker is None or self._unpacker.eof:
-                data = self._between()
+                data = self._next_stream()
                 if not data:
                     return 0
                 self._unpacker = _UNPACKERS[self._kind]()
@@ -247,7 +247,7 @@ class _Unpacked(io.RawIOBase):
                 buffer[: len(part)] = part
                 return len(part)
 
-    def _between(self) -> bytes:
+    def _next_stream(self) -> bytes:
         """The beginning of the next stream, b"" behind the last; streams of xz and gzip may have zeros behind
         them, as tapes and block devices leave them."""
         data = self._unpacker.unused_data if self._unpacker else b""

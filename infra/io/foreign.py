@@ -82,7 +82,7 @@ def _bad_names(index: Path) -> Iterator[str]:
     """Yield files outside the folder that an index of weights or shards names."""
     data, problems = _read(index)
     yield from problems
-    for name in _named(data):
+    for name in _named_files(data):
         if names_outside(str(name)):
             yield f"names {name}, which lies outside of the folder"
 
@@ -133,7 +133,7 @@ def _shortened(value: Any) -> str:
     return json.dumps(value)[:80]
 
 
-def _named(data: Any) -> Iterator[Any]:
+def _named_files(data: Any) -> Iterator[Any]:
     """The values of `weight_map` (safetensors) and of every `basename` (MDS)."""
     for key, value in _settings(data):
         if key == "weight_map" and isinstance(value, dict):

@@ -66,7 +66,7 @@ class HashBook:
             )
             book.execute("CREATE TABLE IF NOT EXISTS derived (state TEXT PRIMARY KEY, digest TEXT)")
 
-    def _ask(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+    def _query(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """Return the result of `work`, which reads or writes the book. Return `otherwise` if the book is damaged, which
         sets it aside, or if there is no room to write into it: all of its content can be computed again."""
         try:
@@ -86,7 +86,7 @@ class HashBook:
         Raises FileNotFoundError or another OSError for a file that cannot be read.
         """
         stats = {path: os.stat(path) for path in paths}
-        trusted = {} if read_all else self._known(stats)
+        trusted = {} if read_all else self._trusted_hashes(stats)
         unknown = {_inode(stat): path for path, stat in stats.items() if path not in trusted}
         with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
             read = dict(zip(unknown, pool.map(hash_file, unknown.values()), strict=True))
@@ -102,7 +102,7 @@ class HashBook:
         """Keep the known hashes of a folder's files after it was renamed, which does not change their times."""
         rename = "UPDATE OR REPLACE files SET path = ? || substr(path, ?) WHERE path >= ? AND path < ?"
         values = (str(new), len(str(old)) + 1, f"{old}/", f"{old}0")
-        self._ask(lambda book: book.execute(rename, values).rowcount, 0)
+        self._query(lambda book: book.execute(rename, values).rowcount, 0)
 
     def digest(self, source: Source) -> str:
         """The content digest of a source: base names and bytes of its files, wherever they lie, and where several have
@@ -139,11 +139,11 @@ class HashBook:
         # Several stages may request the same digest at once: the first one computes it, the others read it.
         with self._deriving:
             query = "SELECT digest FROM derived WHERE state = ?"
-            row = self._ask(lambda book: book.execute(query, (state,)).fetchone(), None)
+            row = self._query(lambda book: book.execute(query, (state,)).fetchone(), None)
             if row is None:
                 row = (derive(),)
                 write = "INSERT OR REPLACE INTO derived VALUES (?, ?)"
-                self._ask(lambda book: book.execute(write, (state, row[0])).rowcount, 0)
+                self._query(lambda book: book.execute(write, (state, row[0])).rowcount, 0)
         return str(row[0])
 
     def source_files(self, source: Source) -> dict[Place, str]:
@@ -157,7 +157,7 @@ class HashBook:
         hashes: dict[Place, str] = {item: item.content_tag for item in source.objects}
         return hashes | dict[Place, str](self.sha256(source.paths).items())
 
-    def _known(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
+    def _trusted_hashes(self, stats: dict[Path, os.stat_result]) -> dict[Path, str]:
         trusted = self._trusted("files", {str(path): stat for path, stat in stats.items()})
         by_path = {path: trusted[str(path)] for path in stats if str(path) in trusted}
         linked = {path: stat for path, stat in stats.items() if stat.st_nlink > 1 and path not in by_path}
@@ -182,7 +182,7 @@ class HashBook:
                         rows[name] = sha
             return rows
 
-        return self._ask(read, dict[str, str]())
+        return self._query(read, dict[str, str]())
 
     def _remember(self, hashed: dict[Path, tuple[os.stat_result, str]]) -> None:
         if not hashed:
@@ -198,7 +198,7 @@ class HashBook:
             book.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", files)
             book.executemany("INSERT OR REPLACE INTO inodes VALUES (?, ?, ?, ?, ?)", inodes)
 
-        self._ask(write, None)
+        self._query(write, None)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self._place, timeout=60, uri=self._uri)

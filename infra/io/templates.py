@@ -56,7 +56,7 @@ def fill(
     Raises:
         TemplateFault: at the first filling that cannot be rendered, or not within the bounds of memory and time.
     """
-    return _asked(["fill", where, list(templates), [dict(values) for values in fillings]])
+    return _ask(["fill", where, list(templates), [dict(values) for values in fillings]])
 
 
 def chat(**arguments: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
@@ -66,7 +66,7 @@ def chat(**arguments: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
     Raises:
         TemplateFault: as `fill`.
     """
-    texts, spans = _asked(["chat", parse_own_json(json.dumps(arguments))])
+    texts, spans = _ask(["chat", parse_own_json(json.dumps(arguments))])
     assert texts is not None and spans is not None
     return texts, [[(start, stop) for start, stop in text_spans] for text_spans in spans]
 
@@ -76,7 +76,7 @@ _process: subprocess.Popen[bytes] | None = None
 _owner = 0
 
 
-def _asked(question: list[Any]) -> Iterator[list[Any] | None]:
+def _ask(question: list[Any]) -> Iterator[list[Any] | None]:
     content = marshal.dumps(question)
     with _lock:
         process = _started()
@@ -90,13 +90,13 @@ def _asked(question: list[Any]) -> Iterator[list[Any] | None]:
             end()
             raise
         if answer is None:
-            raise TemplateFault(_ended(process.wait()), beyond_bounds=True)
+            raise TemplateFault(_end_reason(process.wait()), beyond_bounds=True)
     yield from answer["texts"]
     if "fault" in answer:
         raise TemplateFault(answer["fault"], answer.get("is_own", False), answer.get("beyond_bounds", False))
 
 
-def _ended(code: int) -> str:
+def _end_reason(code: int) -> str:
     if code == -signal.SIGXCPU:
         return f"it takes more than {CPU_S} s of processor time"
     reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"

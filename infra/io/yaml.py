@@ -168,15 +168,15 @@ def read_plain(text: str, *, tags: bool = False) -> Any:
     except _UNREADABLE as error:
         raise BadYaml(f"a value that cannot be read: {error}", line) from None
     check_size(value)
-    return _written_out(value)
+    return _without_aliases(value)
 
 
-def _written_out(value: Any) -> Any:
+def _without_aliases(value: Any) -> Any:
     """Return the value without aliases: each becomes a separate object, so that setting a key (`--set`) changes no
     other."""
     if isinstance(value, dict):
-        return {key: _written_out(item) for key, item in value.items()}
-    return [_written_out(item) for item in value] if isinstance(value, list) else value
+        return {key: _without_aliases(item) for key, item in value.items()}
+    return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
 def check_size(value: Any) -> None:

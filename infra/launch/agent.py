@@ -49,19 +49,19 @@ class Agent:
 
     def run(self) -> None:
         """Run until the node is no longer wanted or its machine is taken back; no rank is left on return."""
-        threading.Thread(target=self._give_signs, name="signs", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="signs", daemon=True).start()
         try:
             while not self._is_over():
                 if self._state.state == "checking":
                     self._check()
                 elif self._ranks is not None:
-                    self._look_after()
+                    self._watch_ranks()
                 elif self._is_to_run():
                     self._start()
                 time.sleep(POLL_S)
         finally:
             self._end()
-            self._say(state="gone")
+            self._set_state(state="gone")
 
     def _is_over(self) -> bool:
         """Return True if the node has to leave because of the order, the scheduler, or the stage's silence."""
@@ -69,10 +69,10 @@ class Agent:
         self._order = latest or self._order
         silent_s = self._watch.silent_s({"stage": self._order.sign})["stage"]
         if silent_s > LaunchConfig(**self._order.launch).lost_s:
-            _complain(f"no sign of the stage for {silent_s:.0f} s: this node ends its ranks")
+            _report_problem(f"no sign of the stage for {silent_s:.0f} s: this node ends its ranks")
             return True
         if self.told_to_leave:
-            self._say(state="leaving")
+            self._set_state(state="leaving")
         return self.told_to_leave or self._order.do == "leave"
 
     def _check(self) -> None:
@@ -82,7 +82,7 @@ class Agent:
         unpacked = Path(launch.scratch) if launch.scratch else Path(gettempdir())
         gpus = launch.device == "gpu" or (launch.device == "auto" and os.path.exists(_GPU))
         problems, figures = examine([self._folder, unpacked], gpus=gpus)
-        self._say(state="ready", problems=problems, figures=figures, port=free_port(""))
+        self._set_state(state="ready", problems=problems, figures=figures, port=free_port(""))
 
     def _is_to_run(self) -> bool:
         order = self._order
@@ -98,9 +98,9 @@ class Agent:
         node_variables = {FOLDER: str(self._beats), node_files.MACHINE: self._state.machine}
         environment = {**os.environ, **order.environment, **node_variables}
         self._ranks = Ranks(order.command, launch, environment, node)
-        self._say(state="running", attempt=order.attempt, ended=[], notes={})
+        self._set_state(state="running", attempt=order.attempt, ended=[], notes={})
 
-    def _look_after(self) -> None:
+    def _watch_ranks(self) -> None:
         """Report on the ranks. End them once all of them ended, or when the order asks for it."""
         assert self._ranks is not None
         order, pids = self._order, self._ranks.pids()
@@ -116,7 +116,7 @@ class Agent:
             self._write()
         if len(ended) == len(pids):
             self._end()
-            self._say(state="checking")
+            self._set_state(state="checking")
         elif order.attempt != self._state.attempt or order.do != "run":
             if order.stacks:
                 stopped = {rank for rank, pid in pids.items() if is_stopped(pid)}
@@ -125,7 +125,7 @@ class Agent:
                 sys.stderr.flush()
                 self._note(notes={str(rank): note for rank, note in notes_on(self._beats, pids, stopped).items()})
             self._end()
-            self._say(state="checking")
+            self._set_state(state="checking")
 
     def _end(self) -> None:
         """End the ranks after the time to save that the order or the scheduler gives them."""
@@ -146,7 +146,7 @@ class Agent:
             for name, value in fields.items():
                 setattr(self._state, name, value)
 
-    def _say(self, **fields: Any) -> None:
+    def _set_state(self, **fields: Any) -> None:
         self._note(**fields)
         self._write()
 
@@ -156,16 +156,16 @@ class Agent:
             self._state.time = time.time()
             node_files.write(node_files.node_file(self._folder, self._name), self._state)
 
-    def _give_signs(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
             try:
                 self._write()
             except OSError as error:
-                _complain(f"this node could not write its sign: {error}")
+                _report_problem(f"this node could not write its sign: {error}")
             time.sleep(node_files.SIGN_S)
 
 
-def _complain(message: str) -> None:
+def _report_problem(message: str) -> None:
     sys.stderr.write(message + "\n")
     sys.stderr.flush()
 

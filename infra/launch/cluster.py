@@ -138,14 +138,14 @@ class _Nodes:
         self._excluded: dict[str, str] = {}
         self._passed = ""
         self._write()
-        threading.Thread(target=self._give_signs, name="signs", daemon=True).start()
-        self._machines: Machines = self._found()
+        threading.Thread(target=self._send_heartbeats, name="signs", daemon=True).start()
+        self._machines: Machines = self._choose_machines()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tell("leave", grace_s=0.0)
+        self._send_order("leave", grace_s=0.0)
         end = time.monotonic() + GRACE_S
-        while remaining := [node for name, node in self._look().items() if self._machines.is_ours(name)]:
+        while remaining := [node for name, node in self._poll().items() if self._machines.is_ours(name)]:
             if time.monotonic() > end or all(node.state.state == "gone" for node in remaining):
                 break
             time.sleep(POLL_S)
@@ -162,10 +162,10 @@ class _Nodes:
         first = self._seen[gathered[0]].state
         address, port = ("127.0.0.1", first.port) if self.launch.nodes == 1 else (first.address, first.port)
         numbers = {name: number for number, name in enumerate(gathered)}
-        self._tell("run", attempt=self._order.attempt + 1, numbers=numbers, address=address, port=port)
+        self._send_order("run", attempt=self._order.attempt + 1, numbers=numbers, address=address, port=port)
         ended_badly: float | None = None
         while True:
-            observed = self._look()
+            observed = self._poll()
             nodes = [observed[name] for name in gathered]
             ended = [Ended(*record) for node in nodes if self._is_in(node) for record in node.state.ended]
             if self.stop():
@@ -175,7 +175,7 @@ class _Nodes:
             is_taken_back = has_left and any(outcome.code for outcome in ended)
             if len(ended) == self.launch.ranks and all(self._is_idle(node) for node in nodes) and not is_taken_back:
                 return sorted(ended, key=lambda outcome: outcome.rank)
-            if over := self._over(gathered):
+            if over := self._taken_back(gathered):
                 return over  # the scheduler ended what ran there
             if self._lost(gathered):
                 return self._end_failed(gathered)
@@ -187,7 +187,7 @@ class _Nodes:
                     return self._end_failed(gathered)
             time.sleep(POLL_S)
 
-    def _found(self) -> Machines:
+    def _choose_machines(self) -> Machines:
         if self.launch.cluster == "slurm":
             return Slurm(self.launch, self.folder, self.name, self.say)
         if self.launch.cluster == "ray":
@@ -198,18 +198,18 @@ class _Nodes:
 
     def _gather(self) -> list[str] | Over | None:
         """Return the ids of nodes that passed their checks, in order; None if the run was stopped."""
-        self._tell("wait")
+        self._send_order("wait")
         while True:
             self._machines.request(self._excluded)
             while not self.stop():
-                observed = self._look()
+                observed = self._poll()
                 if over := self._machines.over(self._excluded):
                     return over
                 own_nodes = sorted(filter(self._machines.is_ours, observed), key=self._machines.order_of)
                 bad = {
                     observed[name].state.machine: wrong
                     for name in own_nodes
-                    if (wrong := self._wrong_with(observed[name]))
+                    if (wrong := self._problems_of(observed[name]))
                 }
                 bad |= self._machines.refused(self._excluded)
                 if bad:
@@ -220,14 +220,14 @@ class _Nodes:
                 ]
                 if len(ready) >= self.launch.nodes:
                     chosen = ready[: self.launch.nodes]
-                    self._say_passed({observed[name].state.machine: observed[name].state.figures for name in chosen})
+                    self._report_passed({observed[name].state.machine: observed[name].state.figures for name in chosen})
                     return chosen
                 time.sleep(POLL_S)
             else:
                 self._machines.cancel()
                 return None
 
-    def _wrong_with(self, node: _Seen) -> str:
+    def _problems_of(self, node: _Seen) -> str:
         """Return the problems that a node's checks found, or that it went silent; empty for a sound node."""
         if node.silent_s > self.launch.lost_s + _SURELY_S and node.signs:
             return f"it gave no sign for {node.silent_s:.0f} s"
@@ -241,7 +241,7 @@ class _Nodes:
         for machine, reason in bad.items():
             self.say("node_excluded", f"node {machine} is left out: {reason}")
 
-    def _say_passed(self, machines: Mapping[str, Mapping[str, float]]) -> None:
+    def _report_passed(self, machines: Mapping[str, Mapping[str, float]]) -> None:
         names = ", ".join(machines)
         if names != self._passed:
             self._passed = names
@@ -252,12 +252,12 @@ class _Nodes:
 
     def _stopped(self, nodes: Sequence[str]) -> list[Ended]:
         self._machines.cancel()
-        self._tell("stop", grace_s=self.launch.grace_s)
+        self._send_order("stop", grace_s=self.launch.grace_s)
         self._wait_for(nodes)
         observed = (self._seen[name] for name in nodes)
         return [Ended(*record) for node in observed if self._is_in(node) for record in node.state.ended]
 
-    def _over(self, nodes: Sequence[str]) -> Over | None:
+    def _taken_back(self, nodes: Sequence[str]) -> Over | None:
         """Return the reason if the machines were taken back, also if they left before the scheduler ended them."""
         over = self._machines.over(self._excluded)
         leaving_machines = [
@@ -296,7 +296,7 @@ class _Nodes:
         return Hang(tuple(rank for rank in stuck if rank in stopped) or stuck, beats, {}) if stuck else None
 
     def _end_hang(self, nodes: Sequence[str], hang: Hang) -> Over:
-        self._tell("stop", stacks=True, grace_s=0.0)
+        self._send_order("stop", stacks=True, grace_s=0.0)
         if setback := self._wait_for(nodes):
             return setback
         notes = {int(rank): note for name in nodes for rank, note in self._seen[name].state.notes.items()}
@@ -306,17 +306,17 @@ class _Nodes:
 
     def _end_failed(self, nodes: Sequence[str]) -> list[Ended] | Over:
         """End the ranks after a rank or a node failed. Return the lost nodes if there are any, else the ended ranks."""
-        self._tell("stop", grace_s=GRACE_S)
+        self._send_order("stop", grace_s=GRACE_S)
         return self._wait_for(nodes) or [Ended(*record) for name in nodes for record in self._seen[name].state.ended]
 
     def _wait_for(self, nodes: Sequence[str]) -> Over | None:
         """Wait until no rank of these nodes is or can be left. Return a loss of nodes or of the job, else None."""
         while True:
-            observed = self._look()
+            observed = self._poll()
             patience_s = self.launch.lost_s + _SURELY_S
             if all(self._is_idle(observed[name]) or observed[name].silent_s > patience_s for name in nodes):
                 break
-            if over := self._over(nodes):
+            if over := self._taken_back(nodes):
                 return over
             time.sleep(POLL_S)
         lost = self._lost(nodes)
@@ -335,7 +335,7 @@ class _Nodes:
     def _is_idle(self, node: _Seen) -> bool:
         return node.state.state in ("checking", "ready", "gone")
 
-    def _look(self) -> dict[str, _Seen]:
+    def _poll(self) -> dict[str, _Seen]:
         """Return the current state of the nodes, and forward their output."""
         self._machines_log()
         now = time.monotonic()
@@ -351,7 +351,7 @@ class _Nodes:
         if hasattr(self, "_machines"):
             self._machines.pass_on_log()
 
-    def _tell(
+    def _send_order(
         self,
         do: Literal["wait", "run", "stop", "leave"],
         *,
@@ -368,7 +368,7 @@ class _Nodes:
             self._order.sign += 1
             node_files.write(self.folder / node_files.ORDER, self._order)
 
-    def _give_signs(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._closed.wait(node_files.SIGN_S):
             with suppress(OSError):  # the next one may be written
                 self._write()

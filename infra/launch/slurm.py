@@ -62,7 +62,7 @@ class Slurm(OneJob):
         """Return the outcome of the job, queried every few seconds; None while it waits or runs."""
         if not self._job or time.monotonic() - self._asked < _ASK_S:
             return None
-        self._look()
+        self._poll()
         state, reason = self._fields.get("JobState", "GONE"), self._fields.get("Reason", "None")
         job = f"Slurm job {self._job}"
         start = int(self._fields.get("Restarts", self._start))
@@ -73,7 +73,7 @@ class Slurm(OneJob):
             )
         if state in _ALIVE:
             return None
-        self._forget()
+        self._remove_record()
         detail = "" if reason in ("None", "") else f" ({reason})"
         if state == "CANCELLED":
             fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
@@ -90,7 +90,7 @@ class Slurm(OneJob):
             return Over(Problem("node_lost", self._name, f"{job} lost a node{detail}", "run again"), True)
         if state == "GONE":
             return Over(Problem("node_lost", self._name, f"Slurm knows {job} no longer", "run again"), True)
-        return Over(self._ended(state, detail), None)
+        return Over(self._failure(state, detail), None)
 
     def cancel(self) -> None:
         """Make Slurm end the job: SIGTERM, and SIGKILL after its KillWait."""
@@ -102,17 +102,17 @@ class Slurm(OneJob):
         if not self._job:
             return
         end = time.monotonic() + leaving_s
-        self._look()
+        self._poll()
         while time.monotonic() < end and self._fields.get("JobState", "GONE") in _ALIVE:
             time.sleep(0.2)
-            self._look()
+            self._poll()
         if self._fields.get("JobState", "GONE") in _ALIVE:
             self.cancel()
         end = time.monotonic() + _ENDING_S
         while time.monotonic() < end and self._fields.get("JobState", "GONE") in _ALIVE:
             time.sleep(0.2)
-            self._look()
-        self._forget()
+            self._poll()
+        self._remove_record()
 
     def pass_on_log(self) -> None:
         """Write the new output of the job to this process's log."""
@@ -159,7 +159,7 @@ class Slurm(OneJob):
         self._log = Tail(log, from_end=True)
         self._say("submitted", f"submitted as Slurm job {self._job}")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         answer = _command("scontrol", "show", "job", "--oneliner", self._job)
         self._asked = time.monotonic()
         if answer.returncode == 0:
@@ -167,12 +167,12 @@ class Slurm(OneJob):
         elif not _is_unreachable(answer.stderr):
             self._fields = {"JobState": "GONE"}
 
-    def _forget(self) -> None:
+    def _remove_record(self) -> None:
         self.pass_on_log()
         self._job = ""
         self._record.unlink(missing_ok=True)
 
-    def _ended(self, state: str, detail: str) -> Problem:
+    def _failure(self, state: str, detail: str) -> Problem:
         code = self._fields.get("ExitCode", "?")
         log_tail = last_lines(self._folder / "job.log", 2)
         message = f"Slurm job ended as {state}{detail} with exit code {code}: {log_tail}"

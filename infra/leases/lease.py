@@ -48,7 +48,7 @@ class Lease:
     def works_in(self, group: int) -> None:
         """Record the process group that does the work, so that no builder takes over while a part of it still runs."""
         self._group = group
-        with _or_later():  # with the next renewal
+        with _ignore_table_errors():  # with the next renewal
             self._table.renew(self.key, self._token, group)
 
     @property
@@ -105,7 +105,7 @@ def _renew(table: LeaseTable, key: str, token: str, released: threading.Event, g
     """Renew a lease every HEARTBEAT_S until it is released or lost. A table that does not answer, or is on a full
     disk, does not lose the lease: the next renewal may succeed."""
     while not released.wait(lease_table.HEARTBEAT_S):
-        with _or_later():
+        with _ignore_table_errors():
             if not table.renew(key, token, group()):
                 return
 
@@ -118,7 +118,7 @@ def _give_up(table: LeaseTable, key: str, token: str) -> None:
     def later() -> None:
         while True:
             time.sleep(lease_table.HEARTBEAT_S)
-            with _or_later():
+            with _ignore_table_errors():
                 table.delete(key, token)
                 return
 
@@ -128,7 +128,7 @@ def _give_up(table: LeaseTable, key: str, token: str) -> None:
         threading.Thread(target=later, name=f"release {key}", daemon=True).start()
 
 
-def _or_later() -> suppress:
+def _ignore_table_errors() -> suppress:
     return suppress(*TABLE_ERRORS)
 
 

@@ -62,7 +62,7 @@ def table(layout: Layout) -> LeaseTable:
     if the environment names another place; ConfigError for an invalid URL.
     """
     if layout.url:
-        return _of_url(layout)
+        return _table_of_url(layout)
     record, target = _recorded(layout), configured(layout)
     if record is None:
         # Leases that a version without this file left, or holds now, are in SQLite.
@@ -74,7 +74,7 @@ def table(layout: Layout) -> LeaseTable:
     if record.database != SQLITE:
         return _in_postgres(record)
     sqlite_table = _in_sqlite(layout)
-    return _moved(layout, sqlite_table, target) if target is not None else sqlite_table
+    return _move_to_postgres(layout, sqlite_table, target) if target is not None else sqlite_table
 
 
 def existing(layout: Layout) -> LeaseTable | None:
@@ -116,7 +116,7 @@ def check(layout: Layout) -> None:
         target.connect().close()
 
 
-def _of_url(layout: Layout) -> LeaseTable:
+def _table_of_url(layout: Layout) -> LeaseTable:
     needs_server(layout)
     record, target = _recorded(layout), configured(layout)
     if record is None:
@@ -146,16 +146,16 @@ def _in_postgres(record: LeaseDatabase) -> PostgresTable:
             " .state/leases.* when nothing runs on this store"
         )
         raise stage_error("leases_elsewhere", DATABASE, message, fix)
-    return PostgresTable(Postgres(url) if url else _known(record), record.store)
+    return PostgresTable(Postgres(url) if url else _postgres_of(record), record.store)
 
 
-def _known(record: LeaseDatabase) -> Postgres:
+def _postgres_of(record: LeaseDatabase) -> Postgres:
     postgres = database(record.database)
     assert postgres is not None
     return postgres
 
 
-def _moved(layout: Layout, sqlite_table: SqliteTable, target: Postgres) -> LeaseTable:
+def _move_to_postgres(layout: Layout, sqlite_table: SqliteTable, target: Postgres) -> LeaseTable:
     """Move the leases to PostgreSQL and return the new table; return the old one unchanged while a build is in
     progress. Holders that seem dead are moved too: a holder elsewhere is not taken for dead by its clock alone."""
 

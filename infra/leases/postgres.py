@@ -64,7 +64,7 @@ class PostgresTable:
     def made(cls, postgres: Postgres) -> PostgresTable:
         """Return a table for a store that has none in this database yet. Raises StageError."""
         table = cls(postgres, uuid.uuid4().hex)
-        with table._asking() as cursor:
+        with table._cursor() as cursor:
             cursor.execute("SELECT to_regclass('leases.held')")
             if cursor.fetchone()[0] is None:  # who may not make a schema may still use one
                 cursor.execute(_MAKE)
@@ -78,7 +78,7 @@ class PostgresTable:
 
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
         row = (*astuple(mine), self.store, key)
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             current = self._read(cursor, key)
             if current is not None and current.token == mine.token:
                 return True, None  # it was ours already, and the answer that said so was lost
@@ -100,17 +100,17 @@ class PostgresTable:
             return (True, current) if cursor.rowcount == 1 else (False, None)
 
     def read(self, key: str) -> Holder | None:
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             return self._read(cursor, key)
 
     def rows(self) -> list[tuple[str, Holder]]:
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             self._check(cursor)  # a store that is unknown there would look like one without leases
             cursor.execute(f"SELECT key, {_COLUMNS} FROM leases.held WHERE store = %s ORDER BY key", (self.store,))
             return [(row[0], Holder(*row[1:])) for row in cursor.fetchall()]
 
     def renew(self, key: str, token: str, group: int | None = None) -> bool:
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             cursor.execute(
                 "UPDATE leases.held SET renewed = %s, work_group = coalesce(%s, work_group)"
                 " WHERE store = %s AND key = %s AND token = %s",
@@ -119,13 +119,13 @@ class PostgresTable:
             return bool(cursor.rowcount == 1)
 
     def delete(self, key: str, token: str) -> None:
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             cursor.execute(
                 "DELETE FROM leases.held WHERE store = %s AND key = %s AND token = %s", (self.store, key, token)
             )
 
     def check(self) -> None:
-        with self._asking() as cursor:
+        with self._cursor() as cursor:
             self._check(cursor)
 
     def reference(self) -> Mapping[str, str]:
@@ -163,10 +163,10 @@ class PostgresTable:
     def _check(self, cursor: Any) -> None:
         cursor.execute("SELECT FROM leases.stores WHERE id = %s", (self.store,))
         if cursor.rowcount != 1:
-            raise self._elsewhere()
+            raise self._leases_elsewhere()
 
     @contextmanager
-    def _asking(self) -> Iterator[Any]:
+    def _cursor(self) -> Iterator[Any]:
         """Yield a cursor that runs each statement as one transaction. Raises TableAway if the server does not answer,
         and StageError `leases_elsewhere` if it does not know this store."""
         import psycopg2
@@ -184,7 +184,7 @@ class PostgresTable:
             with connection.cursor() as cursor:
                 yield cursor
         except (errors.ForeignKeyViolation, errors.UndefinedTable, errors.InvalidSchemaName):
-            raise self._elsewhere() from None
+            raise self._leases_elsewhere() from None
         except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
             # Among others: it shuts down, begins to, or is a copy that may not be written until it takes over.
             raise TableAway(*self._refused("database_unreachable", error, "is PostgreSQL up?").problems) from None
@@ -194,7 +194,7 @@ class PostgresTable:
         finally:
             connection.close()
 
-    def _elsewhere(self) -> StageError:
+    def _leases_elsewhere(self) -> StageError:
         message = "expected the leases of this store in this database, which knows nothing of them"
         fix = (
             f"set {DATABASE} to the database that .state/leases.json of the store names; if that one is gone, delete"

@@ -91,7 +91,7 @@ class Delivery:
             case PipelineFinished():
                 self._pipeline_finished(message)
             case RegisterModel():
-                self._registry.register(self._known(message.build_id), message)
+                self._registry.register(self._delivered_run(message.build_id), message)
             case PromoteModel():
                 self._registry.promote(message)
             case _:
@@ -139,7 +139,7 @@ class Delivery:
         self._describe_parent(message.parent_id)
 
     def _stage_finished(self, message: StageFinished) -> None:
-        run = self._known(message.build_id)
+        run = self._delivered_run(message.build_id)
         self._metrics.send_last(run, message.metrics)
         at_ms = milliseconds(message.time)
         self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
@@ -159,7 +159,7 @@ class Delivery:
         self._describe_parent(run.parent_id)
 
     def _stage_reused(self, message: StageReused) -> None:
-        parent = self._known(message.build_id)
+        parent = self._delivered_run(message.build_id)
         builder = self._find(message.built_by)
         built_by = f"run {builder.run_id}" if builder else f"build {message.built_by}"
         text = f"{message.fingerprint} of {built_by}, digest {message.digest}"
@@ -170,7 +170,7 @@ class Delivery:
         self._describe_pipeline(parent)
 
     def _pipeline_finished(self, message: PipelineFinished) -> None:
-        run = self._known(message.build_id)
+        run = self._delivered_run(message.build_id)
         if message.error:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
         at_ms = milliseconds(message.time)
@@ -199,7 +199,7 @@ class Delivery:
         twins = self._runs_of(message.build_id, [experiment_id])
         run = twins[0] if twins else self._client.create_run(experiment_id, milliseconds(started), dict(tags), name)
         self._ledger.made(message.build_id, run.info.run_id, experiment_id, run.info.artifact_uri)
-        return self._known(message.build_id)
+        return self._delivered_run(message.build_id)
 
     def _delete_twins(self, run: DeliveredRun) -> None:
         """Delete further runs of a build: a request that timed out may have made one after we looked for it."""
@@ -218,7 +218,7 @@ class Delivery:
             )
         )
 
-    def _known(self, build_id: str) -> DeliveredRun:
+    def _delivered_run(self, build_id: str) -> DeliveredRun:
         run = self._find(build_id)
         if run is None:
             raise UnknownBuild(f"no run was ever started for build {build_id}")

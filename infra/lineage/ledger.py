@@ -112,22 +112,22 @@ class Ledger:
         self._connection.close()
 
     def run(self, build_id: str) -> DeliveredRun | None:
-        row = self._one("SELECT * FROM runs WHERE build_id = ? AND run_id IS NOT NULL", build_id)
+        row = self._fetch_one("SELECT * FROM runs WHERE build_id = ? AND run_id IS NOT NULL", build_id)
         return _delivered(row) if row else None
 
     def attempt(self, build_id: str, parent_id: str, about: dict[str, Any], sender: dict[str, Any]) -> None:
         """Notes that a run is about to be made: a second attempt may find that the first one got through."""
-        self._do(
+        self._execute(
             "INSERT INTO runs (build_id, parent_id, about, sender) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             build_id,
             parent_id,
             json.dumps(about),
             json.dumps(sender),
         )
-        self._do("UPDATE runs SET attempts = attempts + 1 WHERE build_id = ?", build_id)
+        self._execute("UPDATE runs SET attempts = attempts + 1 WHERE build_id = ?", build_id)
 
     def made(self, build_id: str, run_id: str, experiment_id: str, artifact_uri: str) -> None:
-        self._do(
+        self._execute(
             "UPDATE runs SET run_id = ?, experiment_id = ?, artifact_uri = ? WHERE build_id = ?",
             run_id,
             experiment_id,
@@ -137,63 +137,63 @@ class Ledger:
 
     def goes_on(self, build_id: str, sender: dict[str, Any]) -> None:
         """A build that had ended works again, in another process."""
-        self._do("UPDATE runs SET open = 1, sender = ? WHERE build_id = ?", json.dumps(sender), build_id)
+        self._execute("UPDATE runs SET open = 1, sender = ? WHERE build_id = ?", json.dumps(sender), build_id)
 
     def ended(self, build_id: str) -> None:
-        self._do("UPDATE runs SET open = 0 WHERE build_id = ?", build_id)
-        self._do("DELETE FROM tails WHERE build_id = ?", build_id)
+        self._execute("UPDATE runs SET open = 0 WHERE build_id = ?", build_id)
+        self._execute("DELETE FROM tails WHERE build_id = ?", build_id)
 
     def open_runs(self) -> list[DeliveredRun]:
-        return [_delivered(row) for row in self._all("SELECT * FROM runs WHERE open AND run_id IS NOT NULL")]
+        return [_delivered(row) for row in self._fetch_all("SELECT * FROM runs WHERE open AND run_id IS NOT NULL")]
 
     def follow(self, build_id: str, path: str) -> None:
-        self._do("INSERT INTO tails (build_id, path) VALUES (?, ?) ON CONFLICT DO NOTHING", build_id, path)
+        self._execute("INSERT INTO tails (build_id, path) VALUES (?, ?) ON CONFLICT DO NOTHING", build_id, path)
 
     def tails(self) -> list[tuple[str, str, int]]:
         """(build_id, path, offset in bytes) of the metric files that are being followed."""
-        return [tuple(row) for row in self._all("SELECT build_id, path, offset FROM tails")]
+        return [tuple(row) for row in self._fetch_all("SELECT build_id, path, offset FROM tails")]
 
     def advance(self, build_id: str, offset: int) -> None:
-        self._do("UPDATE tails SET offset = ? WHERE build_id = ?", offset, build_id)
+        self._execute("UPDATE tails SET offset = ? WHERE build_id = ?", offset, build_id)
 
     def model_id(self, digest: str, experiment_id: str | None = None) -> str | None:
         """The logged model with a payload digest, preferably of the given experiment."""
-        row = self._one(
+        row = self._fetch_one(
             "SELECT model_id FROM models WHERE digest = ? ORDER BY experiment_id = ? DESC", digest, experiment_id or ""
         )
         return row[0] if row else None
 
     def model_made(self, digest: str, experiment_id: str, model_id: str) -> None:
-        self._do("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", digest, experiment_id, model_id)
+        self._execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", digest, experiment_id, model_id)
 
     def set_row(self, parent_id: str, stage: str, **values: Any) -> None:
         """Adds to what the pipeline's page says about a stage."""
-        row = self._one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
+        row = self._fetch_one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
         merged = (parse_own_json(row[0]) if row else {}) | values
-        self._do("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
+        self._execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
 
     def rows(self, parent_id: str) -> dict[str, dict[str, Any]]:
-        records = self._all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
+        records = self._fetch_all("SELECT stage, row FROM rows WHERE parent_id = ?", parent_id)
         rows = {row["stage"]: parse_own_json(row["row"]) for row in records}
         return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
 
     def failed(self, name: str) -> int:
         """Counts one more failure of a message; returns how many there were."""
-        self._do(
+        self._execute(
             "INSERT INTO failures VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET attempts = attempts + 1",
             name,
         )
-        row = self._one("SELECT attempts FROM failures WHERE name = ?", name)
+        row = self._fetch_one("SELECT attempts FROM failures WHERE name = ?", name)
         return int(row[0]) if row else 0
 
-    def _do(self, query: str, *values: Any) -> None:
+    def _execute(self, query: str, *values: Any) -> None:
         self._connection.execute(query, values)
 
-    def _one(self, query: str, *values: Any) -> sqlite3.Row | None:
+    def _fetch_one(self, query: str, *values: Any) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
         return row
 
-    def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def _fetch_all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         return self._connection.execute(query, values).fetchall()
 
 

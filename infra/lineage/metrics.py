@@ -183,13 +183,13 @@ class MetricsDelivery:
                 send()
             if line.rewound_to is not None:
                 send()
-                self._take_back(run, path, line)
+                self._undo_points(run, path, line)
             at_ms = milliseconds(line.time)
             batch += [Metric(name, value, at_ms, line.step) for name, value in line.values.items()]
             end = line.end
         send()
 
-    def _take_back(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
+    def _undo_points(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
         """Delete the points that a training took back when it continued from an earlier step."""
         points = [
             Point(name, line.step, milliseconds(line.time))

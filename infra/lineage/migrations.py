@@ -50,7 +50,7 @@ def prepare(root: Path | str) -> None:
         _remove(temporary)
         if not _tables(path):
             _make(temporary)
-            _put(temporary, path)
+            _replace_database(temporary, path)
             return
         try:
             _upgrade(path, revision, temporary)
@@ -156,7 +156,7 @@ def _upgrade(path: Path, revision: str | None, temporary: Path) -> None:
         kept = path.with_name(f"{path.name}.revision-{revision or 'none'}.{time.strftime('%Y%m%d-%H%M%S')}")
         kept.unlink(missing_ok=True)
         link_or_copy(path, kept)
-        _put(temporary, path)
+        _replace_database(temporary, path)
     log.info("upgraded %s from revision %s; as it was it lies in %s", path, revision, kept.name)
     for older in _copies(path)[COPIES_KEPT:]:
         older.unlink()
@@ -207,7 +207,7 @@ def _answer_broken(path: Path, revision: str | None, temporary: Path, error: Exc
         log.warning("%s was cut while it was made (%s): it is set aside, and a new one made", path, error)
         _make(temporary)
         set_aside(path, f"broken-{time.strftime('%Y%m%d-%H%M%S')}")
-        _put(temporary, path)
+        _replace_database(temporary, path)
         return
     reason = str(error).splitlines()[0]
     fix = _REBUILD
@@ -228,7 +228,7 @@ def _holds_runs(path: Path) -> bool:
         return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM runs)").fetchone()[0])
 
 
-def _put(temporary: Path, path: Path) -> None:
+def _replace_database(temporary: Path, path: Path) -> None:
     # Remove files of an earlier database of this name. An existing database was read just now: a journal still next to
     # it was cut before it counted, and would stay next to the new one.
     for companion in ("-journal",) if path.exists() else _COMPANIONS:

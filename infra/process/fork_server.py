@@ -80,7 +80,7 @@ class Server:
         self._waiting: list[str] = []
         self._sources = _Sources()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(requests, selectors.EVENT_READ, self._hear)
+        self._selector.register(requests, selectors.EVENT_READ, self._receive_request)
         self._children: set[_Child] = set()
         self._born: Start | None = None
         self._over = False
@@ -96,7 +96,7 @@ class Server:
                 self._import(self._waiting.pop(0))
         return None
 
-    def _hear(self) -> None:
+    def _receive_request(self) -> None:
         data, descriptors, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, DESCRIPTORS)
         if not data:
             self._over = True
@@ -118,7 +118,7 @@ class Server:
             self._import(name)
         given_up = bool(select.select([channel], [], [], 0)[0])  # nothing is ever sent on it, so it is closed
         if reason := "nobody waits for it" if given_up else self._sources.changed() or unsafe():
-            _tell(channel, {"refused": reason})
+            _send(channel, {"refused": reason})
             channel.close()
             return
         gc.freeze()  # what is there is shared with the child as long as neither touches it
@@ -126,13 +126,13 @@ class Server:
         if pid == 0:
             self._born = start
             self._leave(channel)
-            _become(start, output, parent)
+            _reset_process(start, output, parent)
             return
         child = _Child(pid, os.pidfd_open(pid), channel)
         self._children.add(child)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._ended(child))
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._unheard(child))
-        _tell(channel, {"pid": pid}, child.pidfd)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._report_exit(child))
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._close_client(child))
+        _send(channel, {"pid": pid}, child.pidfd)
 
     def _leave(self, channel: socket.socket) -> None:
         """Close the server's descriptors in a child."""
@@ -145,17 +145,17 @@ class Server:
             if not child.has_ended:
                 os.close(child.pidfd)
 
-    def _ended(self, child: _Child) -> None:
+    def _report_exit(self, child: _Child) -> None:
         """Tells the exit code. The number stays taken until the client has heard it: it may still signal the group."""
         status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         child.has_ended = True
-        _tell(child.channel, {"code": status.si_status if status.si_code == os.CLD_EXITED else -status.si_status})
+        _send(child.channel, {"code": status.si_status if status.si_code == os.CLD_EXITED else -status.si_status})
         self._reap(child)
 
-    def _unheard(self, child: _Child) -> None:
+    def _close_client(self, child: _Child) -> None:
         self._selector.unregister(child.channel)
         child.channel.close()
         child.is_unheard = True
@@ -257,7 +257,7 @@ def _every_process_hook() -> bool:
     )
 
 
-def _become(start: Start, output: int, parent: int) -> None:
+def _reset_process(start: Start, output: int, parent: int) -> None:
     """Give a forked process the state of a newly started one: session, signals, streams, environment, entropy."""
     if start.own_session:
         os.setsid()
@@ -287,7 +287,7 @@ def _become(start: Start, output: int, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _tell(channel: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+def _send(channel: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
     """Send a message; the receiver may be gone already."""
     with contextlib.suppress(OSError):
         socket.send_fds(channel, [json.dumps(message).encode()], list(descriptors))

@@ -123,7 +123,7 @@ class ForkServer:
             if stop():
                 own_end.close()
                 raise NotForkedError("it was cancelled before it began")
-        data, descriptors, _, _ = _heard(own_end, 1)
+        data, descriptors, _, _ = _receive(own_end, 1)
         answer: dict[str, Any] = parse_own_json(data) if data else {"refused": "the fork server has ended"}
         if "refused" in answer:
             own_end.close()
@@ -162,24 +162,24 @@ class Forked:
         self._server_lost = False
 
     def poll(self) -> int | None:
-        self._hear(0.0)
+        self._update(0.0)
         return self.returncode
 
     def wait(self) -> int:
         """Also lets go of the process's number, which is not given to another before."""
         while self.returncode is None:
-            self._hear(None)
+            self._update(None)
         self._channel.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         return self.returncode
 
-    def _hear(self, timeout_s: float | None) -> None:
+    def _update(self, timeout_s: float | None) -> None:
         if self.returncode is not None:
             return
         if not self._server_lost and _readable(self._channel, timeout_s):
-            data = _heard(self._channel, 0)[0]
+            data = _receive(self._channel, 0)[0]
             if data:
                 self.returncode = int(parse_own_json(data)["code"])
             self._server_lost = not data
@@ -187,7 +187,7 @@ class Forked:
             self.returncode = self.LOST
 
 
-def _heard(channel: socket.socket, descriptors: int) -> tuple[bytes, list[int], int, Any]:
+def _receive(channel: socket.socket, descriptors: int) -> tuple[bytes, list[int], int, Any]:
     try:
         return socket.recv_fds(channel, LARGEST_REQUEST, descriptors)
     except ConnectionError:

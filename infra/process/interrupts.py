@@ -27,7 +27,7 @@ def listen() -> None:
     _listening = True
     for number in NUMBERS:
         signal.signal(number, _raise)
-    sys.unraisablehook = _say_unraisable
+    sys.unraisablehook = _report_unraisable
 
 
 def ignore() -> None:
@@ -41,7 +41,7 @@ def _raise(*_: Any) -> None:
     raise Interrupted
 
 
-def _say_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """Hook for exceptions that cannot be raised, as in a weak reference's callback: Python prints them and continues.
     An interrupt is not printed: it is not an error, and `interrupt_received` reports it."""
     if not issubclass(unraisable.exc_type, Interrupted):

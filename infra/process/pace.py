@@ -40,7 +40,7 @@ class Pace:
         self._documents = 0
         self._under_way: Callable[[], Amount] = lambda: (0, 0)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell_now_and_then, name="pace", daemon=True)
+        self._thread = threading.Thread(target=self._report_periodically, name="pace", daemon=True)
 
     def add(self, amount: float, text_bytes: float = 0, documents: int = 0) -> None:
         """Add an amount. documents: number reported in addition to the amount, if that counts something else."""
@@ -62,13 +62,13 @@ class Pace:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self._tell()
+        self._report()
 
-    def _tell_now_and_then(self) -> None:
+    def _report_periodically(self) -> None:
         while not self._ended.wait(EVERY_S):
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         in_progress, more_bytes = self._under_way()
         done = self._done + in_progress
         seconds = time.monotonic() - self._begun

@@ -70,10 +70,10 @@ def prefect_home(root: Path | str) -> Path:
 def _reach() -> dict[str, str]:
     """Return variables that make processes find the project from any working directory, installed or not, and that
     bypass any proxy for this machine."""
-    no_proxy = [*_listed("NO_PROXY", ","), *_listed("no_proxy", ","), "127.0.0.1", "localhost"]
+    no_proxy = [*_list_of("NO_PROXY", ","), *_list_of("no_proxy", ","), "127.0.0.1", "localhost"]
     hosts = ",".join(dict.fromkeys(no_proxy))
     return {"PYTHONPATH": python_path(), "NO_PROXY": hosts, "no_proxy": hosts}
 
 
-def _listed(variable: str, separator: str) -> list[str]:
+def _list_of(variable: str, separator: str) -> list[str]:
     return [item for item in os.environ.get(variable, "").split(separator) if item]

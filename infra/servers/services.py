@@ -139,7 +139,7 @@ class _Starter:
             urls: dict[str, str] = {}
             for name in NAMES:
                 service = self.known.get(name)
-                if service and service.alive and self._still_wanted(service, urls):
+                if service and service.alive and self._is_current(service, urls):
                     urls[name] = service.url
                     if name not in answering:
                         waiting[name] = spec_of(service, self.root, urls["prefect"], self.settings)
@@ -157,7 +157,7 @@ class _Starter:
             self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them anew")
         return [self.known[name] for name in NAMES]
 
-    def _still_wanted(self, service: Service, urls: dict[str, str]) -> bool:
+    def _is_current(self, service: Service, urls: dict[str, str]) -> bool:
         """Return False for a worker that polls a previous address of the server."""
         return service.name != "worker" or service.url == worker_spec(self.root, urls["prefect"], self.settings).url
 

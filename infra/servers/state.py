@@ -92,21 +92,21 @@ def write_private(path: Path, text: str) -> None:
 
 def prefect_api_url(root: Path | str) -> str | None:
     """Return the API URL of the Prefect server at STEMMA_PREFECT_URL, else of the one that `up` started if it lives."""
-    url = _elsewhere("STEMMA_PREFECT_URL") or _started_here(root, "prefect")
+    url = _url_from_environment("STEMMA_PREFECT_URL") or _started_here(root, "prefect")
     return f"{url}/api" if url else None
 
 
 def mlflow_url(root: Path | str) -> str | None:
     """Return the URL of the MLflow server at STEMMA_MLFLOW_URL, else of the one that `up` started if it lives."""
-    return _elsewhere("STEMMA_MLFLOW_URL") or _started_here(root, "mlflow") or None
+    return _url_from_environment("STEMMA_MLFLOW_URL") or _started_here(root, "mlflow") or None
 
 
 def works_elsewhere() -> bool:
     """Return True if the servers and their workers are not those of `up` on this machine."""
-    return bool(_elsewhere("STEMMA_PREFECT_URL"))
+    return bool(_url_from_environment("STEMMA_PREFECT_URL"))
 
 
-def _elsewhere(variable: str) -> str:
+def _url_from_environment(variable: str) -> str:
     return os.environ.get(variable, "").rstrip("/")
 
 

@@ -62,10 +62,10 @@ def vllm_command(program: str, folder: Path, name: str, *arguments: str) -> list
 
 def program_of(config: VllmConfig) -> str | None:
     """Return the program of vLLM; None if it cannot be started here."""
-    return shutil.which(_named(config))
+    return shutil.which(_program(config))
 
 
-def _named(config: VllmConfig) -> str:
+def _program(config: VllmConfig) -> str:
     return config.program or os.environ.get(PROGRAM) or "vllm"
 
 
@@ -73,7 +73,7 @@ def program_problem(config: VllmConfig) -> Problem | None:
     """Return the reason why the program cannot be started here; None if it can."""
     if program_of(config):
         return None
-    path = Path(_named(config))
+    path = Path(_program(config))
     expectation = "a program that can be executed" if path.exists() else "a program that is there"
     message = f"expected {expectation}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
     fix = 'install vLLM in an environment of its own (docs/alignment.md, "Answers by vLLM") and name its bin/vllm'
@@ -152,7 +152,7 @@ class Vllm:
                 for future in done:
                     completions[futures.pop(future)] = future.result()
                 last_heard = time.monotonic() if done else last_heard
-                self._look(last_heard, self._config.silent_s, "launch.vllm.silent_s", "no answer")
+                self._check_server(last_heard, self._config.silent_s, "launch.vllm.silent_s", "no answer")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return completions
@@ -164,7 +164,7 @@ class Vllm:
         """
         self._post("/collective_rpc", {"method": "reload_weights"})
         if not self._post("/reset_prefix_cache", {}).get("success", True):
-            raise self._failed("vllm_refused", "did not forget the keys and values of earlier weights")
+            raise self._error("vllm_refused", "did not forget the keys and values of earlier weights")
 
     def close(self) -> None:
         """End the server and all processes that it started."""
@@ -183,29 +183,29 @@ class Vllm:
     def _wait(self) -> None:
         started = time.monotonic()
         while True:
-            self._look(started, self._config.start_s, "launch.vllm.start_s", "no sign of being ready")
+            self._check_server(started, self._config.start_s, "launch.vllm.start_s", "no sign of being ready")
             try:
                 self._request("GET", "/health")
                 return
             except OSError:
                 time.sleep(POLL_S)
 
-    def _look(self, since: float, limit_s: float, key: str, missing: str) -> None:
+    def _check_server(self, since: float, limit_s: float, key: str, missing: str) -> None:
         if self._stop():
             raise Cancelled
         if self._process.poll() is not None:
-            raise self._ended()
+            raise self._end_error()
         if time.monotonic() - since > limit_s:
             fix = f"look at its log, {self._log}, or raise {key}"
-            raise stage_error("vllm_silent", key, f"vLLM gave {missing} for {limit_s:g} s: {self._said()}", fix)
+            raise stage_error("vllm_silent", key, f"vLLM gave {missing} for {limit_s:g} s: {self._last_words()}", fix)
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         try:
             text = self._request("POST", path, json.dumps(body).encode())
         except OSError as error:
-            if self._gone_soon():
-                raise self._ended() from None
-            raise self._failed("vllm_failed", f"broke off: {error}") from None
+            if self._wait_for_end():
+                raise self._end_error() from None
+            raise self._error("vllm_failed", f"broke off: {error}") from None
         return parse_json(text, f"vLLM's answer to {path}", nan=True) if text.strip() else {}
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -220,14 +220,14 @@ class Vllm:
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and self._gone_soon():
-                raise self._ended()
-            raise self._failed(
+            if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and self._wait_for_end():
+                raise self._end_error()
+            raise self._error(
                 "vllm_refused", f"answered {path} with {answer.status}: {text[:500].decode('utf8', 'replace')}"
             )
         return text
 
-    def _gone_soon(self, patience_s: float = 30.0) -> bool:
+    def _wait_for_end(self, patience_s: float = 30.0) -> bool:
         """Return True if the server ends within `patience_s`.
 
         Its processes notify each other, and log the reason, within seconds of an error.
@@ -239,26 +239,26 @@ class Vllm:
             time.sleep(POLL_S)
         return False
 
-    def _ended(self) -> StageError:
+    def _end_error(self) -> StageError:
         code = self._process.wait()
         signal_number = abs(code) if code < 0 else code - _BY_SIGNAL
         cause = signal.Signals(signal_number).name if signal_number > 0 else f"code {code}"
-        log_tail = self._said()
+        log_tail = self._last_words()
         if signal_number == signal.SIGKILL or any(phrase in log_tail.lower() for phrase in _NO_MEMORY):
             fix = (
                 "give it GPUs of its own (launch.vllm.gpus), or less of their memory "
                 "(launch.vllm.arguments: [--gpu-memory-utilization=0.4]); on a CPU set VLLM_CPU_KVCACHE_SPACE"
             )
-            return self._failed("vllm_out_of_memory", f"ended with {cause}", fix)
-        return self._failed("vllm_failed", f"ended with {cause}")
+            return self._error("vllm_out_of_memory", f"ended with {cause}", fix)
+        return self._error("vllm_failed", f"ended with {cause}")
 
-    def _failed(self, code: str, event: str, fix: str = "") -> StageError:
+    def _error(self, code: str, event: str, fix: str = "") -> StageError:
         fix = fix or "mend what it says, or leave vLLM out for our own sampler"
         return stage_error(
-            code, "launch.vllm", f"vLLM {event}; its last words: {self._said()}", f"{fix}; its log is {self._log}"
+            code, "launch.vllm", f"vLLM {event}; its last words: {self._last_words()}", f"{fix}; its log is {self._log}"
         )
 
-    def _said(self) -> str:
+    def _last_words(self) -> str:
         """Return the cause of its end from its log: the first errors, which cause later ones, else the last lines."""
         with self._log.open("rb") as file:
             file.seek(self._log_begins)

@@ -90,7 +90,7 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGr
         key = (reference.path, reference.digest)
         if key not in parents:
             located = locate(store, reference)
-            parents[key] = artifact_member(store, *located) if located else _gone(store, reference)
+            parents[key] = artifact_member(store, *located) if located else _missing_member(store, reference)
         return parents[key]
 
     queue = deque(artifact_member(store, folder, manifest) for folder, manifest in starts)
@@ -155,7 +155,7 @@ def descent(store: Store, start: Member) -> LineageGraph:
     return graph
 
 
-def _gone(store: Store, reference: Input) -> Member:
+def _missing_member(store: Store, reference: Input) -> Member:
     folders = store.folders(reference.stage)
     same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == reference.fingerprint)
     stand_in = next((manifest for manifest in same_address if manifest is not None), None)

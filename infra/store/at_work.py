@@ -51,8 +51,8 @@ class GoingRun:
     def begin(self) -> None:
         """Register the run. Raises StageError if the leases are out of reach, Cancelled if stopped while waiting."""
         self._store.leases.check()
-        self._hold()
-        self._put()
+        self._acquire_lease()
+        self._write_record()
         self._wait_for_gc()
 
     def came_to(self, made: Manifest) -> None:
@@ -61,14 +61,14 @@ class GoingRun:
         with self._lock:
             entry = {"stage": made.stage, "fingerprint": made.fingerprint, "digest": made.digest}
             self._artifacts.append(entry)
-            self._put()
+            self._write_record()
 
     def before_commit(self) -> None:
         """Wait for `stemma gc`. Call it before checking once more that the inputs exist: whatever `stemma gc` removes
         is gone by then. Raises StageError and Cancelled as `begin` does."""
         with self._lock:
             if self._lease is not None and not self._lease.still_held():
-                self._hold()
+                self._acquire_lease()
             self._wait_for_gc()
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class GoingRun:
         if self._lease is not None:
             self._lease.release()
 
-    def _hold(self) -> None:
+    def _acquire_lease(self) -> None:
         key = f"{RUNS}/{self._run_id}"
 
         def report_holder(holder: Holder) -> None:
@@ -87,7 +87,7 @@ class GoingRun:
         if self._lease is None:
             raise Cancelled
 
-    def _put(self) -> None:
+    def _write_record(self) -> None:
         self._runs.begin(self._run_id, {**self._about, "artifacts": self._artifacts})
 
     def _wait_for_gc(self) -> None:

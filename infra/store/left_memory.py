@@ -45,11 +45,11 @@ def remove_memory(work: Path) -> None:
         with suppress(OSError, ValueError):  # a record that a full disk cut short names nothing
             first = int(record.read_text(encoding="utf8"))
             if not psutil.pid_exists(first // NUMBERS):
-                for leftover in _left(first):
+                for leftover in _leftovers(first):
                     leftover.unlink(missing_ok=True)
 
 
-def _left(first: int) -> Iterator[Path]:
+def _leftovers(first: int) -> Iterator[Path]:
     for number in range(first, first + NUMBERS):
         for folder in (MEMORY, Path(tempfile.gettempdir())):
             yield from folder.glob(f"{number:06}_*")

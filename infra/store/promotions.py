@@ -63,31 +63,31 @@ class Promotions:
     def promote(self, name: str, promotion: Promotion, instead_of: Promotion | None) -> None:
         """Make a promotion the current one. Raises StageError `promoted_meanwhile` if it would replace another than
         `instead_of`."""
-        with self._changed() as by_name:
+        with self._locked_changes() as by_name:
             history = by_name.setdefault(name, [])
             now = Promotion(**history[-1]) if history else None
             if now != instead_of:
-                raise _meanwhile(name)
+                raise _promoted_meanwhile(name)
             by_name[name] = [*history, asdict(promotion)][-KEPT:]
 
     def rollback(self, name: str) -> tuple[Promotion, Promotion]:
         """Roll back the last promotion; return the current and the former one. Raises StageError
         `nothing_to_roll_back`."""
-        with self._changed() as by_name:
+        with self._locked_changes() as by_name:
             history = by_name.get(name, [])
             if len(history) < 2:
-                raise _nothing(name, list(by_name))
+                raise _nothing_to_roll_back(name, list(by_name))
             by_name[name] = history[:-1]
             return Promotion(**history[-2]), Promotion(**history[-1])
 
     @contextmanager
-    def _changed(self) -> Iterator[dict[str, Any]]:
+    def _locked_changes(self) -> Iterator[dict[str, Any]]:
         if self._url:
             before = read_object(self._url)
             by_name = self._parsed(before[0]) if before else {}
             yield by_name
             if not put_if(_as_text(by_name).encode(), self._url, before[1] if before else None):
-                raise _meanwhile(self._url)
+                raise _promoted_meanwhile(self._url)
             return
         state = self._path.parent / ".state"
         state.mkdir(parents=True, exist_ok=True)
@@ -130,11 +130,11 @@ def _as_text(by_name: Mapping[str, Any]) -> str:
     return json.dumps(by_name, indent=1) + "\n"
 
 
-def _meanwhile(location: str) -> StageError:
+def _promoted_meanwhile(location: str) -> StageError:
     message = "another model was promoted meanwhile"
     return stage_error("promoted_meanwhile", location, message, "look at it, and promote again")
 
 
-def _nothing(name: str, names: list[str]) -> StageError:
+def _nothing_to_roll_back(name: str, names: list[str]) -> StageError:
     fix = f"promoted are {', '.join(names)}" if names else "nothing was promoted yet"
     return stage_error("nothing_to_roll_back", name, "no earlier promotion of this name", fix)

@@ -35,7 +35,7 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
             return _newest(built)
         suggested = [name for name in stages if not among or name in among]
         message = f"no such folder, and no stage or step {stage!r} has artifacts in {store.place}"
-        raise _unknown(text, message, _instead(stage, suggested))
+        raise _unknown(text, message, _suggestion(stage, suggested))
     folders = store.folders(stage)
     if not folders:
         raise _unknown(text, f"{stage} has no finished artifact in {store.place}", "build it first")
@@ -78,7 +78,7 @@ def require_whole(store: Store, folder: Path, manifest: Manifest) -> None:
         raise stage_error("damaged", f"{manifest.stage}/{folder.name}", f"it is damaged: {wrong[0]}{suffix}", fix)
 
 
-def _instead(stage: str, stages: list[str]) -> str:
+def _suggestion(stage: str, stages: list[str]) -> str:
     if near := difflib.get_close_matches(stage, stages, n=1, cutoff=0.6):
         return f"did you mean {near[0]}?"
     return f"there are {', '.join(stages)}" if stages else "run a pipeline first, or name another --root"

@@ -166,8 +166,8 @@ class Store:
         target = folder or self.path(manifest)
         if self.remote is None or not self._is_address(target):
             return target
-        with self._alone(target):
-            if is_new := not self._is_here(target, manifest):
+        with self._locked(target):
+            if is_new := not self._is_complete(target, manifest):
                 self._make_room(target)
                 self._download(self.remote, manifest, target, say, stopped)
             if state:
@@ -189,7 +189,7 @@ class Store:
 
     def is_here(self, folder: Path, manifest: Manifest) -> bool:
         """Return True if the files of an artifact can be read without a download."""
-        return self.remote is None or not self._is_address(folder) or self._is_here(folder, manifest)
+        return self.remote is None or not self._is_address(folder) or self._is_complete(folder, manifest)
 
     def peek(self, manifest: Manifest, *paths: str, folder: Path | None = None) -> Path:
         """Return a folder that contains the given small files of an artifact, as far as it has them.
@@ -202,7 +202,7 @@ class Store:
         glance = glance_folder(self.root, manifest)
         files = [file for file in manifest.files if file.path in paths]
         if not (glance / MANIFEST).exists() or any(not self._has(glance, [file]) for file in files):
-            with self._alone(glance):
+            with self._locked(glance):
                 self.remote.fetch(manifest, glance, [file for file in files if not self._has(glance, [file])])
                 glance.mkdir(parents=True, exist_ok=True)
                 manifest.rewrite(glance)
@@ -212,14 +212,14 @@ class Store:
         """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
         if sum(file.size for file in without_states(manifest)) <= GLANCE_BYTES:
             return self.fetch(manifest, folder)
-        return self.peek(manifest, *(file.path for file in manifest.files if _says_something(file)), folder=folder)
+        return self.peek(manifest, *(file.path for file in manifest.files if _is_readable_text(file)), folder=folder)
 
     def _is_address(self, folder: Path) -> bool:
         """Return True if an artifact of this store may be at a folder."""
         path = folder.absolute()
         return path.parent.parent == self.root and not path.parent.name.startswith(".")
 
-    def _is_here(self, folder: Path, manifest: Manifest) -> bool:
+    def _is_complete(self, folder: Path, manifest: Manifest) -> bool:
         """Return True if the copy in a folder is complete. Files that were added to the artifact later, such as a card,
         may be missing from it."""
         copy = _in_folder(folder)
@@ -243,7 +243,7 @@ class Store:
         work.mkdir(parents=True, exist_ok=True)
         copy = replace(manifest, files=without_states(manifest))
         pending = [file for file in copy.files if not self._has(work, [file])]
-        self._say_download(manifest, pending, work, say)
+        self._report_download(manifest, pending, work, say)
         try:
             remote.fetch(manifest, work, pending, stopped)
             copy.write(work)
@@ -275,7 +275,7 @@ class Store:
         if not new:
             return
         pending = [file for file in new if not self._has(target, [file])]
-        self._say_download(manifest, pending, target, say)
+        self._report_download(manifest, pending, target, say)
         try:
             remote.fetch(manifest, target, pending, stopped)
             replace(copy, files=tuple(sorted((*copy.files, *new), key=lambda file: file.path))).rewrite(target)
@@ -283,14 +283,14 @@ class Store:
             raise disk_error(error, f"the copy of {self.location(manifest)}", target) from error
         self.hashes.know({target / file.path: file.sha256 for file in new})
 
-    def _say_download(self, manifest: Manifest, files: list[File], folder: Path, say: Callable[[str], None]) -> None:
+    def _report_download(self, manifest: Manifest, files: list[File], folder: Path, say: Callable[[str], None]) -> None:
         size = sum(file.size for file in files)
         if size > shutil.disk_usage(folder).free:
             raise full_disk(f"the copy of {self.location(manifest)} ({size / 1e6:,.0f} MB)", folder)
         say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
 
     @contextmanager
-    def _alone(self, place: Path) -> Iterator[None]:
+    def _locked(self, place: Path) -> Iterator[None]:
         """Hold a lock so that only one process downloads an artifact to this machine at a time."""
         locks = self.layout.state / "fetch"
         locks.mkdir(parents=True, exist_ok=True)
@@ -406,7 +406,7 @@ class Store:
         if in_force.build_id != manifest.build_id:
             shutil.rmtree(unfinished)
             return target
-        with self._alone(target):
+        with self._locked(target):
             self._make_room(target)
             os.rename(unfinished, target)
             sync(target.parent)
@@ -470,7 +470,7 @@ class Store:
             self.remote.delete(manifest, folder.name)
             if not folder.exists():  # most have no copy here
                 return
-        self._throw_away(folder)
+        self._move_to_trash(folder)
 
     def _retire(self, target: Path, old: Manifest | None) -> None:
         """Rename an artifact away from its address. A damaged one, or a folder that is none, is removed for good."""
@@ -480,7 +480,7 @@ class Store:
                 os.rename(target, kept)
                 self.hashes.moved(target, kept)
                 return
-        self._throw_away(target)
+        self._move_to_trash(target)
 
     def _make_room(self, target: Path) -> None:
         """A whole copy of what another build replaced goes to its name; one that is damaged, or known there, goes."""
@@ -490,9 +490,9 @@ class Store:
             os.rename(target, kept)
             self.hashes.moved(target, kept)
         elif target.exists():
-            self._throw_away(target)
+            self._move_to_trash(target)
 
-    def _throw_away(self, target: Path) -> None:
+    def _move_to_trash(self, target: Path) -> None:
         trash = (
             self.layout.root / ".work" / ".trash" / f"{target.parent.name}-{target.name}-{os.getpid()}-{time.time_ns()}"
         )
@@ -508,7 +508,7 @@ class Store:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _says_something(file: File) -> bool:
+def _is_readable_text(file: File) -> bool:
     return file.size <= GLANCE_BYTES and file.path.endswith((".json", ".jsonl", ".md", ".html", ".jinja"))
 
 

@@ -490,7 +490,7 @@ def test_choices_scored_together_are_scored_as_alone(model_dir: Path, run: Run) 
         assert sorted([*found, *alone]) == list(range(len(requests)))
         for number, score in found.items():
             _, context, choice = requests[number]
-            assert score == pytest.approx(scorer._alone(context, choice), abs=2e-4)
+            assert score == pytest.approx(scorer._score_alone(context, choice), abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_layers_of_our_own_are_those_of_the_model(family: str, settings: dict[st
         scorer = ChoiceScorer(model, torch.device("cpu"))
         assert scorer.usable(rows[0]) and scorer.way == "own"
         found = scorer._score(rows)
-        wanted = [scorer._alone(row.context, choice) for row in rows for choice in row.choices]
+        wanted = [scorer._score_alone(row.context, choice) for row in rows for choice in row.choices]
         assert [score for score, _ in found] == pytest.approx(wanted, abs=1e-4)
         scorer.way = "hidden"
         assert [greedy for _, greedy in scorer._score(rows)] == [greedy for _, greedy in found]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.common.output import _unforeseen
+from cli.common.output import _as_stemma_error
 from infra import installed
 from infra.installed import differing_packages
 from tasks.processes.failures import failure_of
@@ -36,7 +36,7 @@ def test_a_lock_that_is_installed_partly_explains_a_failed_import(
         f"numpy {metadata.version('numpy')} (lock: 9.9)",
         "not_here is missing (lock: 1.0)",
     ]
-    for failure in (failure_of(error, "clean", tmp_path), _unforeseen(error)):
+    for failure in (failure_of(error, "clean", tmp_path), _as_stemma_error(error)):
         (problem,) = failure.problems
         assert problem.code == "not_installed" and "run make .venv/.installed" in problem.fix
         assert "No module named 'polars'; 2 installed packages differ from requirements.lock: numpy" in problem.message

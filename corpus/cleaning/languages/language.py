@@ -31,9 +31,9 @@ class Language:
         self.rules: Sequence[Rule] = [self._keep, self._confident] if config.keep or config.keep_by_source else []
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
-        return [self._judged(document) for document in documents]
+        return [self._with_language(document) for document in documents]
 
-    def _judged(self, document: Document) -> Document | Broken:
+    def _with_language(self, document: Document) -> Document | Broken:
         language, confidence = self.identify(document.text)
         sure = confidence >= self._config.min_confidence
         self.counts[f"language.{language if sure else 'unsure'}"] += 1

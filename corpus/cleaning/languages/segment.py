@@ -69,9 +69,9 @@ class Segmenter:
         self._classes = class_table()
         self._exceptions = hash_table(hashes_of(sorted(self._splitter.exceptions)))
         self._stop_words = hash_table(hashes_of(stop_words))
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._keys, self._values = np.zeros(1 << 16, np.uint64), np.zeros(1 << 16, np.int32)
         self._known = 0
         self._first, self._count = np.zeros(0, np.int32), np.zeros(0, np.int32)
@@ -81,7 +81,7 @@ class Segmenter:
     def segment(self, points: Array, doc_starts: Array) -> SegmentedText:
         """The words of documents given as code points (P,) and starts (D + 1,)."""
         if self._known > MAX_CHUNKS:
-            self._forget()
+            self._clear()
         capacity = points.size // 2 + doc_starts.size
         bounds, ids = np.empty((capacity, 2), np.int64), np.empty(capacity, np.int32)
         doc_chunks = np.empty(doc_starts.size, np.int64)

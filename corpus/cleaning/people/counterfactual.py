@@ -124,13 +124,13 @@ def replace_words(text: str, replacement: Callable[[list[str], int], str | None]
             replacements[index] = _cased(word, swapped, index, words)
     for index, swapped in list(replacements.items()):
         if index and lower[index - 1] in ("a", "an") and words[index - 1][2] + 1 == words[index][1]:
-            article = "an" if _sounds_open(swapped) else "a"
-            if article != lower[index - 1] and _sounds_open(words[index][0]) != _sounds_open(swapped):
+            article = "an" if _takes_an(swapped) else "a"
+            if article != lower[index - 1] and _takes_an(words[index][0]) != _takes_an(swapped):
                 replacements[index - 1] = _cased(words[index - 1][0], article, index - 1, words)
-    return _put_together(text, words, replacements)
+    return _join(text, words, replacements)
 
 
-def _put_together(text: str, words: list[tuple[str, int, int]], replacements: dict[int, str]) -> str:
+def _join(text: str, words: list[tuple[str, int, int]], replacements: dict[int, str]) -> str:
     pieces, position = [], 0
     for index, swapped in sorted(replacements.items()):
         pieces += [text[position : words[index][1]], swapped]
@@ -192,7 +192,7 @@ def _stands_alone(lower: list[str], index: int) -> bool:
     return lower[index + 1] in _IS_HIS and index > 0 and lower[index - 1] in ("is", "was", "of", "be", "and", "not")
 
 
-def _sounds_open(word: str) -> bool:
+def _takes_an(word: str) -> bool:
     """Return True if the article before the word is "an"."""
     word = word.lower()
     if word.startswith(_SILENT_H):

@@ -158,7 +158,7 @@ def _emails(text: str) -> Iterator[tuple[int, int]]:
 def _ips(text: str) -> Iterator[tuple[int, int]]:
     for match in _IPV4.finditer(text):
         if (
-            not _stands_behind(text, match.start(), "0123456789.")
+            not _follows(text, match.start(), "0123456789.")
             and _is_public(match.group())
             and not _is_numbering(text, *match.span())
         ):
@@ -216,17 +216,17 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
         word = direct["word"]
         if word.lower() in _ADDRESSED:
             # "upgrade from 1.2.3.4" is decided by the rest of its sentence.
-            return word.lower() in ("from", "by", "at") and _speaks_of_numbering(before[: direct.start()], following)
+            return word.lower() in ("from", "by", "at") and _mentions_numbering(before[: direct.start()], following)
         if word.lower() in _NUMBERED:
             return True
         # The name of a product; at the start of a sentence it may be a verb.
         is_name = word[0].isupper() and direct.start() > 0
         if direct["joint"] == " " and (is_name or (any(map(str.isupper, word[1:])) and not word.isupper())):
             return True
-    return _speaks_of_numbering(before, following)
+    return _mentions_numbering(before, following)
 
 
-def _speaks_of_numbering(before: str, following: str) -> bool:
+def _mentions_numbering(before: str, following: str) -> bool:
     """Return True if the nearest word before, else after, that indicates either, indicates versions or sections."""
     if match := _SENTENCE_END.search(following):
         following = following[: match.start()]
@@ -238,7 +238,7 @@ def _speaks_of_numbering(before: str, following: str) -> bool:
     return False
 
 
-def _stands_behind(text: str, start: int, characters: str) -> bool:
+def _follows(text: str, start: int, characters: str) -> bool:
     return start > 0 and text[start - 1] in characters
 
 
@@ -254,7 +254,7 @@ def _cards(text: str) -> Iterator[tuple[int, int]]:
 
     for match in _CARD.finditer(text):
         digits = re.sub("[ -]", "", match.group())
-        if _stands_behind(text, match.start(), "0123456789.,-"):
+        if _follows(text, match.start(), "0123456789.,-"):
             continue
         if _ISSUER.fullmatch(digits) and len(set(digits)) > 1 and luhn.is_valid(digits):
             yield match.span()

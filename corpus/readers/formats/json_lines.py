@@ -221,7 +221,7 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
         try:
             text, is_repaired = decode(line, encoding)
             read = json.loads(text)
-            value = _whole(read)
+            value = _join_surrogates(read)
             is_repaired |= value != read
         except UnicodeDecodeError:
             return Rejected(str(place), number, f"not valid {encoding}")
@@ -237,13 +237,17 @@ def _may_be_utf8(encoding: str) -> bool:
     return encoding == AUTO or python_name(encoding) == "utf-8-sig"
 
 
-def _whole(value: Any) -> Any:
+def _join_surrogates(value: Any) -> Any:
     """The value with halves of surrogate pairs, which JSON can escape, joined or replaced in all of its texts."""
     if isinstance(value, str):
         return whole_characters(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {_whole(key): _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_join_surrogates(item) for item in value]
+    return (
+        {_join_surrogates(key): _join_surrogates(item) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _list(
@@ -256,7 +260,7 @@ def _list(
         try:
             text, is_repaired = decode(content, encoding)
             read = json.loads(text)
-            items = _whole(read) if "\\ud" in text.lower() else read
+            items = _join_surrogates(read) if "\\ud" in text.lower() else read
         except UnicodeDecodeError:
             raise wrong_encoding(place, encoding) from None
         except (ValueError, RecursionError) as error:

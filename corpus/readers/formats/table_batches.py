@@ -66,13 +66,13 @@ class Bad(NamedTuple):
 def read_table(table: Table) -> Iterator[Rows | Bad]:
     """The rows of a Parquet or Arrow file in order, bad ones too. Raises StageError: `missing_source`, `wrong_field`
     naming the columns that are there, `corrupt_file`, `too_big`."""
-    with _explained(table):
+    with _named_errors(table):
         yield from (_parquet if table.kind == "parquet" else _arrow)(table)
 
 
 def row_group_bytes(place: Place) -> list[int]:
     """The size of each row group of a Parquet file before compression. Raises StageError as `read_table` does."""
-    with _explained(Table("parquet", place, (), "", 0)), _parquet_file(place) as file:
+    with _named_errors(Table("parquet", place, (), "", 0)), _parquet_file(place) as file:
         return [file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)]
 
 
@@ -263,7 +263,7 @@ def _parquet_file(place: Place) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _explained(table: Table) -> Iterator[None]:
+def _named_errors(table: Table) -> Iterator[None]:
     try:
         yield
     except StageError:

@@ -48,14 +48,14 @@ def read_rows(table: Table) -> Iterator[Record | Rejected]:
         for number in range(item.batch.num_rows):
             row = item.first + number + 1
             try:
-                value = values[number] if values is not None else _only(item.batch.slice(number, 1))
+                value = values[number] if values is not None else _value_of(item.batch.slice(number, 1))
             except Exception as error:
                 yield Rejected(str(table.place), row, f"not readable: {error}")
             else:
                 yield Record(table.place, row, value)
 
 
-def _only(batch: Any) -> dict[str, Any]:
+def _value_of(batch: Any) -> dict[str, Any]:
     [value] = batch.to_pylist()
     return dict(value)
 
@@ -68,7 +68,7 @@ def table_rows(table: Table) -> Iterator[Rows | Bad]:
     """
     done = 0
     try:
-        for item in _asked(read_table, table, table.max_bytes):
+        for item in _ask(read_table, table, table.max_bytes):
             if isinstance(item, Bad):
                 done = max(done, item.row)
                 yield item
@@ -76,15 +76,15 @@ def table_rows(table: Table) -> Iterator[Rows | Bad]:
                 done = item.end
                 yield item._replace(batch=pa.ipc.open_stream(item.batch).read_next_batch())
     except _DiedError as died:
-        raise _explained(died.code, table.place, f"behind row {done:,}") from None
+        raise _crash_error(died.code, table.place, f"behind row {done:,}") from None
 
 
 def group_bytes(place: Place) -> list[int]:
     """`row_group_bytes` out of the other process. Raises StageError as `table_rows` does."""
     try:
-        [sizes] = _asked(_sizes, place, 0)
+        [sizes] = _ask(_sizes, place, 0)
     except _DiedError as died:
-        raise _explained(died.code, place, "at its end, where it lists its row groups") from None
+        raise _crash_error(died.code, place, "at its end, where it lists its row groups") from None
     return list(sizes)
 
 
@@ -101,7 +101,7 @@ class _DiedError(Exception):
         self.code = code
 
 
-def _asked(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int) -> Iterator[Any]:
+def _ask(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int) -> Iterator[Any]:
     """Yield the items of `function(argument)` in the other process. Raises its errors as StageError, and _DiedError."""
     process = _started()
     assert process.stdin is not None and process.stdout is not None
@@ -124,7 +124,7 @@ def _asked(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: i
             _end()
 
 
-def _explained(code: int, place: Place, location: str) -> StageError:
+def _crash_error(code: int, place: Place, location: str) -> StageError:
     if code == -signal.SIGKILL:
         return stage_error(
             "killed",

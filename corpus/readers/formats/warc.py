@@ -147,19 +147,19 @@ class _Block:
         self.header_room: int | None = HEADER_BYTES + len(head)
 
     def read(self, size: int = -1) -> bytes:
-        return self._take(self._stream.read, self._head.read, size)
+        return self._read_ahead(self._stream.read, self._head.read, size)
 
     def readline(self, size: int = -1) -> bytes:
         if self.header_room is not None:
             size = min(self.header_room, self.header_room if size < 0 else size)
             if not size:
                 raise Unreadable(f"not a readable page: headers of over {HEADER_BYTES / 1e6:.0f} MB")
-        line = self._take(self._stream.readline, self._head.readline, size)
+        line = self._read_ahead(self._stream.readline, self._head.readline, size)
         if self.header_room is not None:
             self.header_room -= len(line)
         return line
 
-    def _take(self, rest: Callable[[int], bytes], head: Callable[[int], bytes], size: int) -> bytes:
+    def _read_ahead(self, rest: Callable[[int], bytes], head: Callable[[int], bytes], size: int) -> bytes:
         if data := head(size):
             return data
         data = rest(self._left if size < 0 else min(size, self._left))

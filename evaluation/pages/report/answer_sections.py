@@ -65,7 +65,7 @@ def answers_over_training(pipeline: PipelineResults) -> Section:
 def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
     """Draw the loss of the reference answer to each of these prompts at these points."""
     losses: dict[str, list[tuple[float, float]]] = {}
-    for line in _watched(pipeline, id):
+    for line in _training_samples(pipeline, id):
         losses.setdefault(asked_in(line), []).append((line["batch"], line["loss"]))
     lines = [Line(prompt, points, style) for (prompt, points), style in zip(losses.items(), _STYLES, strict=False)]
     chart = line_chart(
@@ -92,13 +92,13 @@ def _shortened(prompt: str) -> str:
     return prompt if len(prompt) <= _LABEL else f"{prompt[: _LABEL - 1].rstrip()}…"
 
 
-def _watched(pipeline: PipelineResults, id: str) -> Sequence[dict[str, Any]]:
+def _training_samples(pipeline: PipelineResults, id: str) -> Sequence[dict[str, Any]]:
     artifact = pipeline.get(id)
     return artifact.read_lines("aux/training_samples.jsonl") if artifact else ()
 
 
 def _over_training(pipeline: PipelineResults, id: str) -> list[dict[str, Any]]:
-    artifact, lines = pipeline.get(id), _watched(pipeline, id)
+    artifact, lines = pipeline.get(id), _training_samples(pipeline, id)
     if not lines:
         return []
     roles = pipeline.roles(id)

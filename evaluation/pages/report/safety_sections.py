@@ -160,7 +160,7 @@ def memorisation(pipeline: PipelineResults) -> Section:
             [
                 pipeline.long_name(model),
                 f"{results['train']['sequences']}",
-                _trained(results),
+                _trained_share(results),
                 f"{percent(train.value)} {between_percent(train)}",
                 f"{percent(control.value)} {between_percent(control)}",
                 f"{signed(100 * difference.value, 1)} points {between_percent(difference)}",
@@ -281,6 +281,6 @@ def _personal_data(pipeline: PipelineResults) -> list[Table]:
     return [Table("Personal data in continuations", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 
 
-def _trained(results: Mapping[str, Any]) -> str:
+def _trained_share(results: Mapping[str, Any]) -> str:
     """Return the part of the training split that the model saw."""
     return f"{results['trained_sequences']:,} of {results['training_sequences']:,}"

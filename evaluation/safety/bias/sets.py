@@ -73,7 +73,7 @@ def measure_bias_sets(
         for bias_set, items in read:
 
             def measure(bias_set: BiasSet = bias_set, items: Sequence[Any] = items) -> list[Row]:
-                return _measured(
+                return _measure(
                     lm, bias_set, items, lexicon, women, harness_model, run, chat, seed=seed, confidence=confidence
                 )
 
@@ -81,7 +81,7 @@ def measure_bias_sets(
     return corrected(rows)
 
 
-def _measured(
+def _measure(
     lm: LoadedModel,
     bias_set: BiasSet,
     items: Sequence[Any],

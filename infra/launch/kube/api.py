@@ -144,7 +144,7 @@ class KubeApi:
                 if error.code == 401 and self._given is not None and not is_last:
                     self._given = None  # what the program gave is no longer good
                     continue
-                raise KubeError(error.code, _said(error)) from None
+                raise KubeError(error.code, _error_message(error)) from None
             except (OSError, HTTPException) as error:
                 raise KubeError(0, f"{self.server} gave no answer: {getattr(error, 'reason', error)}") from None
         raise AssertionError("not reached")
@@ -157,7 +157,7 @@ class KubeApi:
                 raise KubeError(0, f"the token cannot be read: {error}") from None
         if "exec" in self._user:
             if self._given is None:
-                self._given = _executed(self._user["exec"])
+                self._given = _run_credential_plugin(self._user["exec"])
                 if self._has_certificate(self._given):
                     self._load_certificate(self._given)
             return str(self._given.get("token") or "")
@@ -188,7 +188,7 @@ def _absolute(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {name: str(folder / value) if name in files and value else value for name, value in entry.items()}
 
 
-def _executed(plugin: Mapping[str, Any]) -> dict[str, Any]:
+def _run_credential_plugin(plugin: Mapping[str, Any]) -> dict[str, Any]:
     """Return the credentials that a credential program gives (client.authentication.k8s.io)."""
     command = [plugin["command"], *(plugin.get("args") or ())]
     environment = {variable["name"]: variable["value"] for variable in plugin.get("env") or ()}
@@ -202,7 +202,7 @@ def _executed(plugin: Mapping[str, Any]) -> dict[str, Any]:
         raise KubeError(0, f"the kubeconfig's program {command[0]} gave no credentials: {detail}") from None
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _error_message(error: urllib.error.HTTPError) -> str:
     """Return the message of the API's Status document, else the HTTP reason."""
     with suppress(ValueError, OSError, AttributeError):
         return str(parse_json(error.read()).get("message") or error.reason)

@@ -77,14 +77,14 @@ class Kubernetes(OneJob):
         if not self._job or time.monotonic() - self._asked < _ASK_S:
             return None
         try:
-            job, pods = self._look()
+            job, pods = self._poll()
         except KubeError:
             return None
         subject = f"Kubernetes Job {self._job}"
         if job is None and not all(map(is_finished, pods)):
             return None  # its pods still have their time to save
         if job is None:
-            self._forget()
+            self._remove_record()
             fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
             return Over(Problem("job_cancelled", self._name, f"{subject} was deleted from outside", fix), None)
         failed = condition(job, "Failed")
@@ -97,7 +97,7 @@ class Kubernetes(OneJob):
         elif failed is not None:
             outcome = self._failed(subject, failed, pods)
         else:
-            self._say_waiting(pods)
+            self._report_waiting(pods)
             return None
         self.release()
         return outcome
@@ -117,7 +117,7 @@ class Kubernetes(OneJob):
             return
         end = time.monotonic() + leaving_s
         with suppress(KubeError):
-            while time.monotonic() < end and any(not is_finished(pod) for pod in self._look()[1]):
+            while time.monotonic() < end and any(not is_finished(pod) for pod in self._poll()[1]):
                 time.sleep(0.2)
         end = time.monotonic() + self._launch.grace_s + _ENDING_S
         is_deleted = False
@@ -126,11 +126,11 @@ class Kubernetes(OneJob):
                 if not is_deleted:
                     self._delete()
                     is_deleted = True
-                job, pods = self._look()
+                job, pods = self._poll()
                 if job is None and all(pod["spec"].get("nodeName") in self._bad_nodes() for pod in pods):
                     break
             time.sleep(0.2)
-        self._forget()
+        self._remove_record()
 
     def pass_on_log(self) -> None:
         """Write the new output of the pods to this process's log."""
@@ -167,7 +167,7 @@ class Kubernetes(OneJob):
     def _bad_nodes(self) -> set[str]:
         return {machine.rpartition("@")[0] for machine in self._excluded}
 
-    def _look(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    def _poll(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         """Return the Job, None if it is gone, and its pods. Raises KubeError if the API does not answer."""
         self._asked = time.monotonic()
         try:
@@ -221,7 +221,7 @@ class Kubernetes(OneJob):
             if error.status != 404:
                 raise
 
-    def _forget(self) -> None:
+    def _remove_record(self) -> None:
         self.pass_on_log()
         self._followed.clear()
         if self._known is not None:
@@ -246,9 +246,9 @@ class Kubernetes(OneJob):
         message = f"{subject} failed: {reason} {message}; exit codes of its pods: {codes or 'none'}; {words}"
         return Over(Problem("job_failed", self._name, message, f"stemma logs {self._name}"), None)
 
-    def _say_waiting(self, pods: list[dict[str, Any]]) -> None:
+    def _report_waiting(self, pods: list[dict[str, Any]]) -> None:
         """Report pods that do not start, once for each change of the reasons."""
-        reasons = sorted({reason for pod in pods if (reason := _waits_for(pod))})
+        reasons = sorted({reason for pod in pods if (reason := _waiting_reason(pod))})
         summary = "; ".join(reasons)
         if summary != self._said:
             self._said = summary
@@ -264,7 +264,7 @@ def _end_of(pod: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _waits_for(pod: Mapping[str, Any]) -> str:
+def _waiting_reason(pod: Mapping[str, Any]) -> str:
     """Return the reason why a pod does not start: no node takes it, or its image or volume is missing.
 
     Empty if it is starting.

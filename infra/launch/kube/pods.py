@@ -57,7 +57,7 @@ class Pods:
         )  # before this look, so that one just created is not taken for gone
         end = time.monotonic() + _BEHIND_S
         while True:
-            self._hear()
+            self._apply_changes()
             is_behind = bool(versions - self._versions or earlier - self._gone)
             if not is_behind or not self._is_watched or time.monotonic() > end:
                 break
@@ -96,7 +96,7 @@ class Pods:
             first = [name for name, deleted_at in deleted.items() if deleted_at == min(deleted.values())]
             self._deleted = lost | dict.fromkeys(first, "it was deleted")
 
-    def _hear(self) -> None:
+    def _apply_changes(self) -> None:
         with suppress(queue.Empty):
             while True:
                 change, pods = self._heard.get_nowait()

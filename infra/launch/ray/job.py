@@ -105,7 +105,9 @@ class _Job:
             ray.init(address=request.address, log_to_driver=False)
         except Exception as error:
             message = f"the Ray cluster at {request.address} did not take the job: {_first_line(error)}"
-            self._tell(problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there says how it is"))
+            self._write_event(
+                problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there says how it is")
+            )
             return
         bundle = {"CPU": float(request.cpus), **({"GPU": float(request.gpus)} if request.gpus else {})}
         bundles = [bundle for _ in request.names]
@@ -114,13 +116,13 @@ class _Job:
         while not self._is_over.is_set() and not group.wait(POLL_S):
             polls += 1
             if polls == _WAITED:
-                self._tell(waiting=self._awaited())
+                self._write_event(waiting=self._awaited())
         agents: dict[Any, int] = {}
         if not self._is_over.is_set():
             placed = placement_group_table(group)["bundles_to_node_id"]
             addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
             self._nodes = [f"{placed[i][:8]}@{addresses.get(placed[i], '?')}" for i in range(len(bundles))]
-            self._tell(placed=self._nodes)
+            self._write_event(placed=self._nodes)
             agents = {self._agent(group, index): index for index in range(len(bundles))}
         while not self._is_over.is_set():
             self._note_ended(agents)
@@ -157,7 +159,7 @@ class _Job:
                 reason = f"its agent ended with exit code {ray.get(agent)}"
             except Exception as error:  # Ray's, of many kinds: the node died, or Ray ended the worker
                 reason = f"Ray lost it: {_first_line(error)}"
-            self._tell(ended=index, machine=self._nodes[index], reason=reason)
+            self._write_event(ended=index, machine=self._nodes[index], reason=reason)
 
     def _selectors(self) -> list[dict[str, str]] | None:
         """Return the label selectors that keep agents off excluded nodes, one per agent; None if none is excluded."""
@@ -179,7 +181,7 @@ class _Job:
         requirement = f"{len(request.names)} nodes of Ray with {request.cpus} CPUs{gpus} free each"
         return f"waiting for {requirement}; it has {has}{without}"
 
-    def _tell(self, **event: Any) -> None:
+    def _write_event(self, **event: Any) -> None:
         with open(self._events, "a", encoding="utf8") as file:
             file.write(json.dumps(event) + "\n")
 

@@ -66,7 +66,7 @@ class RayNodes(OneJob):
 
     def refused(self, excluded: Mapping[str, str]) -> dict[str, str]:
         """Return the machines whose agent ended, or that Ray lost, with the reason."""
-        self._look()
+        self._poll()
         reasons = dict(self._ended)
         if self._placed and time.monotonic() - self._since > _BEGIN_S:
             files = [node_file(self._folder, f"{self._number}.{index}") for index in range(len(self._placed))]
@@ -76,7 +76,7 @@ class RayNodes(OneJob):
 
     def over(self, excluded: Mapping[str, str]) -> Over | None:
         """Return the problem if the cluster refused the job or was lost. Waiting for machines has no time limit."""
-        self._look()
+        self._poll()
         if self._problem is None and self._process is not None and self._process.poll() is not None:
             message = (
                 f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
@@ -94,7 +94,7 @@ class RayNodes(OneJob):
         end = time.monotonic() + leaving_s
         while time.monotonic() < end and self._process.poll() is None and len(self._ended) < self._launch.nodes:
             time.sleep(_POLL_S)
-            self._look()
+            self._poll()
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -140,7 +140,7 @@ class RayNodes(OneJob):
         self._number, self._problem, self._placed, self._ended = number, None, [], {}
         self._events, self._logs = Tail(events), [Tail(log) for log in logs]
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for line in self._events.lines():
             event = parse_own_json(line)
             if "waiting" in event:

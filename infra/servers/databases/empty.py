@@ -19,7 +19,7 @@ _FAULTS = (OSError, RuntimeError, sqlite3.Error)  # RuntimeError: a user without
 def take(package: str, version: str, target: Path) -> bool:
     """Copy the kept database to `target`, which does not exist yet; return False if that failed."""
     try:
-        _copy(_kept(package, version), target)
+        _copy(_cache_file(package, version), target)
     except _FAULTS:
         return False
     return True
@@ -28,14 +28,14 @@ def take(package: str, version: str, target: Path) -> bool:
 def keep(package: str, version: str, source: Path) -> None:
     """Keep a copy of an empty database whose tables were just created."""
     try:
-        kept = _kept(package, version)
+        kept = _cache_file(package, version)
         kept.parent.mkdir(parents=True, exist_ok=True)
         _copy(source, kept)
     except _FAULTS:
         return
 
 
-def _kept(package: str, version: str) -> Path:
+def _cache_file(package: str, version: str) -> Path:
     return Path.home() / ".cache" / "stemma" / f"{package}-{version}.db"
 
 

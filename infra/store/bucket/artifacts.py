@@ -73,13 +73,13 @@ class Remote:
 
     def names(self, stage: str) -> list[str]:
         """The artifacts of a stage, replaced ones too: fingerprints, and those with a digest behind a dot."""
-        return sorted(self._listed(stage))
+        return sorted(self._etags(stage))
 
     def all(self, stage: str) -> Iterator[tuple[str, Manifest]]:
         """Every artifact of a stage by its name, replaced ones too. Only manifests that are new here are read."""
-        etags = self._listed(stage)
+        etags = self._etags(stage)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            manifests = pool.map(lambda name: self._known(stage, name, etags[name]), sorted(etags))
+            manifests = pool.map(lambda name: self._read_cached(stage, name, etags[name]), sorted(etags))
             for name, manifest in zip(sorted(etags), manifests, strict=True):
                 if manifest is not None:
                     yield name, manifest
@@ -155,7 +155,7 @@ class Remote:
         is_whole = current and current[0].digest == manifest.digest and self._is_whole(current[0], folder)
         if current and is_whole and not new_states(current[0], manifest):
             self._note_versions(*current, manifest)
-            return self._settled(current[0])
+            return self._remove_unreferenced(current[0])
         self._upload(manifest, folder, stopped)
         check()
         if lost := self.differences(manifest):
@@ -168,8 +168,8 @@ class Remote:
             if now is None:
                 message = "its manifest changed while it was replaced, and is gone"
                 raise stage_error("artifact_lost", self.place(manifest), message, "run again")
-            return self._settled(now[0])
-        return self._settled(manifest)
+            return self._remove_unreferenced(now[0])
+        return self._remove_unreferenced(manifest)
 
     def delete(self, manifest: Manifest, name: str) -> None:
         """Takes an artifact away: first its manifest, then its files, unless another of its address names them too.
@@ -180,7 +180,7 @@ class Remote:
         self._mirrored(manifest.stage, name).unlink(missing_ok=True)
         other_manifests = (
             self.find(manifest.stage, other_name)
-            for other_name in self._listed(manifest.stage)
+            for other_name in self._etags(manifest.stage)
             if other_name.partition(".")[0] == manifest.fingerprint
         )
         if not any(other is None or other.build_id == manifest.build_id for other in other_manifests):
@@ -240,10 +240,10 @@ class Remote:
         name = f"{manifest.fingerprint}.{manifest.digest[:8]}"
         put_if(manifest.as_bytes(), self._manifest_url(manifest.stage, name), None)
 
-    def _settled(self, manifest: Manifest) -> Manifest:
+    def _remove_unreferenced(self, manifest: Manifest) -> Manifest:
         """Remove the files below an address that no manifest there names, and return `manifest`."""
         stage, fingerprint = manifest.stage, manifest.fingerprint
-        manifests = [self.find(stage, name) for name in self._listed(stage) if name.partition(".")[0] == fingerprint]
+        manifests = [self.find(stage, name) for name in self._etags(stage) if name.partition(".")[0] == fingerprint]
         kept = {manifest.build_id, *(other.build_id for other in manifests if other)}
         below = f"{self.url}/{FILES}/{stage}/{fingerprint}"
         for build in list_folders(below) if all(manifests) else ():  # the files of an unreadable manifest are not known
@@ -265,7 +265,7 @@ class Remote:
         except ValueError:
             return None
 
-    def _known(self, stage: str, name: str, etag: str) -> Manifest | None:
+    def _read_cached(self, stage: str, name: str, etag: str) -> Manifest | None:
         """The manifest with this ETag, from the mirror if it has it."""
         with suppress(OSError, ValueError):
             head, _, content = self._mirrored(stage, name).read_bytes().partition(b"\n")
@@ -284,7 +284,7 @@ class Remote:
     def _mirrored(self, stage: str, name: str) -> Path:
         return self._mirror / stage / f"{name}.json"
 
-    def _listed(self, stage: str) -> dict[str, str]:
+    def _etags(self, stage: str) -> dict[str, str]:
         """The ETag of each manifest of a stage, by the artifact's name."""
         beginning = object_at(f"{self.url}/{stage}/").key
         etags = {}

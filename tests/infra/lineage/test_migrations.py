@@ -228,7 +228,7 @@ def test_an_upgrade_keeps_a_copy_and_a_killed_one_leaves_the_old(work: Work, tmp
     before = checksum(database)
     code = """
 def before_last_moment():
-    migrations._put = lambda aside, path: os.kill(os.getpid(), signal.SIGKILL)
+    migrations._replace_database = lambda temporary, path: os.kill(os.getpid(), signal.SIGKILL)
     migrations.prepare(sys.argv[0])
 assert killed(migrations.prepare, Path(sys.argv[0]), 500_000)
 assert code(forked(before_last_moment)) == -signal.SIGKILL
