@@ -59,8 +59,8 @@ def nearest(name: str, more: tuple[str, ...] = ()) -> list[str]:
     names = [*more, *known_tasks()]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     # Letters alone put openbook_qa's openbookqa behind longer names that share more of them.
-    plain = _plain(name)
-    same = [candidate for candidate in names if _plain(candidate) == plain and candidate not in near]
+    plain = letters_and_digits(name)
+    same = [candidate for candidate in names if letters_and_digits(candidate) == plain and candidate not in near]
     return [*same, *near][:3]
 
 
@@ -109,7 +109,8 @@ def dataset_of(name: str) -> tuple[Path, str, str] | None:
     return None
 
 
-def _plain(name: str) -> str:
+def letters_and_digits(name: str) -> str:
+    """Return a name in lower case without punctuation, as `arceasy` for `ARC-Easy`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.errors import stage_error
 from infra.io.contained import check_inside, homes, names_outside
-from infra.io.sources import expand, files_below
+from infra.io.sources import expand, files_below, glob_root
 from infra.io.yaml import BadYaml, Function, read_plain, read_text
 
 DATA_DIR = Path(__file__).parents[1] / "data"
@@ -47,7 +47,7 @@ def _named_files(folder: Path, config: Path) -> Iterator[Path]:
 
     def resolve_within(name: str, key: str) -> Path:
         path = config.parent / name
-        real = Path(os.path.realpath(path if not glob.has_magic(name) else _before_wildcard(path)))
+        real = Path(os.path.realpath(path if not glob.has_magic(name) else glob_root(path)))
         if "\0" in name or name.startswith("~") or not any(real.is_relative_to(home) for home in allowed_roots):
             message = f"names {name[:80]}, which is not in {folder}"
             fix = "move it there, or name a folder that holds both as path"
@@ -72,10 +72,6 @@ def _named_files(folder: Path, config: Path) -> Iterator[Path]:
                 if isinstance(name, str):
                     path = resolve_within(name, f"dataset_kwargs.{option}")
                     yield from [path] if option == "data_files" else []
-
-
-def _before_wildcard(pattern: Path) -> Path:
-    return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
 
 
 def _functions(content: Any) -> Iterator[tuple[str, str]]:

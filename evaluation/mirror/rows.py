@@ -11,6 +11,7 @@ from typing import Any
 
 from corpus.readers.formats.table_batches import Bad, Table
 from corpus.readers.formats.table_process import table_rows
+from evaluation.config.lm_tasks import letters_and_digits
 from evaluation.mirror.layouts import wikitext_pages
 from infra.errors import stage_error
 from infra.io.bounded import RECORD_BYTES, Expansion, read_expanded
@@ -135,9 +136,9 @@ def find_files(
                 files.setdefault(split, []).append(path)
         if files:
             return files
-    accepted_names = {_plain(name) for name in (task, *names, *([config] if config else []))}
+    accepted_names = {letters_and_digits(name) for name in (task, *names, *([config] if config else []))}
     for path in sorted(files_below(source)):
-        if _is_data(path) and _plain(path.name.split(".")[0]) in accepted_names:
+        if _is_data(path) and letters_and_digits(path.name.split(".")[0]) in accepted_names:
             return {split_in(path) or scored: [path]}
     expected = " or ".join(dict.fromkeys((task, *names)))
     raise stage_error(
@@ -156,7 +157,3 @@ def split_in(path: Path) -> str | None:
 
 def _is_data(path: Path) -> bool:
     return path.is_file() and path.name.removesuffix(".gz").endswith(SUFFIXES)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

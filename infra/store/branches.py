@@ -24,7 +24,7 @@ class Changed:
     after: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.before)} → {_shown(self.after)}"
+        return f"{self.key}: {setting_text(self.before)} → {setting_text(self.after)}"
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,6 @@ def _address(reference: Input | None) -> str | None:
     return f"{reference.stage}/{reference.fingerprint[:8]}" if reference else None
 
 
-def _shown(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Return the text of a setting's value; `not set` for None."""
     return "not set" if value is None else str(value)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 from evaluation.pages.charts import Line, line_chart, smoothed
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.results.pipeline import OTHER_STYLES, PipelineResults
-from infra.store.branches import Branch
+from infra.store.branches import Branch, setting_text
 
 _KINDS = {"schedule": "schedule", "duration": "length", "seed": "seed", "inputs": "data and inputs"}
 _CURVES = (("train/loss", "Loss", "loss (nats a token)"), ("train/lr", "Learning rate", "learning rate"))
@@ -27,7 +26,8 @@ def branches(pipeline: PipelineResults) -> Section:
             tables.append(Table(head, [""], [["What was changed is not known: that training is not in the store."]]))
             continue
         rows = [
-            [_kind(change.key), change.key, _value(change.before), _value(change.after)] for change in branch.changed
+            [_kind(change.key), change.key, setting_text(change.before), setting_text(change.after)]
+            for change in branch.changed
         ]
         rows += _rate_rows(pipeline, id, branch)
         tables.append(Table(head, ["kind", "key", "before", "after"], rows, mono=(1,)))
@@ -99,7 +99,3 @@ def _rate_rows(pipeline: PipelineResults, id: str, branch: Branch) -> list[list[
 def _kind(key: str) -> str:
     first = key.partition(".")[0]
     return _KINDS.get(first, "setting")
-
-
-def _value(value: Any) -> str:
-    return "not set" if value is None else str(value)
