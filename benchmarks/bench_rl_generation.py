@@ -47,9 +47,9 @@ from training.generation import completions
 from training.generation.completions import Completions
 from training.generation.sampling import sample
 from training.model.models import load
-from training.rl import rollouts
+from training.rl import round as rounds
 from training.rl.rewards import Prompt
-from training.rl.rollouts import Rollouts
+from training.rl.round import Rollouts
 from training.rlhf import rlhf
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -125,9 +125,9 @@ class Race:
 
     def __enter__(self) -> Race:
         """Listens to which prompts a round asks, and how its answers are dealt to minibatches."""
-        asking, dealing = Rollouts._sampled, rollouts.minibatches
+        asking, dealing = Rollouts._sample, rounds.minibatches
 
-        def asked(of: Rollouts, prompts: Sequence[Prompt], seed: int) -> dict[str, Tensor]:
+        def asked(of: Rollouts, prompts: Sequence[Prompt], seed: int) -> Completions:
             self._asked = list(prompts)
             return asking(of, prompts, seed)
 
@@ -137,8 +137,8 @@ class Race:
             return parts
 
         self._patched = ExitStack()
-        self._patched.enter_context(mock.patch.object(Rollouts, "_sampled", asked))
-        self._patched.enter_context(mock.patch.object(rollouts, "minibatches", dealt))
+        self._patched.enter_context(mock.patch.object(Rollouts, "_sample", asked))
+        self._patched.enter_context(mock.patch.object(rounds, "minibatches", dealt))
         self._patched.enter_context(mock.patch.object(completions, "sample", self._sample))
         return self
 

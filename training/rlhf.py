@@ -32,13 +32,13 @@ from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
+from training.rl.acting import acting
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
-from training.rl.policy_and_value import PolicyAndValue, acting
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.rollouts import Rollouts
+from training.rl.round import PolicyAndValue, Rollouts
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer

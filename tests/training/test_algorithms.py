@@ -30,7 +30,7 @@ from training.rl.best_of import best_of, best_of_figures, counts, kl_of_best
 from training.rl.ensemble import Ensemble
 from training.rl.reward_functions import Answered, call, reward_function
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.rollouts import minibatches
+from training.rl.round import minibatches
 from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 
 RANDOM = np.random.default_rng(11)

@@ -35,7 +35,8 @@ from training.reward_model import reward_model
 from training.rl.algorithms import algorithm_of
 from training.rl.ensemble import Ensemble
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.rollouts import Rollouts, RoundTimes
+from training.rl.round import Rollouts
+from training.rl.round_times import RoundTimes
 from training.rl.verify import Rule
 from training.rlhf import rlhf
 from training.sft import sft
@@ -380,7 +381,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     ensemble = Ensemble({"reward_model": reward}, config)
     rewards, algorithm = Rewards(ensemble, scale, chat, config, hardware), algorithm_of(config)
     rollouts = Rollouts(policy, policy, no_values, rewards, algorithm, scale, asked, chat, config, hardware, run)
-    returns = rollouts._experience(answers, asked, 0)["returns"][:, 0]
+    returns = rollouts._experience(answers, asked)["returns"][:, 0]
     raw = scores_of(reward, answers, chat, hardware)
     learnt = raw[[0, 3, 4, 5, 6, 7]]
     assert float(scale.mean) == pytest.approx(float(learnt.mean())) and float(scale.spread) == pytest.approx(

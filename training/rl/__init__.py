@@ -1,4 +1,5 @@
 """Reinforcement learning: a round of sampled answers, their rewards, advantages, and the update.
 
-Public: `rollouts`, `rewards`, `policy_and_value`, `algorithms` (one file per algorithm). The stage is `training.rlhf`.
+Public: `round`, which reads from top to bottom, `rewards`, `algorithms` (one file per algorithm) and `acting`. The
+stage is `training.rlhf`.
 """

@@ -1,6 +1,6 @@
 """What an algorithm of reinforcement learning adds to sampled and rewarded answers: advantages, and a loss.
 
-Sampling and rewards are the same for all (`training.rl.rollouts`, `training.rl.rewards`). An algorithm is a file here,
+Sampling and rewards are the same for all (`training.rl.round`, `training.rl.rewards`). An algorithm is a file here,
 a line in ALGORITHMS, and its name in `training.config.alignment.RlhfConfig.algorithm`.
 """
 

@@ -1,0 +1,336 @@
+"""One round of RLHF, from top to bottom: sample, score, advantages, update.
+
+    1. prompts     drawn from the training prompts, each of them once for every answer to it
+    2. sample      an answer to each, from the policy as it is at the round's start (`training.generation`)
+    3. score       a reward for each answer (`training.rl.rewards`)
+    4. look        log-probabilities of the answers' tokens under policy and reference, and the value function's values
+    5. advantages  by the algorithm: PPO, RLOO, GRPO or RAFT (a file each in `training.rl.algorithms`)
+    6. update      an optimizer step on each minibatch, `epochs` times over the round; its loss is the algorithm's
+
+`Rollouts` is the data set of the training and does steps 1 to 5: an epoch of it is a round. `training.trainer.fit`
+takes its minibatches, and for each one a step on the loss of `PolicyAndValue`, at the end of this file. Before the
+first round `training.rlhf` loads models and prompts; after the last it measures.
+
+Each rank samples and scores its part of a round. Then every rank gets the whole round, so that advantages and the KL
+coefficient equal those of one process, and learns from its part of each minibatch.
+
+Shapes: B answers of a round, K of them that are learnt from, P prompt tokens and T answer tokens after padding. Tensors
+of a round stay on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+from transformers import PreTrainedModel
+
+from infra.run import Run
+from training.chat.base import Chat
+from training.config import RlhfConfig
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.core.measuring import measuring
+from training.core.train_state import Trainable
+from training.generation.completions import AnswerBatch, Completions, generate
+from training.generation.vllm_sampler import VllmSampler
+from training.guard.norms import last_stack
+from training.rl.algorithms import Algorithm, Sampled
+from training.rl.overoptimisation import DivergenceWatch, Round
+from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.round_times import RoundTimes
+from training.train_modules.answer_logprobs import answer_logprobs, answered, logprobs_and_entropies
+from training.train_modules.kl import adapted_kl_coef, kl_k1
+from training.train_modules.language_model import LanguageModel
+from training.train_modules.mixed_text import loss_of_text
+from training.train_modules.policy_losses import masked_mean
+from training.train_modules.scorer import Scorer
+
+_BATCH = 64
+"""Answers of one forward pass without gradients."""
+_FILE = "round.safetensors"
+
+Beside = Callable[[Mapping[str, Tensor], int, int], dict[str, Tensor]]
+"""(a whole minibatch, its round, its number in the round) → further columns to learn from."""
+
+
+class Rollouts(IterableDataset[dict[str, Tensor]]):
+    """An epoch is one round: answers sampled from the current policy, then this rank's part of their minibatches.
+
+    Round r draws prompts and tokens from (seed, r) alone. The sampled answers are saved in the checkpoints of their
+    round, since the policy that sampled them no longer exists on resuming: a run continues within a round as if never
+    stopped, on any number of ranks.
+    """
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        reference: PreTrainedModel,
+        values: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+        rewards: Rewards,
+        algorithm: Algorithm,
+        scale: RewardScale,
+        prompts: Sequence[Prompt],
+        chat: Chat,
+        config: RlhfConfig,
+        hardware: Hardware,
+        run: Run,
+        *,
+        refresh: Callable[[], None] = lambda: None,
+        beside: Beside = lambda minibatch, round_number, number: {},
+        vllm: VllmSampler | None = None,
+    ) -> None:
+        """Create the data set.
+
+        Args:
+            policy: Whole on this rank.
+            reference: The model that the KL penalty keeps the policy near.
+            values: Of the value function; None where the algorithm has none.
+            refresh: Updates policy and value function to the trained weights, before a round; every rank calls it.
+            beside: Adds columns to a minibatch, such as pretraining text.
+            vllm: Samples the answers instead of our own sampler.
+        """
+        self._policy = policy
+        self._reference = reference
+        self._values = values
+        self._rewards = rewards
+        self._algorithm = algorithm
+        self._scale = scale
+        self._prompts = prompts
+        self._chat = chat
+        self._config = config
+        self._hardware = hardware
+        self._run = run
+        self._refresh = refresh
+        self._beside = beside
+        self._vllm = vllm
+        self._watch = DivergenceWatch(config.stop_on_divergence, run)
+        self._batches = config.round_batches
+        self.times = RoundTimes(run, self._batches)
+        self._round = 0
+        self._rows: dict[str, Tensor] | None = None
+        self._read = 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        config = self._config
+        random = np.random.default_rng([config.seed, self._round])
+
+        # 1. Prompts, the answers to one of them side by side. A round without enough prompts draws some again.
+        count = config.rollout_prompts // config.answers_per_prompt
+        chosen = random.choice(len(self._prompts), count, replace=len(self._prompts) < count)
+        prompts = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt).tolist()]
+        seed = int(random.integers(2**62))
+        parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
+
+        # 2. to 5. What is learnt from, or what a checkpoint within the round kept of it.
+        if self._rows is None:
+            self._rows = self._experience(self._sample(prompts, seed), prompts)
+        elif len(self._rows["ids"]) != config.learnt_answers:
+            parts = []  # the training that this one continues had rounds of another size, and this was its last round
+
+        # 6. Update: one step per minibatch, of which each rank takes its part. See PolicyAndValue.
+        first, self._read = self._read // config.minibatch_answers, 0
+        for number, part in list(enumerate(parts))[first:]:
+            minibatch = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
+            minibatch |= self._beside(minibatch, self._round, number)
+            yield {name: value[ranks.rank() :: ranks.world_size()] for name, value in minibatch.items()}
+        self._round += 1
+        self._rows = None
+
+    def _sample(self, prompts: Sequence[Prompt], seed: int) -> Completions:
+        """Return an answer of the current policy to each prompt.
+
+        A run that receives a stop request meanwhile stops after the first batch: its checkpoint holds these answers.
+        """
+        # 2. Sample, by our own sampler or by vLLM, once they have the trained weights.
+        self.times.begin()
+        self._refresh()
+        ids, step = [prompt.ids for prompt in prompts], self._round * self._batches
+        if (vllm := self._vllm) is not None:
+            vllm.update(step)
+            return self.times.generate(lambda: vllm.sample(ids, seed), step)
+        policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
+        return self.times.generate(lambda: generate(policy, ids, chat, config, hardware, seed, in_ranks=True), step)
+
+    def _experience(self, answers: Completions, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Return all that the loss needs of the answers that are learnt from, by name, each (K, …)."""
+        config, step = self._config, self._round * self._batches
+        batch = AnswerBatch.of(answers, self._chat.pad)
+
+        # 3. Score: rewards (B,), of reward models, rules and functions.
+        rewarded = self._rewards.of(answers, prompts)
+        metrics = dict(rewarded.metrics)
+
+        # 4. Look: log-probabilities, entropies and values (B, T) before the update. What vLLM reports is compared.
+        logprobs, reference, entropies, values = self._look(batch)
+        if self._vllm is not None:
+            self._vllm.check(answers, logprobs, batch.mask, step)
+
+        # 5. Advantages, and the answers that are kept: of RAFT the best of each prompt, else all.
+        kl_coef = float(self._scale.kl_coef)
+        sampled = Sampled(rewarded.scores, logprobs, reference, batch.mask, values, kl_coef)
+        learning, kept = self._algorithm.learn(sampled), self._algorithm.kept(sampled)
+        if len(kept) < len(sampled.scores):
+            metrics["rlhf/kept_reward"] = float(sampled.scores[kept].mean())
+
+        # The KL coefficient of the next round, where a target is given (Ziegler et al. 2019, section 2.2).
+        kl = float((kl_k1(logprobs, reference) * batch.mask).sum(1).mean())
+        if config.kl_target is not None:
+            self._scale.kl_coef.fill_(adapted_kl_coef(kl_coef, kl, config.kl_target, config.rollout_prompts))
+
+        # Curves of the round, at the step before its first update; then the end where reward and judge part.
+        metrics |= {
+            "rlhf/kl": kl,
+            "rlhf/kl_coef": kl_coef,
+            "rlhf/entropy": float(masked_mean(entropies, batch.mask)),
+            "rlhf/answer_tokens": float(batch.mask.sum(1).mean()),
+            "rlhf/ends_share": float(answers.finished.float().mean()),
+        }
+        self._run.metrics(metrics, step)
+        if "rlhf/judge" in metrics and "rlhf/reward" in metrics:
+            self._watch.look(self._round, metrics["rlhf/reward"], metrics["rlhf/judge"], rewarded.judge_error)
+
+        columns = {
+            "ids": batch.ids,
+            "places": batch.places,
+            "tokens": batch.tokens,
+            "mask": batch.mask,
+            "logprobs": logprobs,
+            **learning,
+        }
+        return {name: value[kept] for name, value in columns.items()}
+
+    def _look(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return log-probabilities under policy and reference, the policy's entropies, and values if any, each (B,
+        T)."""
+        pieces: list[tuple[Tensor, ...]] = []
+        mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
+        with measuring(self._policy), measuring(self._reference):
+            for rows in mine.split(_BATCH):
+                ids, places, mask, tokens = (
+                    value[rows].to(self._hardware.device)
+                    for value in (batch.ids, batch.places, batch.mask, batch.tokens)
+                )
+                (policy, entropies), (reference, _) = (
+                    logprobs_and_entropies(one, ids, places, tokens, mask, self._hardware, self._config.temperature)
+                    for one in (self._policy, self._reference)
+                )
+                columns = [policy, reference, entropies]
+                if self._values is not None:
+                    columns.append(self._values(ids, places, mask))
+                pieces.append(tuple(value.cpu() for value in columns))
+        joined = (ranks.join_parts(torch.cat(column)) for column in zip(*pieces, strict=True))
+        policy, reference, entropies, *values = joined
+        return policy, reference, entropies, values[0] * batch.mask if values else None
+
+    # Checkpoints within a round.
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Return the state of training: the round, the number of its answers that all ranks have learnt from, counted
+        again in each epoch; and the watch's record of earlier rounds."""
+        watched = {"watched": [list(one) for one in self._watch.seen]} if self._watch.is_on else {}
+        return {"round": self._round, "read": num_samples, **watched}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state, also from checkpoints of earlier versions, which were taken at a round's start."""
+        self._round, self._read, self._rows = state["round"], state.get("read", 0), None
+        self._watch.seen = [Round(*one) for one in state.get("watched", ())]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the current round to a checkpoint's folder."""
+        if self._rows is None:
+            return []
+        save_file({name: value.contiguous() for name, value in self._rows.items()}, folder / _FILE)
+        return [folder / _FILE]
+
+    def read(self, folder: Path) -> None:
+        """Read the round from a checkpoint."""
+        if self._read:
+            self._rows = load_file(folder / _FILE)
+
+
+def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Return the indices of the answers of each minibatch of one pass over a round."""
+    together, learnt = config.answers_per_prompt if config.whole_groups else 1, config.learnt_answers
+    dealt = random.permutation(learnt // together)[:, None] * together + np.arange(together)
+    return np.split(dealt.flatten(), learnt // config.minibatch_answers)
+
+
+def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the columns of a minibatch that are padding in all of its rows."""
+    answer = int(rows["mask"].sum(1).max())
+    whole = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
+    shorter = {name: value[:, : whole if name == "ids" else answer] for name, value in rows.items()}
+    return shorter | {"places": shorter["places"].clamp(max=whole - 1)}
+
+
+class PolicyAndValue(Trainable):
+    """A policy and, where the algorithm has one, its own value function, initialised from the reward model
+    (InstructGPT, section 3.5).
+
+    A batch is a minibatch of `Rollouts`. The trainer calls `forward` and `loss` for each, and steps the optimizer.
+    """
+
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        value: Scorer | None,
+        scale: RewardScale,
+        algorithm: Algorithm,
+        temperature: float,
+        hardware: Hardware,
+        text_coef: float = 0.0,
+    ):
+        super().__init__()
+        self.policy = policy
+        self.value = value
+        self.scale = scale
+        self.algorithm = algorithm
+        self._temperature = temperature
+        self._hardware = hardware
+        # In a tuple, so that torch does not count the policy a second time as a part of this network.
+        self._reading = (LanguageModel(policy, hardware),) if text_coef else ()
+        self._text_coef = text_coef
+
+    def train(self, mode: bool = True) -> PolicyAndValue:
+        """Stay in evaluation mode: dropout would make the ratio to the sampling policy random ("N implementation
+        details of RLHF", section 2.5)."""
+        return super().train(False)
+
+    def last_stack(self) -> nn.Module:
+        """The module that gives the policy's last hidden state."""
+        return last_stack(self.policy)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the policy and the value function, which share no weights."""
+        return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
+
+    def values(self, ids: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        """Return the expected normalised reward (B, T) at the places (B, T) of ids; arbitrary where `mask (B, T)` is
+        0."""
+        assert self.value is not None
+        return self.scale.of_first(self.value.at(ids, places, answered(places, mask)))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature;
+        and the loss of the pretraining text (`training.train_modules.mixed_text`)."""
+        ids, places, mask = batch["ids"], batch["places"], batch["mask"]
+        logprobs = answer_logprobs(self.policy, ids, places, batch["tokens"], mask, self._hardware, self._temperature)
+        values = self.values(ids, places, mask) if self.value is not None else None
+        weight = self.algorithm.weight(batch)
+        text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
+        return logprobs, values, text
+
+    def loss(self, outputs: tuple[Tensor, Tensor | None, Tensor | None], batch: Any) -> dict[str, Tensor]:
+        logprobs, values, text = outputs
+        losses = self.algorithm.loss(logprobs, values, batch)
+        if text is None:
+            return losses
+        return {**losses, "text": text, "total": losses["total"] + self._text_coef * text}
