@@ -12,6 +12,7 @@ stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Field, create_model
@@ -46,7 +47,7 @@ class Step(Config):
         """All steps that it names."""
         return (*self.inputs.values(), *self.requires, *([self.continued()] if self.continued() else []))
 
-    @property
+    @cached_property
     def config(self) -> StageConfig:
         """The config of the stage itself."""
         fields = self.stage.config.model_fields

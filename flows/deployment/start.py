@@ -118,7 +118,8 @@ def _here(request: RunRequest, journal: RunJournal, url: str | None) -> dict[str
             wait()
 
         flow = renamed(pipeline, request.pipeline.name)
-        parameters = request.parameters(journal.run_id)
+        # The config itself, which is read and whose graph is built already; a worker gets plain data.
+        parameters = {**request.parameters(journal.run_id), "config": request.pipeline, "selection": request.selection}
         try:
             with _impatient():
                 state = flow(**parameters, return_state=True)
