@@ -10,6 +10,7 @@ import click
 COMMANDS = {
     "init": ("cli.pipelines.init", "Look at files of text and write a config for them."),
     "plan": ("cli.pipelines.plan", "What a training needs and costs: size, layout, memory, time, money."),
+    "step": ("cli.pipelines.step", "List the stages that a pipeline can use, and show the keys of one."),
     "run": ("cli.pipelines.run", "Run a pipeline: build what is missing, reuse the rest."),
     "check": ("cli.pipelines.check", "Say what a run would build and reuse, and why; start nothing."),
     "status": ("cli.pipelines.status", "What runs now, and what is built of a pipeline."),

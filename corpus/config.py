@@ -331,7 +331,7 @@ class ShardConfig(StageConfig):
 class RemoteShardsConfig(StageConfig):
     """Shards that lie on S3 and are fetched while training reads them."""
 
-    location: SourceLocation = outside_identity()
+    location: SourceLocation = outside_identity(examples=["s3://bucket/shard/0123456789abcdef"])
     """s3://bucket/folder with all files of a shard artifact. Their index alone is part of the identity: it has the
     hash of every file."""
 

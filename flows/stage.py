@@ -155,13 +155,14 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
         return run_stage(section, config, stage, config_path, settings, and_below, root)
 
     stage_flow.__annotations__["config"] = Annotated[config_class, WITHOUT_FORM]
-    stage_flow.__name__ = stage_flow.__qualname__ = section
+    # A stage of an installed package may be called as something that this module imports.
+    stage_flow.__name__ = stage_flow.__qualname__ = section if section not in globals() else f"{section}_stage"
     decorate = flow(name=section, flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
     return decorate(stage_flow)
 
 
 FLOWS = {name: _flow_of(name, stage.config) for name, stage in usable_stages().items()}
-# Prefect finds a flow by module and name.
-globals().update(FLOWS)
+# Prefect finds a flow by the module and name of its function.
+globals().update({one.fn.__name__: one for one in FLOWS.values()})
 
 __all__ = ["FLOWS", "run_stage"]

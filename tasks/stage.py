@@ -36,6 +36,10 @@ Kind = Literal[
 text."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Kinds of artifacts that the stages of this project make. A stage of an installed package may make another."""
+
+STEP_KEYS = frozenset({"uses", "inputs", "requires"})
+"""Keys of a step that do not belong to the config of its stage."""
 
 STATE = "state"
 """The input from whose kept training state a training goes on; `continues` in a step's config names it."""
@@ -46,17 +50,17 @@ class Input:
     """One input of a stage: its name, and the kinds of artifacts that it can be."""
 
     name: str
-    takes: tuple[Kind, ...]
+    takes: tuple[str, ...]
     optional: bool = False
 
 
-def needs(name: str, *takes: Kind) -> Input:
-    """An input that must be there; it takes the kind that it is called by where no other is named."""
+def needs(name: str, *takes: str) -> Input:
+    """A required input; it takes the kind of the same name where no kind is given."""
     return Input(name, takes or _kind_called(name))
 
 
-def may_have(name: str, *takes: Kind) -> Input:
-    """An input that the stage can do without. One that is left out is no part of the artifact's identity."""
+def may_have(name: str, *takes: str) -> Input:
+    """An optional input. One that is left out is no part of the artifact's identity."""
     return Input(name, takes or _kind_called(name), optional=True)
 
 
@@ -68,14 +72,25 @@ def _kind_called(name: str) -> tuple[Kind, ...]:
 
 
 @dataclass(frozen=True)
+class InstalledPackage:
+    """An installed package that declares a stage. code: the files of its code, part of the identity of what the stage
+    makes, as its version is."""
+
+    name: str
+    version: str
+    code: Source
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
 class Stage:
     """The declaration of one stage, see `tasks.stages`.
 
     name: the name in a step's `uses`, and the stage's section in the config where it has one.
     about: one sentence for the config's schema and the page's forms.
     version: raised when the stage's meaning or a default changes, so that old artifacts are not taken for new ones.
-    section: True if the config has a separate section for it, which `flows.config.graph` wires as usual; any stage can
-        be used under `steps`.
     function: the import path of its domain function, `package.module:name`.
     inputs: its input artifacts.
     more: kinds of artifacts that may come in under any other name.
@@ -87,6 +102,11 @@ class Stage:
     registers: the input whose model goes into the registry, under the config's `name`, once this stage is built.
     measured_by: the stage that measures the model that this one trains. Its function is called alone, or in the process
         of the training once the model is written, by way of `infra.run.Result.measure`.
+    continues_text: True if it needs a model that continues text, which not every objective of pretraining gives.
+    uses_gpu: True if it uses a GPU where there is one. A process that uses CUDA is never forked.
+    imports_later: modules that its function imports when it is called and that take long. They are imported before the
+        process is forked (`tasks.processes.warm_start`); the function's own module needs no entry.
+    installed: the package that declares it and that is installed next to this project; None for our own stages.
     """
 
     name: str
@@ -94,15 +114,18 @@ class Stage:
     version: int
     config: type[StageConfig]
     function: str
-    makes: Kind
+    makes: str
     inputs: tuple[Input, ...] = ()
-    more: tuple[Kind, ...] = ()
-    section: bool = False
+    more: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     compares: bool = False
     trains: bool = False
     registers: str = ""
     measured_by: str = ""
+    continues_text: bool = False
+    uses_gpu: bool = False
+    imports_later: tuple[str, ...] = ()
+    installed: InstalledPackage | None = None
 
     @property
     def makes_weights(self) -> bool:
@@ -120,7 +143,7 @@ class Stage:
 
         All stages of a package agree, since one server forks their processes.
         """
-        return self.package in ("training", "evaluation")
+        return self.package in ("training", "evaluation") or (self.installed is not None and self.trains)
 
     def input(self, name: str) -> Input | None:
         """The input that may come in under this name; None if nothing may."""
@@ -132,6 +155,40 @@ class Stage:
         module, _, name = self.function.partition(":")
         function: StageFunction = getattr(importlib.import_module(module), name)
         return function
+
+
+@dataclass(frozen=True)
+class UsualStep:
+    """One step of the usual pipeline, which a section of the config adds; see `tasks.stages.USUAL_STEPS`.
+
+    id: unique in the pipeline (`validate_clean`).
+    uses: the stage, which is also the name of the section.
+    inputs: input name → steps that can be this input. The first of them that the pipeline has is taken; an input of
+        which it has none is left out.
+    requires: validations of what it reads, of which the first that the pipeline has must have succeeded.
+    needs: optional inputs of the stage that a section must have all the same.
+    only_if: input name → key of the config without which the input is not read.
+    further: steps that are read too, each as an input of its own name.
+    checks: for a validation, the kind of data whose suite it applies.
+    instead_of: a step that it takes the place of; a config has a section for one of the two.
+    reads_all: True for the report, which reads every other step.
+    """
+
+    id: str
+    uses: str = ""
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    only_if: Mapping[str, str] = field(default_factory=dict)
+    further: tuple[str, ...] = ()
+    checks: str = ""
+    instead_of: str = ""
+    reads_all: bool = False
+
+    @property
+    def section(self) -> str:
+        """The stage, and the section of the config."""
+        return self.uses or self.id
 
 
 @dataclass(frozen=True)
@@ -194,8 +251,9 @@ class Node:
 
     def sources(self) -> list[Source]:
         """Sources of this node that no node of the graph makes."""
-        own = self.config.sources() if isinstance(self.config, ReadsSources) else []
-        return [*own, self.promoted] if self.promoted else own
+        read = self.config.sources() if isinstance(self.config, ReadsSources) else []
+        code = [self.stage.installed.code] if self.stage.installed else []
+        return [*read, *code, *([self.promoted] if self.promoted else [])]
 
 
 @runtime_checkable

@@ -1,7 +1,8 @@
-"""Every stage there is: its name, version, config class, function, inputs, and the kind of its artifact.
+"""Every stage: its name, version, config class, function, inputs, and the kind of its artifact; and the usual pipeline.
 
-A stage is declared here and nowhere else; docs/stages.md describes the rest. A function is imported when it is called,
-since it may pull in torch.
+A stage is declared here, or in an installed package (`tasks.installed`), and nowhere else: the DAG, its checks, the
+forms and the schema are derived from these declarations. docs/stages.md describes the rest. A function is imported when
+it is called, since it may pull in torch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from evaluation.config import (
 )
 from evaluation.config.mitigations import MitigationsConfig
 from infra.store.measurements import TRAINED
-from tasks.stage import KINDS, STATE, Kind, Stage, may_have, needs
+from tasks.installed import installed_stages
+from tasks.stage import KINDS, STATE, Kind, Stage, UsualStep, may_have, needs
 from training.config import (
     BaseModelConfig,
     PreferenceTuningConfig,
@@ -60,7 +62,7 @@ CORPUS_STEPS: dict[str, Kind] = {
 }
 """Steps that the corpus report covers if the pipeline has them, and the kind of each one's artifact."""
 
-STAGES: dict[str, Stage] = {
+OUR_STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage(
@@ -68,7 +70,6 @@ STAGES: dict[str, Stage] = {
             about="Text from outside becomes documents.",
             version=6,
             config=IngestConfig,
-            section=True,
             function="corpus.ingest:ingest",
             makes="documents",
         ),
@@ -77,29 +78,32 @@ STAGES: dict[str, Stage] = {
             about="A Great Expectations suite that stops the flow when the data is not what it should be.",
             version=4,
             config=ValidateConfig,
-            section=True,
             function="corpus.validate:validate",
             inputs=(needs("data", "documents", "shards", "instructions", "preferences"),),
             makes="verdict",
             shows=("aux/validation.html", "aux/failing_rows.jsonl"),
             compares=True,
+            imports_later=(
+                "pandas",
+                "great_expectations",
+                "great_expectations.expectations",
+            ),
         ),
         Stage(
             "clean",
             about="Documents that are worth training on.",
             version=4,
             config=CleanConfig,
-            section=True,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
             makes="documents",
+            imports_later=("corpus.cleaning.quality",),
         ),
         Stage(
             "dedupe",
             about="Documents, each there once.",
             version=5,
             config=DedupeConfig,
-            section=True,
             function="corpus.dedupe.stage:dedupe",
             inputs=(needs("documents"),),
             makes="documents",
@@ -109,17 +113,20 @@ STAGES: dict[str, Stage] = {
             about="Documents that a classifier scores high.",
             version=1,
             config=ClassifyConfig,
-            section=True,
             function="corpus.classification.stage:classify",
             inputs=(needs("documents"),),
             makes="documents",
+            imports_later=(
+                "torch",
+                "transformers",
+            ),
+            uses_gpu=True,
         ),
         Stage(
             "generate",
             about="Documents written by a language model from those at hand.",
             version=1,
             config=GenerateConfig,
-            section=True,
             function="corpus.generation.stage:generate",
             inputs=(needs("documents"),),
             makes="documents",
@@ -129,7 +136,6 @@ STAGES: dict[str, Stage] = {
             about="The text of every test item that the models will be asked; there where data are cleared of it.",
             version=4,
             config=BenchmarkTextConfig,
-            section=True,
             function="evaluation.benchmark_text:benchmark_text",
             makes="test_items",
         ),
@@ -138,7 +144,6 @@ STAGES: dict[str, Stage] = {
             about="Documents that hold no test item of the benchmarks.",
             version=4,
             config=DecontaminateConfig,
-            section=True,
             function="corpus.decontaminate.stage:decontaminate",
             inputs=(needs("documents"), needs("benchmark_text", "test_items")),
             makes="documents",
@@ -148,7 +153,6 @@ STAGES: dict[str, Stage] = {
             about="Documents in the proportions that a model is to read them in.",
             version=2,
             config=MixConfig,
-            section=True,
             function="corpus.mix.stage:mix",
             inputs=(needs("documents"),),
             makes="documents",
@@ -158,20 +162,26 @@ STAGES: dict[str, Stage] = {
             about="A tokenizer, trained on the documents or taken over.",
             version=2,
             config=TokenizerConfig,
-            section=True,
             function="corpus.tokenizer:tokenizer",
             inputs=(needs("documents"),),
             makes="tokenizer",
+            imports_later=(
+                "tokenizers",
+                "corpus.tokens.chunks",
+            ),
         ),
         Stage(
             "shard",
             about="Tokenised, packed MDS shards, split into training and validation.",
             version=2,
             config=ShardConfig,
-            section=True,
             function="corpus.shard:shard",
             inputs=(needs("documents"), needs("tokenizer", "tokenizer", "model")),
             makes="shards",
+            imports_later=(
+                "corpus.tokens.chunks",
+                "streaming",
+            ),
         ),
         Stage(
             "remote_shards",
@@ -186,7 +196,6 @@ STAGES: dict[str, Stage] = {
             about="One page about the corpus.",
             version=2,
             config=CorpusReportConfig,
-            section=True,
             function="evaluation.corpus_report:corpus_report",
             inputs=tuple(may_have(name, kind) for name, kind in CORPUS_STEPS.items()),
             makes="page",
@@ -198,7 +207,6 @@ STAGES: dict[str, Stage] = {
             about="The base model, trained from scratch.",
             version=7,
             config=PretrainConfig,
-            section=True,
             function="training.pretrain:train",
             measured_by="measure_pretrain",
             inputs=(
@@ -216,7 +224,6 @@ STAGES: dict[str, Stage] = {
             about="The base model, taken from a Hugging Face folder instead of pretraining.",
             version=3,
             config=BaseModelConfig,
-            section=True,
             function="training.adopt:import_model",
             makes="model",
         ),
@@ -225,7 +232,6 @@ STAGES: dict[str, Stage] = {
             about="Prompts with their responses, for instruction tuning.",
             version=5,
             config=InstructionsConfig,
-            section=True,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
             makes="instructions",
@@ -244,7 +250,6 @@ STAGES: dict[str, Stage] = {
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
             version=8,
             config=PreferencesConfig,
-            section=True,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),
             makes="preferences",
@@ -254,26 +259,26 @@ STAGES: dict[str, Stage] = {
             about="The base model, tuned to follow instructions.",
             version=6,
             config=SftConfig,
-            section=True,
             function="training.sft:train",
             measured_by="measure_sft",
             inputs=(needs("model"), needs("instructions"), may_have("shards"), may_have(STATE, "model")),
             makes="model",
             trains=True,
             shows=("aux/corrections.json", *PROFILE),
+            continues_text=True,
         ),
         Stage(
             "reward_model",
             about="A model that scores answers, from preference pairs.",
             version=6,
             config=RewardModelConfig,
-            section=True,
             function="training.reward_model:train",
             measured_by="measure_reward_model",
             inputs=(needs("model"), needs("preferences"), may_have(STATE, "reward_model")),
             makes="reward_model",
             shows=("aux/corrections.json", *PROFILE),
             trains=True,
+            continues_text=True,
         ),
         Stage(
             "preference_tuning",
@@ -291,13 +296,13 @@ STAGES: dict[str, Stage] = {
             makes="model",
             shows=("aux/corrections.json", *PROFILE),
             trains=True,
+            continues_text=True,
         ),
         Stage(
             "rlhf",
             about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
             version=7,
             config=RlhfConfig,
-            section=True,
             function="training.rlhf:train",
             measured_by="measure_rlhf",
             inputs=(
@@ -312,6 +317,7 @@ STAGES: dict[str, Stage] = {
             makes="model",
             shows=PROFILE,
             trains=True,
+            continues_text=True,
         ),
         Stage(
             "measure_pretrain",
@@ -388,22 +394,29 @@ STAGES: dict[str, Stage] = {
             about="Scores of one model on lm-eval tasks.",
             version=6,
             config=BenchmarksConfig,
-            section=True,
             function="evaluation.benchmarks:benchmarks",
             inputs=(needs("model"),),
             makes="scores",
             shows=("results.json",),
+            continues_text=True,
+            imports_later=("evaluation.harness.tasks",),
         ),
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
             version=6,
             config=SafetyConfig,
-            section=True,
             function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
             makes="scores",
             shows=("results.json",),
+            continues_text=True,
+            imports_later=(
+                "evaluation.safety.bias.pairs",
+                "evaluation.safety.memorisation",
+                "evaluation.safety.toxicity",
+                "profanity_check",
+            ),
         ),
         Stage(
             "mitigations",
@@ -415,26 +428,34 @@ STAGES: dict[str, Stage] = {
             more=("model",),
             makes="scores",
             shows=("results.json", "aux/continuations.jsonl"),
+            continues_text=True,
+            imports_later=(
+                "evaluation.harness.tasks",
+                "evaluation.safety.toxicity",
+                "profanity_check",
+            ),
         ),
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
             version=6,
             config=RegisterConfig,
-            section=True,
             function="evaluation.register:register",
             inputs=(needs("model"),),
             more=("model", "reward_model", "scores", "measurement"),
             makes="registration",
             registers="model",
             shows=("MODEL_CARD.md",),
+            imports_later=(
+                "evaluation.release.card",
+                "evaluation.release.gates",
+            ),
         ),
         Stage(
             "report",
             about="One page about the whole pipeline.",
             version=7,
             config=ReportConfig,
-            section=True,
             function="evaluation.report:report",
             more=KINDS,
             makes="page",
@@ -444,6 +465,103 @@ STAGES: dict[str, Stage] = {
 }
 
 
+INSTALLED = installed_stages(OUR_STAGES)
+
+STAGES: dict[str, Stage] = {**OUR_STAGES, **INSTALLED.stages}
+
+
 def usable_stages() -> dict[str, Stage]:
     """Stages that a step can use: all but measurements, which come with the steps that train."""
     return {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}
+
+
+_TO_MIX = ("generate", "classify", "dedupe", "clean", "ingest")
+_DOCUMENTS = ("mix", "decontaminate", *_TO_MIX)
+"""Steps that make documents, the last of the usual pipeline first."""
+_BASE = ("pretrain", "base_model")
+_TUNED = ("sft", *_BASE)
+_EVALUATIONS = tuple(f"{stage}_{model}" for model in ("base", "sft", "rlhf") for stage in ("benchmarks", "safety"))
+
+USUAL_STEPS: dict[str, UsualStep] = {
+    step.id: step
+    for step in (
+        UsualStep("ingest"),
+        UsualStep("validate", inputs={"data": ("ingest",)}, checks="documents"),
+        UsualStep("clean", inputs={"documents": ("ingest",)}, requires=("validate",)),
+        UsualStep("dedupe", inputs={"documents": ("clean", "ingest")}, requires=("validate",)),
+        UsualStep("classify", inputs={"documents": ("dedupe", "clean", "ingest")}, requires=("validate",)),
+        UsualStep("generate", inputs={"documents": ("classify", "dedupe", "clean", "ingest")}, requires=("validate",)),
+        UsualStep("benchmark_text"),
+        UsualStep(
+            "decontaminate",
+            inputs={"documents": _TO_MIX, "benchmark_text": ("benchmark_text",)},
+            requires=("validate",),
+        ),
+        UsualStep("mix", inputs={"documents": ("decontaminate", *_TO_MIX)}, requires=("validate",)),
+        UsualStep("validate_clean", "validate", inputs={"data": _DOCUMENTS[:-1]}, checks="clean"),
+        UsualStep("tokenizer", inputs={"documents": _DOCUMENTS}, requires=("validate_clean", "validate")),
+        UsualStep(
+            "shard",
+            inputs={"documents": _DOCUMENTS, "tokenizer": ("tokenizer",)},
+            requires=("validate_clean", "validate"),
+        ),
+        UsualStep("validate_shards", "validate", inputs={"data": ("shard",)}, checks="shards"),
+        UsualStep("corpus_report", inputs={name: (name,) for name in CORPUS_STEPS}, needs=("ingest",)),
+        UsualStep(
+            "pretrain", inputs={"shards": ("shard",), "tokenizer": ("tokenizer",)}, requires=("validate_shards",)
+        ),
+        UsualStep("base_model", instead_of="pretrain"),
+        UsualStep(
+            "instructions",
+            inputs={"benchmark_text": ("benchmark_text",)},
+            only_if={"benchmark_text": "decontaminate"},
+        ),
+        UsualStep("validate_instructions", "validate", inputs={"data": ("instructions",)}, checks="instructions"),
+        UsualStep(
+            "sft",
+            inputs={"model": _BASE, "instructions": ("instructions",), "shards": ("shard",)},
+            only_if={"shards": "text_share"},
+            requires=("validate_instructions",),
+        ),
+        UsualStep(
+            "preferences",
+            inputs={"benchmark_text": ("benchmark_text",)},
+            only_if={"benchmark_text": "decontaminate"},
+        ),
+        UsualStep("validate_preferences", "validate", inputs={"data": ("preferences",)}, checks="preferences"),
+        UsualStep(
+            "reward_model",
+            inputs={"model": ("sft",), "preferences": ("preferences",)},
+            requires=("validate_preferences",),
+        ),
+        UsualStep(
+            "rlhf",
+            inputs={
+                "model": ("sft",),
+                "reward_model": ("reward_model",),
+                "prompts": ("instructions",),
+                "shards": ("shard",),
+            },
+            only_if={"shards": "text_coef"},
+            needs=("reward_model",),
+        ),
+        UsualStep("benchmarks_base", "benchmarks", inputs={"model": _BASE}),
+        UsualStep("safety_base", "safety", inputs={"model": _BASE, "shards": ("shard",)}),
+        UsualStep("benchmarks_sft", "benchmarks", inputs={"model": ("sft",)}),
+        UsualStep("safety_sft", "safety", inputs={"model": ("sft",), "shards": ("shard",)}),
+        UsualStep("benchmarks_rlhf", "benchmarks", inputs={"model": ("rlhf",)}),
+        UsualStep("safety_rlhf", "safety", inputs={"model": ("rlhf",), "shards": ("shard",)}),
+        UsualStep(
+            "register",
+            inputs={"model": ("rlhf", *_TUNED)},
+            further=(*_BASE, "sft", "reward_model", *_EVALUATIONS),
+        ),
+        UsualStep("report", reads_all=True),
+    )
+}
+"""The usual pipeline: the steps that the sections of a config add, in the order in which the text flows."""
+
+SECTIONS: dict[str, Stage] = {
+    name: stage for name, stage in OUR_STAGES.items() if any(step.section == name for step in USUAL_STEPS.values())
+}
+"""Stages with a section in the config, in the order of their declarations."""

@@ -15,7 +15,7 @@ class ClassifyConfig(StageConfig):
     """Scores documents by a sequence classifier, such as those of FineWeb-Edu (Penedo et al., 2024), and keeps those
     above a score or the best share of them. Without either all stay, with their scores."""
 
-    model: SourcePath = outside_identity()
+    model: SourcePath = outside_identity(examples=["models/quality-classifier"])
     """Folder of a Hugging Face sequence classifier. Its bytes are part of the identity."""
     label: str | None = None
     """The label whose score counts, as in the model's config; null for a model with a single output."""

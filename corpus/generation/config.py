@@ -23,9 +23,9 @@ class EndpointConfig(Config):
     """An endpoint that answers OpenAI's `/chat/completions`: a provider, vLLM, or `stemma serve`. The model is part of
     the identity; the address and the key are not, since the same model may be served elsewhere tomorrow."""
 
-    url: str = outside_identity()
+    url: str = outside_identity(examples=["http://127.0.0.1:8000/v1"])
     """The address that `/chat/completions` is added to, e.g. http://127.0.0.1:8000/v1."""
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, examples=["Qwen/Qwen3-8B"])
     """The model's name at the endpoint, as GET /models lists it."""
     model_version: str = ""
     """A label of yours, part of the identity: another one where the weights behind the same name change."""

@@ -39,6 +39,8 @@ DATA = (
     "generate_instructions",
     "preferences",
 )
+DATA_KINDS = ("documents", "shards", "instructions", "preferences")
+"""What the data stages of installed packages make."""
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
@@ -200,7 +202,7 @@ def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Arti
         if unstated := [source.name for source in sources if not source.licence]:
             lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
         lines.append("")
-    data_steps = [artifact for artifact in line if artifact.stage in DATA and artifact.headline]
+    data_steps = [one for one in line if (one.stage in DATA or one.installed_kind in DATA_KINDS) and one.headline]
     lines += [f"- {artifact.label}: {artifact.headline}" for artifact in data_steps]
     if len(lines) == 2:
         return "## Data\n\nThe training data is not part of this pipeline."
@@ -350,7 +352,8 @@ def _origin(model: Artifact, line: Sequence[Artifact], evaluations: Mapping[str,
 def _settings(line: Sequence[Artifact]) -> str:
     lines = ["## Settings", ""]
     for artifact in line:
-        if artifact.stage in TRAINING and artifact.manifest is not None:
+        is_training = artifact.stage in TRAINING or artifact.installed_kind in ("model", "reward_model")
+        if is_training and artifact.manifest is not None:
             lines += [f"### {artifact.label}: {artifact.headline}", ""]
             if artifact.branch:
                 lines += [f"Goes on from {artifact.branch}.", ""]

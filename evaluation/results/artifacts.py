@@ -51,6 +51,11 @@ class Artifact:
         return self.manifest.stage if self.manifest else self.id
 
     @property
+    def installed_kind(self) -> str:
+        """The kind of what a stage of an installed package made; "" for the stages of this project, known by name."""
+        return self.manifest.makes if self.manifest and self.manifest.package else ""
+
+    @property
     def label(self) -> str:
         """The stage, followed by the step's name if it differs: `sft`, `sft (chat)`."""
         step = self.manifest.step if self.manifest else self.id

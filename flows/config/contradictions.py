@@ -11,9 +11,11 @@ from corpus.generation.config import GenerateConfig
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
 from evaluation.config.mitigations import MitigationsConfig
-from flows.config.graph import MODEL, Graph, ancestors, first_model, items_to_clear, models_before
-from flows.config.pipeline_config import PipelineConfig, dump, section_classes
+from flows.config.graph import MODEL, ancestors, first_model, models_before
+from flows.config.pipeline_config import Graph, PipelineConfig, dump
 from flows.config.problems import nearest
+from flows.config.ranks import optimizer_problems
+from flows.config.usual import items_to_clear, missing_sections
 from infra.errors import Problem, StageError
 from infra.fingerprint import canonical
 from infra.launch.config import LaunchConfig
@@ -36,32 +38,6 @@ from training.config import (
 from training.config.duration import parse_duration
 from training.config.families import documents_problem, sampler_problems
 
-_NEEDS = {
-    "validate": ("ingest",),
-    "clean": ("ingest",),
-    "dedupe": ("ingest",),
-    "classify": ("ingest",),
-    "generate": ("ingest",),
-    "decontaminate": ("ingest",),
-    "mix": ("ingest",),
-    "tokenizer": ("ingest",),
-    "shard": ("ingest", "tokenizer"),
-    "corpus_report": ("ingest",),
-    "pretrain": ("shard", "tokenizer"),
-    "sft": ("base model", "instructions"),
-    "reward_model": ("sft", "preferences"),
-    "rlhf": ("sft", "reward_model", "instructions"),
-    "benchmarks": ("base model",),
-    "safety": ("base model",),
-    "register": ("base model",),
-}
-
-DOCUMENT_STAGES = {"clean", "dedupe", "classify", "generate", "decontaminate", "mix"}
-"""They read documents and give documents."""
-
-NEEDS_TEXT = {"sft", "reward_model", "preference_tuning", "rlhf", "benchmarks", "safety"}
-"""They need a model that continues text."""
-
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     """nodes: of the config, as far as they make a graph."""
@@ -70,7 +46,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
             "secret_in_config", path, f"{message} was found; configs are kept and shown", "use the environment"
         )
     yield from _unknown_adopted(config)
-    yield from _missing_sections(config)
+    yield from missing_sections(config)
     built = [node for node in nodes.values() if not node.adopted and not node.measures]
     for node in built:
         yield from map(node.place, _of_training(node, nodes))
@@ -86,8 +62,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
             yield from map(node.place, node.config.same_names(node.inputs))
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
-        if isinstance(node.config, TrainerConfig):
-            yield from _of_sharding(node, node.config, config.launch)
+        yield from optimizer_problems(config.launch, node)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
@@ -102,24 +77,6 @@ def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
             known = [*PAYLOADS, *(one for one, other in config.steps.items() if other.uses in PAYLOADS)]
             fix = nearest(name, known, "these can be:", 0.4)
             yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be imported", fix)
-
-
-def _missing_sections(config: PipelineConfig) -> Iterator[Problem]:
-    present = {name for name in section_classes() if config.section(name) is not None} | set(config.adopted)
-    if DOCUMENT_STAGES & set(config.adopted):
-        present.add("ingest")  # what reads documents has them
-    for name, needs in _NEEDS.items():
-        if config.section(name) is None or name in config.adopted:
-            continue
-        for need in needs:
-            if need == "base model" and not present & {"pretrain", "base_model"}:
-                yield Problem("missing_section", name, "needs a model: a pretrain or a base_model section was expected")
-            elif need != "base model" and need not in present:
-                yield Problem("missing_section", name, f"needs the section {need}, which is not there", f"add {need}:")
-    if {"pretrain", "base_model"} <= present:
-        yield Problem("contradiction", "base_model", "either pretrain or base_model was expected, not both")
-    if not config.steps and not any(config.section(name) for name in section_classes()):
-        yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
 
 
 def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
@@ -190,14 +147,6 @@ def _of_vllm(node: Node, nodes: Graph, launch: LaunchConfig) -> Iterator[Problem
     first = first_model(nodes, node.id)
     if first and isinstance(first.config, PretrainConfig):
         yield from sampler_problems(first.config.model.architecture())
-
-
-def _of_sharding(node: Node, section: TrainerConfig, launch: LaunchConfig) -> Iterator[Problem]:
-    """An optimizer that cannot step a part of a matrix."""
-    cuts = f"sharding: {launch.sharding}" if launch.tensor_parallel == 1 else "tensor_parallel"
-    if section.optimizer.kind == "adafactor" and launch.ranks > 1 and cuts != "sharding: ddp":
-        message = f"adafactor keeps rows and columns of whole matrices, which launch.{cuts} cuts"
-        yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
 
 
 def _of_mixture(
@@ -382,7 +331,7 @@ def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:
     if first is None or first is node or not isinstance(first.config, PretrainConfig) or first.config.continues_text():
         return
     name = node.path or node.stage.name
-    if node.stage.name in NEEDS_TEXT:
+    if node.stage.continues_text:
         objective = f"{first.key}.objective"
         yield Problem(
             "not_causal",

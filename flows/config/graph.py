@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from corpus.config import DataKind, InstructionsConfig, PreferencesConfig, ValidateConfig
-from corpus.generation.config import GenerateInstructionsConfig
-from corpus.mix.config import MixConfig
-from evaluation.config import (
-    BenchmarksConfig,
-    BenchmarkTextConfig,
-    CorpusReportConfig,
-    Gate,
-    RegisterConfig,
-    ReportConfig,
-    SafetyConfig,
-)
-from flows.config.pipeline_config import PipelineConfig
+from corpus.config import DataKind, ValidateConfig
+from evaluation.config import CorpusReportConfig, Gate, RegisterConfig, ReportConfig
+from flows.config.pipeline_config import Graph, PipelineConfig
 from flows.config.problems import nearest
+from flows.config.usual import TEST_ITEMS, cleared_of, usual_nodes
 from flows.config.wiring import REPORT, Joint, wiring_problems
 from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from infra.store.measurements import TRAINED, measurement_of
 from tasks.stage import STATE, Node
-from tasks.stages import CORPUS_STEPS, STAGES
-from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, SftConfig
-
-Graph = dict[str, Node]
-"""Nodes by id, each after everything that it needs."""
-
-MAKE_PAIRS = (InstructionsConfig, PreferencesConfig, GenerateInstructionsConfig)
-"""The configs of stages whose pairs are cleared of test items."""
+from tasks.stages import STAGES
+from training.config import BaseModelConfig, PretrainConfig
 
 MODEL = "model"
 """The input by which a step reads the model that it is about."""
@@ -41,10 +25,15 @@ JUDGE = "judge"
 
 
 def graph(config: PipelineConfig, command: str = "") -> Graph:
-    """The nodes of a pipeline, in an order in which they can run one after the other.
+    """The nodes of a pipeline, in an order in which they can run one after the other. They are built once per config.
 
     command: the command line that runs it, for the report. Raises ConfigError where its steps make no graph.
     """
+    nodes = config.nodes(_build)
+    return {name: _with_command(node, command) for name, node in nodes.items()}
+
+
+def _build(config: PipelineConfig) -> Graph:
     nodes = usual_nodes(config)
     if problems := step_problems(config, nodes):
         raise ConfigError(*problems)
@@ -54,7 +43,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     nodes = _measured(nodes)
     if report := config.of(ReportConfig):
         nodes[REPORT] = Node(REPORT, STAGES[REPORT], report, {name: name for name in nodes})
-    return {name: _named(node, config, command) for name, node in nodes.items()}
+    return {name: _named(node, config) for name, node in nodes.items()}
 
 
 def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
@@ -64,92 +53,6 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
     }
     wired = {name: Joint(node.stage, node.inputs, node.requires) for name, node in _judged(usual, config).items()}
     return wiring_problems(joints, wired)
-
-
-def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
-    """The section benchmark_text with the benchmarks and probes that the pipeline will run, of named steps too; without
-    the section where instructions or preferences are cleared of them. None where there is nothing to clear."""
-    section = config.of(BenchmarkTextConfig)
-    filled = (section or BenchmarkTextConfig()).filled(config.all_of(BenchmarksConfig), config.all_of(SafetyConfig))
-    if section:
-        return filled
-    pairs: list[InstructionsConfig | PreferencesConfig | GenerateInstructionsConfig] = [
-        *config.all_of(InstructionsConfig),
-        *config.all_of(PreferencesConfig),
-        *config.all_of(GenerateInstructionsConfig),
-    ]
-    has_items = filled.tasks or filled.prompts or filled.pairs
-    return filled if has_items and any(one.decontaminate for one in pairs) else None
-
-
-def _cleared(section: StageConfig | None, items: str) -> dict[str, str]:
-    """The input with the test items that a stage's pairs are cleared of."""
-    return {"benchmark_text": items} if isinstance(section, MAKE_PAIRS) and section.decontaminate else {}
-
-
-def usual_nodes(config: PipelineConfig) -> Graph:
-    """The nodes of the sections, all but the report, which reads all others."""
-    nodes: Graph = {}
-    sections = {name: config.section(name) for name, stage in STAGES.items() if stage.section}
-    sections["benchmark_text"] = items_to_clear(config)
-    validation, mix = config.of(ValidateConfig), config.of(MixConfig)
-
-    def add(stage: str, *, id: str = "", requires: Iterable[str] = (), **inputs: str) -> str:
-        """Adds a node if the config has its section or adopts it; inputs that are not there are left out."""
-        name = id or stage
-        section = StageConfig() if name in config.adopted else sections[stage]
-        if section is None:
-            return ""
-        wired = {key: node for key, node in inputs.items() if node in nodes}
-        required = tuple(node for node in requires if node in nodes)
-        nodes[name] = Node(name, STAGES[stage], section, wired, required, stored_as=id)
-        return name
-
-    def check(data: str, kind: DataKind, **limits: float) -> str:
-        """The validation of one node's data, with the part of its config for this kind."""
-        if data not in nodes or validation is None or getattr(validation, kind) is None:
-            return ""
-        name = "validate" if kind == "documents" else f"validate_{kind}"
-        nodes[name] = Node(name, STAGES["validate"], validation.of(kind, **limits), {"data": data}, stored_as=name)
-        return name
-
-    add("ingest")
-    verdict = check("ingest", "documents")
-    documents = add("clean", documents="ingest", requires=[verdict]) or "ingest"
-    documents = add("dedupe", documents=documents, requires=[verdict]) or documents
-    documents = add("classify", documents=documents, requires=[verdict]) or documents
-    documents = add("generate", documents=documents, requires=[verdict]) or documents
-    items = add("benchmark_text")
-    documents = add("decontaminate", documents=documents, benchmark_text=items, requires=[verdict]) or documents
-    documents = add("mix", documents=documents, requires=[verdict]) or documents
-    # A mixture repeats documents on purpose, up to its cap.
-    copies = {"max_copies": math.ceil(mix.max_epochs)} if mix else {}
-    if documents != "ingest":
-        verdict = check(documents, "clean", **copies) or verdict
-    add("tokenizer", documents=documents, requires=[verdict])
-    shards = add("shard", documents=documents, tokenizer="tokenizer", requires=[verdict])
-    of_shards = check(shards, "shards", **copies)
-    add("corpus_report", **{name: name for name in CORPUS_STEPS})
-    base = add("pretrain", shards="shard", tokenizer="tokenizer", requires=[of_shards]) or add("base_model")
-    add("instructions", **_cleared(sections["instructions"], items))
-    of_instructions = check("instructions", "instructions")
-    tuning, aligning = config.of(SftConfig), config.of(RlhfConfig)
-    text = {"shards": shards} if tuning and tuning.text_share else {}
-    tuned = add("sft", model=base, instructions="instructions", requires=[of_instructions], **text)
-    add("preferences", **_cleared(sections["preferences"], items))
-    of_preferences = check("preferences", "preferences")
-    add("reward_model", model=tuned, preferences="preferences", requires=[of_preferences])
-    text = {"shards": shards} if aligning and aligning.text_coef else {}
-    aligned = add("rlhf", model=tuned, reward_model="reward_model", prompts="instructions", **text)
-    judged = []
-    for label, model in (("base", base), ("sft", tuned), ("rlhf", aligned)):
-        if model:
-            judged.append(add("benchmarks", id=f"benchmarks_{label}", model=model))
-            judged.append(add("safety", id=f"safety_{label}", model=model, shards="shard"))
-    final = aligned or tuned or base
-    made = [name for name in dict.fromkeys([base, tuned, "reward_model"]) if name in nodes and name != final]
-    add("register", model=final, **{name: name for name in [*made, *judged] if name})
-    return nodes
 
 
 def _judged(usual: Graph, config: PipelineConfig) -> Graph:
@@ -174,7 +77,7 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
             nodes[name] = usual[name]
             return
         step = config.steps[name]
-        cleared = _cleared(step.config, "benchmark_text") if "benchmark_text" in usual else {}
+        cleared = cleared_of(step.config, TEST_ITEMS) if TEST_ITEMS in usual else {}
         for up in (*step.upstream(), *cleared.values()):
             add(up)
         section = _checking(step.config, nodes[step.inputs["data"]]) if step.uses == "validate" else step.config
@@ -245,7 +148,7 @@ def _measurement(node: Node) -> Node:
     )
 
 
-def _named(node: Node, config: PipelineConfig, command: str) -> Node:
+def _named(node: Node, config: PipelineConfig) -> Node:
     """The final stages carry the pipeline's name where the config gives them none; named steps add their own."""
     filled: StageConfig = node.config
     name = f"{config.name}-{node.id}" if node.path else config.name
@@ -255,9 +158,13 @@ def _named(node: Node, config: PipelineConfig, command: str) -> Node:
         filled = filled.model_copy(update={"gates": tuple(_of_the_model(gate, node) for gate in filled.gates)})
     if isinstance(filled, ReportConfig | CorpusReportConfig) and filled.title is None:
         filled = filled.model_copy(update={"title": name})
-    if isinstance(filled, ReportConfig) and not filled.command:
-        filled = filled.model_copy(update={"command": command})
     return replace(node, config=filled)
+
+
+def _with_command(node: Node, command: str) -> Node:
+    if not command or not isinstance(node.config, ReportConfig) or node.config.command:
+        return node
+    return replace(node, config=node.config.model_copy(update={"command": command}))
 
 
 def _of_the_model(gate: Gate, node: Node) -> Gate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field, create_model, model_validator
@@ -10,9 +10,13 @@ from pydantic import Field, create_model, model_validator
 from flows.config.steps import AnyStep, inherited
 from infra.config import Config, Seed, StageConfig
 from infra.launch.config import LaunchConfig
-from tasks.stages import STAGES, usable_stages
+from tasks.stage import Node
+from tasks.stages import SECTIONS, usable_stages
 
 C = TypeVar("C", bound=StageConfig)
+
+Graph = dict[str, Node]
+"""Nodes by id, each after everything that it needs."""
 
 # `validate` and `register` are names of pydantic's own.
 _ATTRIBUTES = {"validate": "validate_", "register": "register_"}
@@ -20,7 +24,7 @@ _ATTRIBUTES = {"validate": "validate_", "register": "register_"}
 
 def section_classes() -> dict[str, type[StageConfig]]:
     """Section name → config class, for every stage that has a section."""
-    return {stage.name: stage.config for stage in STAGES.values() if stage.section}
+    return {name: stage.config for name, stage in SECTIONS.items()}
 
 
 class _Heading(Config):
@@ -45,7 +49,7 @@ else:
         **{
             _ATTRIBUTES.get(name, name): (
                 config | None,
-                Field(None, alias=name if name in _ATTRIBUTES else None, description=STAGES[name].about),
+                Field(None, alias=name if name in _ATTRIBUTES else None, description=SECTIONS[name].about),
             )
             for name, config in section_classes().items()
         },
@@ -63,6 +67,15 @@ class PipelineConfig(_Sections):
     stage is never built, and what only it needed does not run."""
     launch: LaunchConfig = LaunchConfig()
     """Where and how to run: the only section that speaks of machines."""
+
+    def nodes(self, build: Callable[[PipelineConfig], Graph]) -> Graph:
+        """The nodes of this config, built when they are first asked for. A copy with other values builds its own."""
+        # In __dict__, as a cached property would be: no part of what is compared or dumped.
+        owner, nodes = self.__dict__.get("nodes of", (None, {}))
+        if owner != id(self):
+            nodes = build(self)
+            self.__dict__["nodes of"] = id(self), nodes
+        return nodes
 
     @model_validator(mode="before")
     @classmethod

@@ -10,16 +10,16 @@ from pydantic import ValidationError
 
 from flows.config.carried import take_over
 from flows.config.contradictions import contradictions
-from flows.config.graph import graph, step_problems, usual_nodes
+from flows.config.graph import graph
 from flows.config.pipeline_config import PipelineConfig, dump, section_classes
 from flows.config.problems import problems_of
+from flows.config.usual import likely_stages, usual_nodes
 from flows.config.wiring import Joint, joint_of, wiring_problems
 from infra.errors import ConfigError, Problem
 from infra.io.sources import FOLDER
 from infra.io.yaml import BadYaml, read_plain, read_text
 from infra.project import default_root
-from tasks.stage import Stage
-from tasks.stages import STAGES
+from tasks.stages import INSTALLED
 
 __all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
 
@@ -61,10 +61,14 @@ def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
     try:
         config = PipelineConfig.model_validate(data, context={FOLDER: folder} if folder else None)
     except ValidationError as error:
-        raise ConfigError(*problems_of(error, PipelineConfig), *_wiring_of(data)) from None
-    usual = usual_nodes(config)
-    problems = step_problems(config, usual)
-    problems += contradictions(config, usual if problems else graph(config))
+        raise ConfigError(*INSTALLED.problems, *problems_of(error, PipelineConfig), *_wiring_of(data)) from None
+    problems = list(INSTALLED.problems)
+    try:
+        nodes = graph(config)
+    except ConfigError as error:
+        problems += error.problems
+        nodes = usual_nodes(config)
+    problems += contradictions(config, nodes)
     if problems:
         raise ConfigError(*problems)
     return config
@@ -75,22 +79,8 @@ def _wiring_of(data: Any) -> list[Problem]:
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, Mapping):
         return []
-    usual = {name: Joint(stage) for name, stage in _likely_nodes(data).items()}
+    usual = {name: Joint(stage) for name, stage in likely_stages(data).items()}
     return wiring_problems({str(name): joint_of(step) for name, step in steps.items()}, usual)
-
-
-def _likely_nodes(data: Mapping[str, Any]) -> dict[str, Stage]:
-    """Nodes that correct sections would give, and more: no name that may exist is reported as unknown."""
-    present = [name for name, stage in STAGES.items() if stage.section and name in data]
-    clears = {"decontaminate", "instructions", "preferences"}.intersection(present)
-    present += ["benchmark_text"] if clears else []
-    nodes = {name: STAGES[name] for name in present if name not in ("validate", "benchmarks", "safety", "report")}
-    if "validate" in present:
-        kinds = ("", "_clean", "_instructions", "_preferences", "_shards")
-        nodes |= {f"validate{kind}": STAGES["validate"] for kind in kinds}
-    for name in {"benchmarks", "safety"}.intersection(present):
-        nodes |= {f"{name}_{label}": STAGES[name] for label in ("base", "sft", "rlhf")}
-    return nodes
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

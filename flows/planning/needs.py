@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,10 @@ from corpus.model_folders.folder import folder_problems
 from corpus.readers.config import InstructionOptions
 from evaluation.config import SafetyConfig
 from flows.config.architecture import architecture_of
-from flows.config.graph import Graph, graph
-from flows.config.pipeline_config import PipelineConfig
+from flows.config.graph import graph
+from flows.config.pipeline_config import Graph, PipelineConfig
+from flows.config.problems import nearest
+from flows.config.ranks import rank_problems
 from flows.planning.plan import PlannedStage, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
@@ -26,12 +27,10 @@ from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, 
 from infra.launch.ranks import ClusterNode
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.core.devices import DEVICES
-from training.distributed.pipeline_cut import pipeline_problem
 from training.planner.architecture import Architecture
 from training.planner.hardware.here import device_at_hand
-from training.planner.stages import StageNeeds, device_of, needs, of_model, problem
+from training.planner.stages import StageNeeds, device_of, needs, problem
 from training.planner.ways_out import launch_that_fits
 from training.sandbox.runner import find as find_sandbox
 
@@ -243,150 +242,19 @@ def _refuse_place(place: str) -> None:
 
 
 def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None) -> list[Problem]:
-    """Problems of `launch.hardware`, `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
-    `expert_parallel` and `precision: fp8`, and batches that the ranks cannot share.
+    """Problems of `launch.hardware`, and of work that the ranks cannot share.
 
-    steps: those that train; by default all. One that is reused may have been trained on other machines.
+    Args:
+        steps: those that train; by default all. One that is reused may have been trained on other machines.
     """
     nodes = graph(config)
     training = [name for name, node in nodes.items() if not node.measures and (steps is None or name in steps)]
-    found = list(_uneven_batches(config.launch, nodes, training)) if config.launch.ranks > 1 else []
-    found += [] if config.launch.tensor_parallel == 1 else _unsplittable(config.launch, nodes, training)
-    found += _unshareable(config.launch, nodes, training)
-    found += [] if config.launch.pipeline_parallel == 1 else _no_pipelines(config.launch, nodes, training)
-    found += _no_experts(config.launch, nodes, training)
-    found += [] if config.launch.precision != "fp8" else _no_float8(nodes, training)
-    found = list(dict.fromkeys(found))  # several pretrainings may have the same fault
+    found = rank_problems(config.launch, nodes, training)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
         return found
-    from flows.config.problems import nearest
-
     fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
     unknown = Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)
     return [*found, unknown]
-
-
-_BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
-
-
-def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Batches of which ranks would not have equal parts."""
-    for node in map(nodes.__getitem__, training):
-        if node.adopted or not isinstance(section := node.config, TrainerConfig):
-            continue
-        count = launch.ranks
-        if isinstance(section, PretrainConfig):
-            shards = nodes.get(node.inputs.get("shards", ""))
-            if shards is None or not isinstance(shards.config, ShardConfig):
-                continue
-            key, count = "global_batch_tokens", count // math.prod(launch.shares_of_examples)
-            size = section.global_batch_tokens // shards.config.sequence_length
-            if warmup := section.batch_warmup:
-                key, size = "batch_warmup.first_tokens", warmup.first_tokens // shards.config.sequence_length
-        else:
-            key = next(one for one in _BATCHES if hasattr(section, one))
-            size = getattr(section, key)
-        if count > 1 and size % count:
-            what = "sequences" if isinstance(section, PretrainConfig) else "examples"
-            message = f"expected a batch that {count} ranks can share, not {size:,} {what}"
-            fix = f"make it a multiple of {count} {what}, or start fewer processes"
-            yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
-
-
-def _pretrainings(
-    nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
-) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each pretraining. fresh_alone: only those whose model the config gives; a loaded model is
-    checked when the training begins."""
-    for node in map(nodes.__getitem__, training):
-        if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
-            yield node.inputs, section
-
-
-def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot share the layers of models that are pretrained. A vocabulary that is not known yet is
-    checked when the training begins."""
-    count = launch.tensor_parallel
-    shards = launch.ranks // count if launch.shards_weights else 1
-    if launch.sharding == "hsdp":
-        shards = launch.shard_ranks or max(1, launch.processes // count)
-    for _, section in _pretrainings(nodes, training):
-        if (sizes := of_model(section.model, None)) is None:
-            continue
-        wrong = split_problem(
-            section.model.architecture(),
-            count,
-            shards,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_width=sizes.head_width,
-            mlp_width=sizes.mlp_width,
-            vocabulary=None,
-        )
-        if wrong:
-            yield wrong
-
-
-def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot share the sequences of pretrainings. The family of a loaded model is checked when the
-    training begins."""
-    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
-        shards = nodes.get(inputs.get("shards", ""))
-        length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
-        fresh = "model" not in inputs
-        wrong = sequences_problem(
-            launch.context_parallel,
-            section.model.architecture() if fresh else None,
-            section.objective,
-            length,
-            section.model.transformers or {} if fresh else {},
-            launch.tensor_parallel,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot be pipelines in pretrainings; a loaded model is checked when the training begins."""
-    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
-        fresh = "model" not in inputs
-        sizes = of_model(section.model, None) if fresh else None
-        shards = nodes.get(inputs.get("shards", ""))
-        sequences = None
-        if shards and isinstance(shards.config, ShardConfig):
-            smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
-            pipelines = launch.ranks // math.prod(launch.shares_of_examples)
-            sequences = smallest // shards.config.sequence_length // pipelines
-        wrong = pipeline_problem(
-            launch.pipeline_parallel,
-            launch.pipeline_pieces,
-            model_type=section.model.architecture() if fresh else None,
-            layers=sizes.layers if sizes else None,
-            sequences=sequences,
-            microbatch=None if launch.microbatch == "auto" else launch.microbatch,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why ranks cannot share the experts of pretrainings."""
-    for _, section in _pretrainings(nodes, training):
-        wrong = expert_ranks_problem(
-            launch.expert_parallel,
-            section.model.architecture(),
-            section.model.transformers or {},
-            launch.shares_of_examples,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_float8(nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why models cannot be pretrained in 8 bits."""
-    for _, section in _pretrainings(nodes, training):
-        if wrong := float8_problem(section.model.architecture()):
-            yield wrong
 
 
 def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:

@@ -68,6 +68,7 @@ def _artifact(store: Store, folder: Path, manifest: Manifest) -> dict[str, Any]:
         "continues": branch.as_json() if (branch := branch_of(manifest, store_root(folder))) else None,
         "settings": dict(manifest.identity),
         "version": manifest.version,
+        "package": manifest.package,
         "code": dict(manifest.code),
         "lock_hash": manifest.lock_hash,
         "finished": manifest.finished,

@@ -82,6 +82,10 @@ class Manifest:
     files: tuple[File, ...]
     result: Mapping[str, Any]
     """{"figures": {name: number}, "headline": text}"""
+    makes: str = ""
+    """The kind of the artifact, such as documents; empty where that is not recorded."""
+    package: str = ""
+    """The installed package that declares the stage, with its version; empty for a stage of this project."""
     step: str = ""
     """The step that built it, which other steps of its stage may share; empty where that is not recorded."""
     pipeline: str = ""

@@ -17,6 +17,7 @@ from infra.store.manifest import File, Manifest, SourceRecord, iso_time
 from infra.store.store import Store, disk_error
 from tasks.building.payloads import check_payload, describe
 from tasks.stage import Node
+from tasks.stages import STAGES
 
 FOREIGN_MANIFEST = f"{AUX}/adopted_manifest.json"
 
@@ -133,6 +134,7 @@ def _manifest(
         sources=(SourceRecord("adopted", digest, {str(origins[name]): sha256 for name, sha256 in hashes.items()}),),
         files=files,
         result={"figures": {}, "headline": describe(source)},
+        makes=STAGES[stage].makes,
         code=code_state(),
         lock_hash=lock_hash(),
         host=socket.gethostname(),

@@ -325,6 +325,8 @@ class Build:
         return Manifest(
             stage=self.node.folder,
             step=self.node.id,
+            makes=self.node.stage.makes,
+            package=str(self.node.stage.installed or ""),
             version=self.node.stage.version,
             fingerprint=self.request.fingerprint,
             digest=self.store.content_digest(files),
@@ -343,7 +345,11 @@ class Build:
             run_id=self.context.run_id,
             code=code_state(),
             lock_hash=lock_hash(),
-            versions={"python": platform.python_version(), **installed_versions(RECORDED_PACKAGES)},
+            versions={
+                "python": platform.python_version(),
+                **installed_versions(RECORDED_PACKAGES),
+                **({package.name: package.version} if (package := self.node.stage.installed) else {}),
+            },
             host=socket.gethostname(),
             device=outcome.device,
             mlflow_run_id=mlflow_run_id(self.store.root, self.build_id),

@@ -23,6 +23,8 @@ from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig
 
 NEVER_BUILT = "never built here"
 PRECISION = "launch.precision"
+PACKAGE = "package"
+"""The key of an identity that names the installed package of a stage, and its version."""
 PACKAGES = {
     "corpus": ("tokenizers", "transformers"),
     "training": ("torch", "transformers", "tokenizers", "mosaicml", "mosaicml-streaming", "numpy"),
@@ -91,6 +93,8 @@ def identity_of(node: Node, *, keeps_template: bool = False) -> dict[str, Any]:
     identity: dict[str, Any] = canonical(node.config, node.key, measuring=node.measures)
     if keeps_template:
         identity = {**identity, "chat_template": "model"}
+    if node.stage.installed:
+        identity = {**identity, PACKAGE: str(node.stage.installed)}
     if node.precision == "fp16" or (node.precision == "fp8" and isinstance(node.config, PretrainConfig)):
         return {**identity, "launch": {"precision": node.precision}}
     return identity
@@ -119,7 +123,7 @@ def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
     if request.version != other.version:
         found.append(Change("version", "version", other.version, request.version))
     for key, old, new in changed_settings(other.identity, other.config, request.identity, request.config):
-        path = key if key == PRECISION else f"{request.key or request.stage}.{key}"
+        path = key if key in (PRECISION, PACKAGE) else f"{request.key or request.stage}.{key}"
         found.append(Change("config", path, old, new))
     before = {name: item.identity for name, item in other.inputs.items()}
     found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
@@ -153,7 +157,7 @@ def made_by_others(node: Node, manifest: Manifest) -> list[Change]:
     These are versions of packages that its code calls, and for a training the precision, where one is asked for. The
     artifact's address is the same: `--strict-versions` builds it again.
     """
-    installed = installed_versions(PACKAGES[node.stage.package])
+    installed = installed_versions(PACKAGES.get(node.stage.package, ()))
     recorded = manifest.reproduced_with or manifest.versions
     found = [
         Change("package", name, recorded[name], installed[name])

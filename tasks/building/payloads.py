@@ -12,6 +12,7 @@ from corpus.model_folders.pretrained import non_finite_problem, non_finite_tenso
 from infra.errors import ConfigError, Problem, StageError, quoted
 from infra.io.foreign import dangers
 from infra.io.json import parse_json, read_json
+from tasks.stages import STAGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -187,24 +188,20 @@ def _json_object(path: Path, *keys: str) -> Found:
         yield path, f"expected {', '.join(missing)} in it"
 
 
-PAYLOADS: dict[str, Callable[[Path], Found]] = {
-    "ingest": _documents,
-    "clean": _documents,
-    "dedupe": _documents,
-    "classify": _documents,
-    "generate": _documents,
-    "decontaminate": _documents,
-    "mix": _documents,
+_CHECKS: dict[str, Callable[[Path], Found]] = {
+    "documents": _documents,
     "tokenizer": _tokenizer,
-    "shard": _shards,
+    "shards": _shards,
     "instructions": _lines("id", "prompt", "response", "source"),
-    "generate_instructions": _lines("id", "prompt", "response", "source"),
     "preferences": _lines("id", "prompt", "chosen", "rejected", "source"),
-    "pretrain": _model,
-    "base_model": _model,
-    "sft": _model,
+    "model": _model,
     "reward_model": _model,
-    "preference_tuning": _model,
-    "rlhf": _model,
 }
-"""The stages whose artifacts can be imported, each with a check that yields (path, what was expected)."""
+"""The kinds of artifacts that can be imported, each with a check that yields (path, what was expected)."""
+_FETCHED = ("remote_shards",)
+"""Stages whose artifacts name bytes elsewhere: there is nothing to import."""
+
+PAYLOADS: dict[str, Callable[[Path], Found]] = {
+    name: _CHECKS[stage.makes] for name, stage in STAGES.items() if stage.makes in _CHECKS and name not in _FETCHED
+}
+"""The stages whose artifacts can be imported, each with its check."""

@@ -27,29 +27,8 @@ SWITCH = "STEMMA_WARM_START"
 """Set to `off`, every stage begins as a new process."""
 
 PROGRAM = "tasks.processes.child"
-IMPORTED_LATER: dict[str, tuple[str, ...]] = {
-    "validate": ("pandas", "great_expectations", "great_expectations.expectations"),
-    "clean": ("corpus.cleaning.quality",),
-    "classify": ("torch", "transformers"),
-    "tokenizer": ("tokenizers", "corpus.tokens.chunks"),
-    "shard": ("corpus.tokens.chunks", "streaming"),
-    "benchmarks": ("evaluation.harness.tasks",),
-    "safety": (
-        "evaluation.safety.bias.pairs",
-        "evaluation.safety.memorisation",
-        "evaluation.safety.toxicity",
-        "profanity_check",
-    ),
-    "mitigations": ("evaluation.harness.tasks", "evaluation.safety.toxicity", "profanity_check"),
-    "register": ("evaluation.release.card", "evaluation.release.gates"),
-}
-"""Slow imports that a stage's function does when it is called; those of its module need no entry."""
-
-
 _WITH_CUDA = ("training", "evaluation")
-"""Packages whose stages may use a GPU."""
-_CORPUS_WITH_CUDA = ("classify",)
-"""Stages of the corpus that may."""
+"""Packages all of whose stages may use a GPU."""
 
 
 class WarmStart:
@@ -113,7 +92,7 @@ class WarmStart:
 def modules_of(stage: str, launch: LaunchConfig) -> list[str]:
     """Modules that a server imports for the processes that build this stage."""
     # streaming brings torch: a corpus stage that finds it imported would take the GPU for what it computed on.
-    later = [name for name in IMPORTED_LATER.get(stage, ()) if name != "streaming" or not has_gpu()]
+    later = [name for name in STAGES[stage].imports_later if name != "streaming" or not has_gpu()]
     if STAGES[stage].makes_weights and STAGES[stage].trains:
         later.append(f"training.backends.{launch.trainer}")
     return [STAGES[stage].function.partition(":")[0], *later]
@@ -136,7 +115,7 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
 
 def uses_gpu(stage: str) -> bool:
     """Return True if this stage trains or queries models, on a machine that has a GPU."""
-    return (_package(stage) in _WITH_CUDA or stage in _CORPUS_WITH_CUDA) and has_gpu()
+    return (_package(stage) in _WITH_CUDA or STAGES[stage].uses_gpu or STAGES[stage].trains) and has_gpu()
 
 
 def _package(stage: str) -> str:

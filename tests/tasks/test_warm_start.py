@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.processes.warm_start import IMPORTED_LATER
 from tasks.stages import STAGES
 from tests.command import finish, start_new, stemma
 from tests.processes import COLD, gone, wait_until
@@ -33,8 +32,7 @@ def servers_of(pid: int) -> list[psutil.Process]:
 
 
 def test_what_is_imported_early_is_there() -> None:
-    assert IMPORTED_LATER.keys() <= STAGES.keys()
-    for name in {name for names in IMPORTED_LATER.values() for name in names}:
+    for name in {name for stage in STAGES.values() for name in stage.imports_later}:
         # Asking for a submodule imports its package, which takes long for those of others.
         known = name if name.partition(".")[0] in ("corpus", "evaluation", "training") else name.partition(".")[0]
         assert importlib.util.find_spec(known) is not None, name

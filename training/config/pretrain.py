@@ -216,7 +216,7 @@ class PretrainConfig(TrainerConfig):
 class BaseModelConfig(StageConfig):
     """An existing Hugging Face model folder to start from instead of pretraining."""
 
-    path: SourcePath = outside_identity()
+    path: SourcePath = outside_identity(examples=["models/base"])
     """Folder with config.json, *.safetensors and the tokenizer files; pickled weights are refused."""
     seed: Seed = 17
     """Seeds the embeddings of chat tokens that the model does not have yet."""

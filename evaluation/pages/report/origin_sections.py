@@ -16,6 +16,8 @@ DATA_STAGES = (
     *("instructions", "generate_instructions", "preferences"),
 )
 
+DATA_KINDS = ("documents", "tokenizer", "shards", "instructions", "preferences")
+
 
 def data(pipeline: PipelineResults) -> Section:
     tables, lead = [], []
@@ -63,7 +65,7 @@ def data(pipeline: PipelineResults) -> Section:
     named_steps = [
         [id, artifact.stage, artifact.headline]
         for id, artifact in pipeline.artifacts.items()
-        if artifact.stage in DATA_STAGES and id != artifact.stage
+        if (artifact.stage in DATA_STAGES and id != artifact.stage) or artifact.installed_kind in DATA_KINDS
     ]
     if named_steps:
         tables.append(Table("Data of named steps", ["step", "stage", "result"], named_steps))

@@ -128,6 +128,8 @@ def test_a_manifest_of_an_earlier_version_is_read(store: Store, make: Make) -> N
 UNCHECKED = {
     "config",
     "requires",
+    "makes",
+    "package",
     "step",
     "result",
     "code",

@@ -1,0 +1,150 @@
+"""Descriptions of stages for people and programs: what each reads and makes, its keys, and a config to begin from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from flows.config.problems import nearest
+from infra.errors import ConfigError, Problem
+from tasks.stage import Stage
+from tasks.stages import INSTALLED, SECTIONS, usable_stages
+
+Schema = Mapping[str, Any]
+
+
+def stage_list() -> list[dict[str, Any]]:
+    """A row for each stage that a step can use. Raises ConfigError for installed stages that cannot be used."""
+    if INSTALLED.problems:
+        raise ConfigError(*INSTALLED.problems)
+    return [_row(stage) for stage in usable_stages().values()]
+
+
+def described(name: str) -> dict[str, Any]:
+    """All about one stage. Raises ConfigError for an unknown one, and as `stage_list` does."""
+    stage_list()
+    stages = usable_stages()
+    if name not in stages:
+        problem = Problem("unknown_stage", name, f"there is no stage {name}", nearest(name, stages, "one of"))
+        raise ConfigError(problem)
+    stage = stages[name]
+    return {
+        **_row(stage),
+        "function": stage.function,
+        "shows": list(stage.shows),
+        "inputs": [
+            {
+                "input": one.name,
+                "kinds": list(one.takes),
+                "optional": one.optional,
+                "made_by": [other.name for other in stages.values() if other.makes in one.takes],
+            }
+            for one in stage.inputs
+        ],
+        "more_inputs": list(stage.more),
+        "keys": list(_keys(stage)),
+        "example": _example(stage),
+    }
+
+
+def _row(stage: Stage) -> dict[str, Any]:
+    installed = stage.installed
+    return {
+        "stage": stage.name,
+        "about": stage.about,
+        "version": stage.version,
+        "reads": [kind for one in stage.inputs if not one.optional for kind in one.takes[:1]],
+        "makes": stage.makes,
+        "section": stage.name in SECTIONS,
+        "package": {"name": installed.name, "version": installed.version} if installed else None,
+    }
+
+
+def _keys(stage: Stage) -> Iterator[dict[str, Any]]:
+    schema = stage.config.model_json_schema(by_alias=True)
+    yield from _keys_of(schema, schema, "")
+
+
+def _keys_of(group: Schema, root: Schema, prefix: str) -> Iterator[dict[str, Any]]:
+    """A row for each key, those of groups behind the group's own."""
+    for key, field in group.get("properties", {}).items():
+        is_required = key in group.get("required", ())
+        yield {
+            "key": f"{prefix}{key}",
+            "type": _type(field, root),
+            "required": is_required,
+            "default": None if is_required else field.get("default"),
+            "description": " ".join(str(field.get("description", "")).split()),
+        }
+        choices = [_resolved(choice, root) for choice in _choices(field)]
+        groups = [choice for choice in choices if "properties" in choice]
+        if len(groups) == 1:
+            yield from _keys_of(groups[0], root, f"{prefix}{key}.")
+
+
+def _choices(field: Schema) -> list[Schema]:
+    found: list[Schema] = field.get("anyOf") or field.get("oneOf") or field.get("allOf") or [field]
+    return found
+
+
+def _resolved(field: Schema, root: Schema) -> Schema:
+    if "$ref" not in field:
+        return field
+    found: Schema = root["$defs"][field["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _type(field: Schema, root: Schema) -> str:
+    choices = _choices(field)
+    if len(choices) > 1 or choices[0] is not field:
+        return " or ".join(dict.fromkeys(_type(one, root) for one in choices))
+    field = _resolved(field, root)
+    if "enum" in field:
+        return " or ".join(map(json.dumps, field["enum"]))
+    if "const" in field:
+        return json.dumps(field["const"])
+    match field.get("type"):
+        case "array":
+            return f"list of {_type(field['items'], root)}" if field.get("items") else "list"
+        case "object":
+            return "group" if "properties" in field else "mapping"
+        case None:
+            return "any"
+        case kind:
+            return {"string": "text", "boolean": "true or false", "null": "null"}.get(kind, kind)
+
+
+def _example(stage: Stage) -> str:
+    """YAML with as few keys as the stage takes: its section where it has one, else a step."""
+    schema = stage.config.model_json_schema(by_alias=True)
+    given = _required(schema, schema)
+    if stage.name in SECTIONS:
+        return yaml.safe_dump({stage.name: given}, sort_keys=False)
+    makers: dict[str, str] = {}
+    for other in usable_stages().values():
+        makers.setdefault(other.makes, other.name)
+    inputs = {
+        one.name: next((makers[kind] for kind in one.takes if kind in makers), "STEP")
+        for one in stage.inputs
+        if not one.optional
+    }
+    step = {"uses": stage.name, **({"inputs": inputs} if inputs else {}), **given}
+    return yaml.safe_dump({"steps": {f"my_{stage.name}": step}}, sort_keys=False)
+
+
+def _required(group: Schema, root: Schema) -> dict[str, Any]:
+    """The keys that have no default, with the example of each."""
+    found: dict[str, Any] = {}
+    for key in group.get("required", ()):
+        field = group["properties"][key]
+        inner = _resolved(_choices(field)[0], root)
+        if "examples" in field:
+            found[key] = field["examples"][0]
+        elif "properties" in inner:
+            found[key] = _required(inner, root)
+        else:
+            found[key] = f"<{_type(field, root)}>"
+    return found
