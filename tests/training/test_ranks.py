@@ -241,16 +241,16 @@ def test_every_sample_is_seen_once_when_the_number_of_ranks_changes_within_an_ep
 
 
 def _die_at_the_first_checkpoint(rank: int) -> None:
-    from training.checkpoint.checkpointer import Checkpointer
+    from training.checkpoint.manager import CheckpointManager
 
-    write = Checkpointer.write
+    save = CheckpointManager.save
 
-    def die(self: Checkpointer, state: Any) -> Path:
-        path = write(self, state)
+    def die(self: CheckpointManager, series: Any, state: Any) -> Path:
+        path = save(self, series, state)
         os.killpg(os.getpgrp(), signal.SIGKILL)  # with what watches over its shared memory
         return path
 
-    Checkpointer.write = die  # type: ignore[method-assign]
+    CheckpointManager.save = die  # type: ignore[method-assign]
 
 
 def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(

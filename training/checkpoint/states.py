@@ -70,8 +70,10 @@ def place_in(state: KeptState, data: str) -> tuple[int, int]:
     return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
 
 
-def corrections_before(state: KeptState) -> list[Correction]:
-    """Corrections by the guard before this state; they affect later batches too."""
+def corrections_before(state: KeptState | None) -> list[Correction]:
+    """Corrections by the guard before this state, none without one; they affect later batches too."""
+    if state is None:
+        return []
     path = state.folder.parents[2] / AUX / FILE
     made = read_own_json(path) if path.exists() else []
     return [one for one in map(Correction.from_json, made) if one.back_to < state.batch]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,22 +15,11 @@ from torch import nn
 
 from infra.errors import Cancelled, stage_error
 from infra.run import Run
-from infra.store.states import KeptState, state_name
-from training.backends import Backend, load_backend
-from training.checkpoint.checkpointer import Checkpointer, CheckpointPlan, Resumption
-from training.checkpoint.folder import batch_of, drop_after
-from training.checkpoint.folder import checkpoints as checkpoints_in
-from training.checkpoint.remote import CHECKPOINTS, ROLLBACK, STATES, fetch_checkpoints
+from infra.store.states import KeptState
+from training.backends import load_backend
+from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.states import beginning, corrections_before, keep_states
-from training.checkpoint.upload import Uploader, check_remote
-from training.config import (
-    KeepEvery,
-    PreferenceTuningConfig,
-    RewardModelConfig,
-    SftConfig,
-    TrainerConfig,
-    batches,
-)
+from training.config import PreferenceTuningConfig, RewardModelConfig, SftConfig, TrainerConfig, batches
 from training.config.batch_size import BatchSizeRampup
 from training.core import ranks
 from training.core.callbacks import Callback, Callbacks
@@ -40,7 +28,6 @@ from training.core.train_state import EndOfTraining, Loader, Trainable, TrainSta
 from training.distributed.expert_parallel import IdleExperts
 from training.distributed.parallel import parallelize, shard_optimizer, unshard_root
 from training.guard.callback import Alarmed, Guard
-from training.guard.corrections import FILE as CORRECTIONS
 from training.guard.corrections import Correction, Corrections, write_log
 from training.guard.finite import check_finite
 from training.guard.liveness import SignsOfLife, SlowRanks
@@ -53,9 +40,8 @@ from training.trainer import profiling
 from training.trainer.metrics import MetricsLogger, Throughput
 from training.trainer.microbatch import choose, lower_limit, out_of_memory
 from training.trainer.optimizers import optimizer_of
+from training.trainer.profiling import Profiler
 from training.trainer.schedules import LearningRate, LearningRateSchedule
-
-_ROLLBACK_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -80,6 +66,10 @@ class Plan:
     def examples(self, batches: int) -> int:
         """Examples in the first `batches` batches together."""
         return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
+
+    def to_batches(self, length: str) -> int:
+        """A length from a config, such as `2000 tokens` or `1 epochs`, in full batches."""
+        return batches(length, batch_tokens=self.batch_tokens, epoch_batches=self.epoch_batches)
 
     def place(self, batches: int) -> int:
         """Position in the data after the first `batches` batches, epoch after epoch."""
@@ -175,15 +165,31 @@ def fit(
     current batch and once a checkpoint is written; StageError `diverged` if corrections do not help, `no_update` if the
     weights do not change, and `not_finite` if the trained weights or the last loss are not finite.
 
-    networks: parts of the model whose gradients are clipped separately.
-    inputs: inputs of the stage; if `state` is among them, training continues from a state of that artifact
-        (`config.continues`).
+    Args:
+        callbacks: the stage's own; each batch they follow the metrics and precede guard and checkpoints.
+        networks: parts of the model whose gradients are clipped separately.
+        inputs: inputs of the stage; if `state` is among them, training continues from a state of that artifact
+            (`config.continues`).
     """
     backend = load_backend(run.launch.trainer)
-    if run.checkpoint_place:
-        check_remote(run.checkpoint_place, run.work_dir, lambda said: run.event("upload_failed", said))
+
+    # Checkpoints. What cannot be uploaded or continued is an error before anything else is computed.
+    begin = beginning(config, inputs, plan.batches)
+    corrections = Corrections(run.work_dir, config.guard, corrections_before(begin))
+    checkpoints = CheckpointManager(
+        stage,
+        config,
+        run,
+        data=loader.fingerprint,
+        batches=plan.batches,
+        to_batches=plan.to_batches,
+        corrections=corrections,
+        begin=begin,
+    )
     run.listen()  # Composer installs handlers for SIGTERM and SIGINT on import, which end the process
     logging.getLogger("streaming").setLevel(logging.ERROR)
+
+    # The model on this device, and the optimizer of its weights.
     checkpoint_activations(model, run.launch.recompute)
     # If batches grow, all microbatches have the size of the first one: changing shapes would trigger recompilation.
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
@@ -205,229 +211,96 @@ def fit(
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)
     optimizer = shard_optimizer(optimizer, run.launch, hardware, model.experts)
-    training = _Training(stage, plan, config, run, loader.fingerprint, beginning(config, inputs, plan.batches))
+
+    # The parts of a step besides its forward and backward pass, in the order in which each event calls them.
     peak = hardware.peak_flops() if plan.flops_per_token else None
     peak = peak and peak * ranks.world_size()
     throughput = Throughput(plan.batches, plan.flops_per_token, peak, work=plan.examples)
-    together = training.callbacks(model, hardware, throughput, networks, callbacks)
-    state = TrainState(model, optimizer, loader, together, hardware.device, config.seed + ranks.rank())
+    schedule = LearningRateSchedule.of(
+        config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
+    )
+    scale = LossScale(corrections.skips) if hardware.fp16 else None
+    clip = GradientClip(config.optimizer.gradient_clip, networks)
+    activations = ActivationNorm(model)
+    profile = run.work_dir / "profile" if run.launch.profile else None
+    parts: list[Callback | None] = [
+        # Watchers of time come first, so that they see all others' work.
+        SignsOfLife(),
+        SlowRanks(model, run),
+        Profiler(profile, run.launch.profile) if profile and ranks.is_first() else None,
+        # Before a batch: its learning rate.
+        LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier),
+        # Gradients: divide by the loss scale, remove those of idle experts, clip, check that they lead to an update.
+        scale,
+        IdleExperts(model) if ranks.world_size() > 1 else None,
+        clip,
+        activations,
+        WeightsMove(stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed), run),
+        # After the update: metrics, then what the stage measures.
+        MetricsLogger(
+            plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None
+        ),
+        *callbacks,
+        # The guard judges these figures, and stops at an alarm before the batch can reach a checkpoint.
+        Guard(config.guard, corrections, model, clip, activations, scale) if config.guard.enabled else None,
+        checkpoints,
+    ]
+    members = Callbacks([part for part in parts if part is not None])
+    state = TrainState(model, optimizer, loader, members, hardware.device, config.seed + ranks.rank())
     trainer = backend(state, batches=plan.batches, microbatch=microbatch)
     try:
-        training.train(trainer, state, throughput)
-        if training.uploader:
-            training.uploader.finish(run.launch.grace_s)
+        # Train to the end, again after each correction of the guard.
+        while True:
+            checkpoints.resume(state)
+            try:
+                if state.clock.batch < plan.batches:
+                    trainer.train()
+                break
+            except EndOfTraining:
+                break
+            except Alarmed as alarmed:
+                correction = corrections.answer(alarmed.alarm)
+                throughput.restart()
+                run.event("correction", f"{stage}: {correction}", **correction.as_json())
+                if not correction.recover:
+                    run.event(
+                        "rate_cut",
+                        f"{stage}: the learning rate is cut for good, to {correction.factor:.3g} of the schedule's, "
+                        f"from batch {correction.back_to:,} on: look whether optimizer.learning_rate is right",
+                    )
+        checkpoints.finish(run.launch.grace_s)
         unshard_root(model)
-        speed, corrections = throughput.mean(), training.corrections
-        first, last = training.begin.batch if training.begin else 0, state.clock.batch
+
+        # A model that learnt nothing, or whose weights are no numbers, is an error and not a result.
+        first, last = begin.batch if begin else 0, state.clock.batch
         if first < last and all(corrections.skips(batch) for batch in range(first, last)):
             message = f"the guard left out all {last - first:,} batches, so that nothing was learnt"
             fix = "look at the first alarm in its logs and at the data of that batch, and lower optimizer.learning_rate"
             raise stage_error("diverged", stage, message, fix)
-        last_was_skipped = corrections.skips(last - 1)
-        check_finite(stage, model, 0.0 if last_was_skipped else state.losses.get("total", 0.0))
+        check_finite(stage, model, 0.0 if corrections.skips(last - 1) else state.losses.get("total", 0.0))
+        speed = throughput.mean()
         return Fit(
-            batches=state.clock.batch,
+            batches=last,
             tokens=state.clock.token,
             tokens_per_s=speed,
             mfu=throughput.mfu(speed) if speed else None,
             corrections=tuple(corrections.made),
             skipped=corrections.skipped(plan.batches),
             lr_multiplier=corrections.healed,
-            states=training.kept_states(state.clock.batch),
-            begin=training.begin,
+            states=checkpoints.kept(last),
+            begin=begin,
             planned=told,
             step_s=throughput.step_s(),
             memory_bytes=memory.peak(),
             microbatch=microbatch,
-            profile=training.profile,
+            profile=profile,
         )
     except Cancelled:
-        if training.uploader:  # the machine may be reclaimed as soon as this process ends
-            training.uploader.finish(run.launch.grace_s / 2)
+        checkpoints.finish(run.launch.grace_s / 2)  # the machine may be reclaimed as soon as this process ends
         raise
     except torch.OutOfMemoryError as error:
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
     finally:
-        if training.uploader:
-            training.uploader.stop()
+        checkpoints.close()
         trainer.close()
-
-
-class _Training:
-    """Persistent parts of one fit: corrections of the guard, checkpoints and their uploads.
-
-    data: fingerprint of the training data. begin: state of another training from which this one continues.
-    """
-
-    def __init__(
-        self, stage: str, plan: Plan, config: TrainerConfig, run: Run, data: str, begin: KeptState | None
-    ) -> None:
-        self._stage, self._plan, self._config, self._run = stage, plan, config, run
-        self.begin = begin
-        self.corrections = Corrections(run.work_dir, config.guard, corrections_before(begin) if begin else ())
-        self._checkpoints = CheckpointPlan(
-            run.work_dir / CHECKPOINTS,
-            self._batches(config.checkpoint_every),
-            config.keep_checkpoints,
-            config.keep_checkpoints_hours,
-            data,
-            plan.batches,
-        )
-        self._rollback = replace(
-            self._checkpoints,
-            folder=run.work_dir / ROLLBACK,
-            every=config.guard.rollback_every,
-            keep=_ROLLBACK_KEPT,
-            keep_hours=0.0,
-            resumes=False,
-            from_start=True,
-        )
-        self._states = replace(self._checkpoints, folder=run.work_dir / STATES, resumes=False, keep=plan.batches)
-        self.uploader = (
-            Uploader(
-                run.checkpoint_place,
-                config.keep_checkpoints,
-                config.keep_checkpoints_hours,
-                run,
-                [run.work_dir / CORRECTIONS],
-            )
-            if run.checkpoint_place
-            else None
-        )
-        self._resumption = Resumption(
-            self._checkpoints,
-            run,
-            [self._rollback.folder],
-            begin.folder if begin else None,
-            lambda: _from_elsewhere(run, self.corrections),
-        )
-        self.profile = run.work_dir / "profile" if run.launch.profile else None
-
-    def _batches(self, length: str) -> int:
-        return batches(length, batch_tokens=self._plan.batch_tokens, epoch_batches=self._plan.epoch_batches)
-
-    def callbacks(
-        self,
-        model: Trainable,
-        hardware: Hardware,
-        throughput: Throughput,
-        networks: Mapping[str, nn.Module] | None,
-        given: Sequence[Callback],
-    ) -> Callbacks:
-        """Return all callbacks, in the order in which they are called for a batch. given: callbacks of the stage.
-
-        networks: parts of the model whose gradients are clipped separately.
-        """
-        plan, config, run, corrections = self._plan, self._config, self._run, self.corrections
-        schedule = LearningRateSchedule.of(
-            config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
-        )
-        clip = GradientClip(config.optimizer.gradient_clip, networks)
-        activations = ActivationNorm(model)
-        scale = LossScale(corrections.skips) if hardware.fp16 else None
-        watch: list[Callback] = [SignsOfLife(), SlowRanks(model, run)]
-        if self.profile and ranks.is_first():
-            watch.append(profiling.Profiler(self.profile, run.launch.profile))
-        guards: list[Callback] = []
-        if config.guard.enabled:
-            guards = [
-                Guard(config.guard, corrections, model, clip, activations, scale),
-                Checkpointer(self._rollback, run, self.uploader),
-            ]
-        keepers: list[Callback] = []
-        if isinstance(config.keep_state, KeepEvery):
-            kept = replace(self._states, every=self._batches(config.keep_state.every))
-            keepers = [Checkpointer(kept, run, self.uploader)]
-        return Callbacks(
-            [
-                *watch,
-                self._resumption,
-                LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier),
-                *([scale] if scale else []),
-                *([IdleExperts(model)] if ranks.world_size() > 1 else []),
-                clip,
-                activations,
-                WeightsMove(
-                    self._stage, lambda batch: not corrections.skips(batch) and not (scale and scale.overflowed), run
-                ),
-                MetricsLogger(
-                    plan.batches, throughput, clip, activations, scale, corrections, run, grows=plan.rampup is not None
-                ),
-                *given,
-                *guards,
-                *keepers,
-                Checkpointer(self._checkpoints, run, self.uploader),
-            ]
-        )
-
-    def train(self, trainer: Backend, state: TrainState, throughput: Throughput) -> None:
-        """Load the newest complete checkpoint and train to the end; repeat this after each correction of the guard.
-
-        Raises StageError `no_way_back` if a correction has no checkpoint to go back to.
-        """
-        plan, run, stage, corrections = self._plan, self._run, self._stage, self.corrections
-        while True:
-            if corrections.unfinished:
-                self._drop_after(corrections.made[-1].back_to)
-                corrections.finish()
-            start = self._resumption.load(state)
-            if start is None and state.clock.batch:
-                raise stage_error(
-                    "no_way_back",
-                    str(run.work_dir),
-                    f"expected a checkpoint from before batch {corrections.made[-1].back_to + 1:,} to go back to",
-                    "run again: training begins anew, with the guard's correction",
-                )
-            if start:
-                run.event("continued", f"continuing {stage} at batch {start:,} of {plan.batches:,}")
-            try:
-                if start is None or start < plan.batches:
-                    trainer.train()
-                return
-            except EndOfTraining:
-                return
-            except Alarmed as alarmed:
-                made = corrections.answer(alarmed.alarm)
-                throughput.restart()
-                run.event("correction", f"{stage}: {made}", **made.as_json())
-                if not made.recover:
-                    run.event(
-                        "rate_cut",
-                        f"{stage}: the learning rate is cut for good, to {made.factor:.3g} of the schedule's, from "
-                        f"batch {made.back_to:,} on: look whether optimizer.learning_rate is right",
-                    )
-
-    def _drop_after(self, batch: int) -> None:
-        """Remove checkpoints of later batches, both local and uploaded ones."""
-        for plan in (self._checkpoints, self._rollback, self._states):
-            drop_after(plan.folder, batch)
-        if self.uploader:
-            self.uploader.drop_after(batch)
-
-    def kept_states(self, batch: int) -> list[Path]:
-        """Checkpoints to keep with the artifact of a training that ended at `batch`, by `config.keep_state`."""
-        if self._config.keep_state == "none":
-            return []
-        # A training that ended early may have no checkpoint of its last batch.
-        last = self._checkpoints.folder / state_name(batch)
-        return [*{batch_of(one): one for one in (*checkpoints_in(self._states.folder), last) if one.exists()}.values()]
-
-
-def _from_elsewhere(run: Run, corrections: Corrections) -> Iterator[Path]:
-    """Uploaded checkpoints that match the guard's corrections, newest first; every rank must request each of them."""
-    if not run.checkpoint_place:
-        return
-
-    def say(message: str) -> None:
-        run.event("passed_over", message)
-
-    for path in fetch_checkpoints(run.checkpoint_place, run.work_dir, say):
-        if corrections.adopt(path / CORRECTIONS, batch_of(path)):
-            run.event("fetched", f"the checkpoint of batch {batch_of(path):,} was fetched from {run.checkpoint_place}")
-            yield path
-            continue
-        say(f"passing over the uploaded checkpoint of batch {batch_of(path):,}: it is from before a correction")
-        if ranks.is_first():
-            shutil.rmtree(path, ignore_errors=True)
-        ranks.wait_for_all()
