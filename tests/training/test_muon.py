@@ -59,10 +59,10 @@ def test_matrices_of_blocks_step_as_published_and_the_rest_as_by_adamw(family: s
     begun = {name: weight.detach().double().numpy().copy() for name, weight in model.named_parameters()}
     random = np.random.default_rng(3)
     gradients = {name: [random.normal(size=one.shape) for _ in range(3)] for name, one in begun.items()}
+    for group in (*ours.param_groups, *adamw.param_groups):
+        group["lr"] *= group["scale"]  # as the schedule sets it at its peak
     for step in range(3):
         for optimizer, network in ((ours, model), (adamw, apart)):
-            for group in optimizer.param_groups:
-                group["lr"] = group["scale"] * WITH_MUON.learning_rate
             for name, weight in network.named_parameters():
                 weight.grad = torch.tensor(gradients[name][step], dtype=torch.float32)
             assert optimizer.step(lambda: 5.0) == 5.0
@@ -110,22 +110,22 @@ def test_a_step_calls_its_closure_with_gradients_on_and_leaves_alone_what_has_no
 
 
 def _scales(model: nn.Module) -> dict[int, float]:
-    """The learning rate of each weight, by its id, as a multiple of the schedule's."""
+    """The learning rate of each weight, by its id, as a multiple of the config's."""
     groups = optimizer_of(model, WITH_MUON).param_groups
-    return {id(weight): group["scale"] for group in groups for weight in group["params"]}
+    return {
+        id(weight): group["lr"] * group["scale"] / WITH_MUON.learning_rate
+        for group in groups
+        for weight in group["params"]
+    }
 
 
 def test_embedding_head_and_matrices_have_rates_of_their_own() -> None:
     model = _model(family="llama")
-    scales = {
-        id(one): group["scale"] for group in optimizer_of(model, WITH_MUON).param_groups for one in group["params"]
-    }
+    scales = _scales(model)
     assert scales[id(model.get_parameter("model.embed_tokens.weight"))] == 20
     assert scales[id(model.get_parameter("lm_head.weight"))] == 4
     assert scales[id(model.get_parameter("model.norm.weight"))] == 1
     assert scales[id(model.get_parameter("model.layers.0.mlp.up_proj.weight"))] == pytest.approx(50)
     tied = _model(family="llama", tie_embeddings=True)
-    scales = {
-        id(one): group["scale"] for group in optimizer_of(tied, WITH_MUON).param_groups for one in group["params"]
-    }
+    scales = _scales(tied)
     assert scales[id(tied.get_parameter("lm_head.weight"))] == 20, "one weight, one rate: the embedding's"

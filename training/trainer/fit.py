@@ -229,7 +229,7 @@ def fit(
         SlowRanks(model, run),
         Profiler(profile, run.launch.profile) if profile and ranks.is_first() else None,
         # Before a batch: its learning rate.
-        LearningRate(schedule, config.optimizer.learning_rate, corrections.lr_multiplier),
+        LearningRate(optimizer, schedule, corrections.lr_multiplier),
         # Gradients: divide by the loss scale, remove those of idle experts, clip, check that they lead to an update.
         scale,
         IdleExperts(model) if ranks.world_size() > 1 else None,

@@ -29,9 +29,10 @@ def optimizer_of(
     """Create fused AdamW or the optimizer named by `config.kind`, or Muon for the matrices of a model's blocks next to
     AdamW; `config.decayed` lists the weights that decay.
 
-    Each group's `scale` is its learning rate as a multiple of the schedule's. Under µP (`config.mup_base_width`) the
-    rates of matrices and output layer decrease with the width, and the decay per step stays the same; the size of
-    Muon's steps does not depend on the width.
+    Each group has its peak learning rate as `lr` and a factor on it as `scale`; LearningRate applies the schedule to
+    both. Under µP (`config.mup_base_width`) the rates of matrices and output layer decrease with the width, and the
+    decay per step stays the same; the size of Muon's steps does not depend on the width.
+
     compute: dtype of Muon's products. experts: the model's experts, if ranks share them.
     """
     inputs, outputs = _outer(model)
@@ -77,7 +78,6 @@ def optimizer_of(
         group |= {
             "muon": True,
             "transposed": transposed,
-            "scale": config.muon.learning_rate / config.learning_rate,
             "lr": config.muon.learning_rate,
             "momentum": config.muon.momentum,
             "iterations": config.muon.iterations,

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from training.config import ScheduleConfig, batches
 from training.config.batch_size import BatchSizeRampup
 from training.core.callbacks import Callback
@@ -70,16 +72,22 @@ class LearningRateSchedule:
 class LearningRate(Callback):
     """Set each batch's learning rate before the batch: Composer's schedulers step one batch late.
 
-    corrected: additional factor on a batch's rate.
+    optimizer: its groups have their peak rate as `lr`, which this multiplies by the group's `scale`, the schedule and
+        `corrected`, an additional factor on a batch's rate.
     """
 
-    def __init__(self, schedule: LearningRateSchedule, peak: float, corrected: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: LearningRateSchedule,
+        corrected: Callable[[int], float],
+    ) -> None:
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._schedule = schedule
-        self._peak = peak
         self._corrected = corrected
 
     def batch_start(self, state: TrainState) -> None:
         batch = state.clock.batch
         multiplier = self._schedule.lr_multiplier(batch) * self._corrected(batch)
-        for group in state.optimizer.param_groups:
-            group["lr"] = multiplier * group["scale"] * self._peak
+        for group, peak in zip(state.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = multiplier * group["scale"] * peak
