@@ -32,6 +32,7 @@ from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
+from training.core.plan import plan_of
 from training.core.train_state import TrainState
 from training.data.loaders import example_loader
 from training.data.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
@@ -41,6 +42,7 @@ from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import begin_untrained
+from training.planner.measured import planned
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import kto_kl
 from training.train_modules.preference_model import (
@@ -52,7 +54,7 @@ from training.train_modules.preference_model import (
     preference_batch,
 )
 from training.train_modules.scorer import load_other_scorer
-from training.trainer.fit import fit, plan_of
+from training.trainer.fit import fit
 from training.validation.answer_figures import answer_figures, lengthening, raw_scores, score_figures
 from training.validation.evaluate import Watch
 
@@ -128,6 +130,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
             "validation/sample_accuracy": float((found.margins > 0).mean()),
         }
 
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
         "preference_tuning",
         model,
@@ -140,7 +143,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir)
+    done.leave(out_dir, estimate)
     figures = {
         "prompts_cut": float(pairs.cut),
         "pairs_dropped": float(pairs.dropped),

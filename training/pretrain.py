@@ -30,6 +30,7 @@ from training.config.families import expert_ranks_problem, sequences_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
+from training.core.plan import Plan
 from training.data.loaders import packed_loader
 from training.data.mixed_shards import MixedShards
 from training.data.packed_shards import (
@@ -65,9 +66,10 @@ from training.model.new_tokens import CHAT_TOKENS, name_untrained
 from training.model.ngram import Bigram, Unigram
 from training.objectives import objective_of
 from training.objectives.base import Objective
+from training.planner.measured import planned
 from training.train_modules.language_model import LanguageModel
 from training.trainer.compiling import NO_PLAIN_PATHS, plain_compiler_paths, wants_compile
-from training.trainer.fit import Plan, fit
+from training.trainer.fit import fit
 from training.trainer.schedules import LearningRateSchedule
 from training.validation.evaluate import Side, Validation, bits_per_byte, sides
 from training.validation.heldout import HeldOut, count_baselines, measure
@@ -157,11 +159,12 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
             pin_memory=hardware.device.type == "cuda",
             rampup=rampup,
         )
+        estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
         done = fit("pretrain", model, loader, plan, config, hardware, run, watches, inputs=inputs)
         if objective.extends_tokenizer and ranks.is_first():
             tokenizer.save_pretrained(out_dir)
         export(network, None if objective.extends_tokenizer else inputs["tokenizer"], out_dir)
-        done.leave(out_dir)
+        done.leave(out_dir, estimate)
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
             leave_trained(training_text, done, plan, inputs, out_dir)

@@ -23,6 +23,7 @@ from training.checkpoint.export import export
 from training.config import RewardModelConfig
 from training.core import ranks
 from training.core.hardware import prepare
+from training.core.plan import plan_of
 from training.data.loaders import example_loader
 from training.data.rankings import (
     FittedRankings,
@@ -36,8 +37,9 @@ from training.data.rankings import (
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length
+from training.planner.measured import planned
 from training.train_modules.scorer import RewardModel, count_pairs, load_scorer, score_pairs
-from training.trainer.fit import fit, plan_of
+from training.trainer.fit import fit
 from training.validation.evaluate import Watch
 from training.validation.reward_figures import calibration_figures, length_figures
 
@@ -94,6 +96,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
             found["validation/sample_accuracy"] = float((margins[decided] > 0).mean())
         return found
 
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
         "reward_model",
         model,
@@ -111,7 +114,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     export(scorer.model, inputs["model"], out_dir)
     if padding is not None and ranks.is_first():
         name_padding(out_dir, padding)
-    done.leave(out_dir)
+    done.leave(out_dir, estimate)
     figures = {
         "prompts_cut": float(fitting.cut),
         "pairs_dropped": float(fitting.dropped),

@@ -25,6 +25,7 @@ from training.checkpoint.export import export
 from training.config import RlhfConfig
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
+from training.core.plan import Plan
 from training.core.train_state import Loader, TokenCount, TrainState
 from training.data.preference_pairs import prompts_of
 from training.generation.vllm_sampler import VllmSampler
@@ -32,6 +33,7 @@ from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
+from training.planner.measured import planned
 from training.rl.acting import acting
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
@@ -42,7 +44,7 @@ from training.rl.round import PolicyAndValue, Rollouts
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer
-from training.trainer.fit import Plan, fit
+from training.trainer.fit import fit
 
 _TEXTS = 4096
 """Documents that minibatches draw from."""
@@ -145,11 +147,12 @@ def _trained(
     )
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps)
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
     export(policy, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir)
+    done.leave(out_dir, estimate)
     refresh()
     figures = {"batches": float(done.batches), **rollouts.times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"

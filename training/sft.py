@@ -27,6 +27,7 @@ from training.config import SftConfig
 from training.config.families import documents_problem, experts_problem
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
+from training.core.plan import plan_of
 from training.core.train_state import Loader
 from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
 from training.data.loaders import example_loader
@@ -38,11 +39,12 @@ from training.model.attention import choose_attention
 from training.model.lora import add_adapters, learn_rows, learning_ids, merged
 from training.model.models import limit_length, load
 from training.model.new_tokens import begin_untrained
+from training.planner.measured import planned
 from training.rl.grading import Graders
 from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.mixed_text import Text, as_long_as_the_others, text_examples
-from training.trainer.fit import fit, plan_of
+from training.trainer.fit import fit
 from training.validation.evaluate import Watch
 from training.validation.in_loop import SAMPLES, InLoopAnswers, kept_answers
 
@@ -125,6 +127,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     model.label_smoothing = config.label_smoothing
     noise = [model.add_noise(config.neftune_alpha)] if config.neftune_alpha else []
     at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if watched.rows else set()
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
         "sft",
         model,
@@ -147,7 +150,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
-    done.leave(out_dir)
+    done.leave(out_dir, estimate)
     if watched.rows:
         first, last = watch(before), measure_watched(tuned, "tuned model")
         stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]

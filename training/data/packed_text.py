@@ -21,6 +21,7 @@ from training.checkpoint.states import beginning, place_in
 from training.config import PretrainConfig, batches
 from training.config.batch_size import BatchSizeRampup
 from training.core import ranks
+from training.core.plan import Plan
 from training.data.mixed_shards import (
     MixedShards,
     epoch_sequences,
@@ -33,7 +34,7 @@ from training.data.mixed_shards import (
 from training.data.mixture import Mixture, Pool
 from training.data.packed_shards import PackedShards, count_sequences, spread, trained_sequences
 from training.data.shard_index import read_meta
-from training.trainer.fit import Fit, Plan
+from training.trainer.fit import Fit
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from infra.launch.config import LaunchConfig
 from training.config import RlhfConfig, TrainerConfig
 from training.config.alignment import NO_REWARD_MODELS
 from training.core.devices import DEVICES, Device, device_called
+from training.core.plan import Plan
 from training.planner.architecture import of_transformers
 from training.planner.hardware.here import cpu
 from training.planner.stages import needs
@@ -63,12 +64,9 @@ def _resident(name: str) -> int:
 def planned(
     config: TrainerConfig,
     model: nn.Module,
+    plan: Plan,
     launch: LaunchConfig,
     device: torch.device,
-    batches: int,
-    batch_tokens: int,
-    batch_size: int,
-    epoch_batches: int,
     inputs: Collection[str] = (),
 ) -> dict[str, Any] | None:
     """Return the estimate of `stemma check` for this training on the current machine: {"device", "devices", "step_s",
@@ -84,7 +82,7 @@ def planned(
     arch = of_transformers(network.config.to_dict(), getattr(network.config, "vocab_size", None))
     if arch is None:
         return None
-    length, tokens = _length(config, batch_tokens // batch_size), epoch_batches * batch_tokens
+    length, tokens = _length(config, plan.batch_tokens // plan.batch_size), plan.epoch_batches * plan.batch_tokens
     scorers = [arch.parameters for name in inputs if name == "judge" or name not in NO_REWARD_MODELS]
     told = needs(config, arch, length, launch, hardware, tokens, scorers)
     if told.hours is None or told.hours_low is None or told.hours_high is None:
@@ -92,17 +90,17 @@ def planned(
     return {
         "device": told.device,
         "devices": told.devices,
-        "batches": batches,
-        "step_s": told.hours * 3600 / batches,
-        "step_s_low": told.hours_low * 3600 / batches,
-        "step_s_high": told.hours_high * 3600 / batches,
+        "batches": plan.batches,
+        "step_s": told.hours * 3600 / plan.batches,
+        "step_s_low": told.hours_low * 3600 / plan.batches,
+        "step_s_high": told.hours_high * 3600 / plan.batches,
         "memory_gb": told.memory_gb,
         "memory_limit_gb": told.memory_limit_gb,
         "microbatch": told.microbatch,
     }
 
 
-def write(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
+def write_measured(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
     """Write aux/planned.json: {"planned": result of `planned`, "measured": {"step_s", "memory_gb", "microbatch"}}.
 
     step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,11 +18,11 @@ from infra.store.states import KeptState
 from training.backends import load_backend
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.states import beginning, corrections_before, keep_states
-from training.config import PreferenceTuningConfig, RewardModelConfig, SftConfig, TrainerConfig, batches
-from training.config.batch_size import BatchSizeRampup
+from training.config import TrainerConfig
 from training.core import ranks
 from training.core.callbacks import Callback, Callbacks
 from training.core.hardware import Hardware
+from training.core.plan import Plan
 from training.core.train_state import EndOfTraining, Loader, Trainable, TrainState
 from training.distributed.expert_parallel import IdleExperts
 from training.distributed.parallel import parallelize, shard_optimizer, unshard_root
@@ -35,58 +34,13 @@ from training.guard.loss_scale import LossScale
 from training.guard.norms import ActivationNorm, GradientClip
 from training.guard.stuck import WeightsMove
 from training.model.blocks import checkpoint_activations, compile_blocks
-from training.planner import measured
+from training.planner.measured import MemoryWatch, write_measured
 from training.trainer import profiling
 from training.trainer.metrics import MetricsLogger, Throughput
 from training.trainer.microbatch import choose, lower_limit, out_of_memory
 from training.trainer.optimizers import optimizer_of
 from training.trainer.profiling import Profiler
 from training.trainer.schedules import LearningRate, LearningRateSchedule
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Length of one fit.
-
-    batches: optimizer steps in total.
-    batch_size: examples per step, over all ranks.
-    batch_tokens: tokens per step (approximate if examples differ in length).
-    epoch_batches: batches of one pass over the data.
-    flops_per_token: FLOPs of a training step per token, for MFU; 0 if unknown.
-    rampup: schedule of smaller batches at the start; `batch_size` and `batch_tokens` refer to full batches.
-    """
-
-    batches: int
-    batch_size: int
-    batch_tokens: int
-    epoch_batches: int
-    flops_per_token: float = 0.0
-    rampup: BatchSizeRampup | None = None
-
-    def examples(self, batches: int) -> int:
-        """Examples in the first `batches` batches together."""
-        return self.rampup.examples(batches) if self.rampup else batches * self.batch_size
-
-    def to_batches(self, length: str) -> int:
-        """A length from a config, such as `2000 tokens` or `1 epochs`, in full batches."""
-        return batches(length, batch_tokens=self.batch_tokens, epoch_batches=self.epoch_batches)
-
-    def place(self, batches: int) -> int:
-        """Position in the data after the first `batches` batches, epoch after epoch."""
-        return self.rampup.place(batches) if self.rampup else batches * self.batch_size
-
-
-def plan_of(
-    config: SftConfig | RewardModelConfig | PreferenceTuningConfig,
-    batch_size: int,
-    tokens: Sequence[int],
-    epoch_batches: int,
-) -> tuple[Plan, int]:
-    """Return the length of a training on examples with `tokens` tokens each, and its batches between evaluations."""
-    batch_tokens = round(batch_size * float(np.mean(tokens)))
-    length = batches(config.duration, batch_tokens=batch_tokens, epoch_batches=epoch_batches)
-    every = batches(config.evaluate_every, batch_tokens=batch_tokens, epoch_batches=epoch_batches, whole=length)
-    return Plan(length, batch_size, batch_tokens, epoch_batches), every
 
 
 @dataclass(frozen=True)
@@ -101,8 +55,7 @@ class Fit:
     lr_multiplier: permanent factor on the schedule's learning rate after corrections; 1 if nothing was cut, or healed.
     states: checkpoints to keep with the artifact.
     begin: state of another training from which this one continued.
-    planned: the plan for this fit, None if the planner does not know the device or the model. step_s, memory_bytes,
-        microbatch: the measured values.
+    step_s, memory_bytes, microbatch: measured values of what the planner estimates.
     profile: folder with the profile of some steps; None if no profile was requested.
     """
 
@@ -115,19 +68,19 @@ class Fit:
     lr_multiplier: float = 1.0
     states: Sequence[Path] = ()
     begin: KeptState | None = None
-    planned: Mapping[str, Any] | None = None
     step_s: float = 0.0
     memory_bytes: int = 0
     microbatch: int = 0
     profile: Path | None = None
 
-    def leave(self, out_dir: Path) -> None:
-        """Write the guard's corrections, the kept states, the plan and the profile to the artifact's aux/."""
+    def leave(self, out_dir: Path, planned: Mapping[str, Any] | None) -> None:
+        """Write the guard's corrections, the kept states, the profile, and the planner's estimate (`planned`, if there
+        is one) with the measured values to the artifact's aux/."""
         write_log(self.corrections, out_dir)
         keep_states(self.states, out_dir)
         if ranks.is_first():
-            if self.planned:
-                measured.write(out_dir, self.planned, self.step_s, self.memory_bytes, self.microbatch)
+            if planned:
+                write_measured(out_dir, planned, self.step_s, self.memory_bytes, self.microbatch)
             if self.profile:
                 profiling.leave(self.profile, out_dir)
 
@@ -194,18 +147,7 @@ def fit(
     # If batches grow, all microbatches have the size of the first one: changing shapes would trigger recompilation.
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
-    told = measured.planned(
-        config,
-        model,
-        run.launch,
-        hardware.device,
-        plan.batches,
-        plan.batch_tokens,
-        plan.batch_size,
-        plan.epoch_batches,
-        inputs,
-    )
-    memory = measured.MemoryWatch(model, hardware.device)
+    memory = MemoryWatch(model, hardware.device)
     if model.compiles_blocks:
         compile_blocks(model)
     parallelize(model, run.launch, hardware)
@@ -289,7 +231,6 @@ def fit(
             lr_multiplier=corrections.healed,
             states=checkpoints.kept(last),
             begin=begin,
-            planned=told,
             step_s=throughput.step_s(),
             memory_bytes=memory.peak(),
             microbatch=microbatch,
