@@ -34,7 +34,6 @@ from infra.launch.config import LaunchConfig
 from training.config import ModelConfig
 from training.core.hardware import prepare
 from training.distributed.parallel import parallelize
-from training.model.blocks import compile_blocks
 from training.model.documents import positions_within
 from training.model.models import build, hf_config
 from training.train_modules.language_model import LanguageModel
@@ -132,12 +131,11 @@ def rank(options: argparse.Namespace) -> None:
     config = ModelConfig(family="llama", layers=options.layers, width=256, heads=4, positions=LENGTH)
     model = LanguageModel(build(hf_config(config, VOCABULARY, {}), 1), hardware)
     model.model.set_attn_implementation("eager")
-    model.compiles_blocks = way != "uncompiled"  # and so its loss is compiled
-    if way == "by block":
-        compile_blocks(model)
-    elif way == "whole":
+    model.compiles_blocks = way == "by block"
+    if way == "whole":
         model._outputs = torch.compile(model._outputs)
     parallelize(model, launch, hardware)
+    model.compiles_blocks = way != "uncompiled"  # and so its loss is compiled
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(options.rank)
     seconds, loss = [], torch.zeros(())

@@ -1,6 +1,6 @@
-"""Distribute a model over ranks; no kind of parallelism changes the losses.
+"""Distribute a model over ranks, by `parallelize`; no kind of parallelism changes the losses.
 
-The backend applies DDP, the optimizer ZeRO stage 1 (training/distributed/zero.py). FSDP2 is applied here and not by
+FSDP2 is applied here and not by
 Composer's `parallelism_config`: that shards the children of a model one by one, while ours compute the loss from a
 child's weights, and it does not support offloading weights.
 """
@@ -27,6 +27,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training.core import ranks
 from training.core.hardware import Hardware
+from training.core.train_state import Trainable
 from training.distributed import context_parallel
 from training.distributed.expert_parallel import SharedExperts, reach_every_expert
 from training.distributed.other_ranks import is_cut, join_stages
@@ -34,17 +35,30 @@ from training.distributed.pipeline_parallel import Pipeline
 from training.distributed.tensor_parallel import split
 from training.distributed.zero import ShardedOptimizer
 from training.model.balancing import TokenRanks
-from training.model.blocks import blocks
+from training.model.blocks import blocks, compile_blocks
 
 # Methods besides `forward` in which a model computes with its weights.
 _COMPUTING = ("losses",)
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Put a model on its device, and apply `launch.tensor_parallel`, `context_parallel`, `pipeline_parallel`,
-    `expert_parallel`, `sharding` and `offload` in place, before the optimizer is made. Raises StageError for a model or
-    a number of ranks that does not fit them."""
+    """Put a model on its device and distribute it in place as `launch` says: all kinds of parallelism, in their order.
+
+    Every rank must call, with the whole model. Linear layers in FP8 and activation checkpointing precede this function
+    (training/pretrain.py, training/trainer/fit.py), since the microbatch is tried with them on the whole model. The
+    optimizer follows, since it needs the final weights; with `zero1` it is sharded by `shard_optimizer`. Last of all
+    the loop adds DDP, which reduces what nothing here does.
+
+    Raises StageError for a model or a number of ranks that does not fit.
+    """
     language: Any = model  # a LanguageModel wherever ranks share more than data; its module imports this one
+
+    # Compile each block: inside all hooks that follow, such as FSDP2's, so that compiled code contains no collectives.
+    if isinstance(model, Trainable) and model.compiles_blocks:
+        compile_blocks(model)
+
+    # Experts: other ranks' are dropped while names and layers are those of the whole model, before any layer is moved,
+    # split or sharded. Without expert parallelism each expert needs a gradient on every rank.
     experts = None
     if ranks.expert_parallel() > 1:
         language.experts = experts = SharedExperts(model, hardware.device)
@@ -52,8 +66,13 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
         reach_every_expert(model)
     if ranks.context_parallel() * ranks.tensor_parallel() > 1 and language.router:
         language.token_ranks = TokenRanks(ranks.mesh(hardware.device.type)["context", "tensor"])
+
+    # Context: replaces the function of attention alone, so it goes with any distribution of the weights.
     if ranks.context_parallel() > 1:
         language.sequences = context_parallel.share(language.model, hardware.device)
+
+    # Pipeline: takes the model apart. It splits its own stages over tensor ranks and averages its own gradients, so
+    # nothing that follows applies.
     if ranks.pipeline_parallel() > 1:
         language.pipeline = Pipeline(
             language.model,
@@ -65,19 +84,12 @@ def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> N
             experts,
         )
         return
-    _place(model, launch, hardware, experts)
-    if experts:
-        experts.hold(model)
 
-
-def _place(model: nn.Module, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None) -> None:
-    """Put a model with all of its layers on its device, split and sharded according to `launch`."""
     sharded = launch.shards_weights and (ranks.gradient_ranks() > 1 or launch.offload)
-    if ranks.tensor_parallel() == 1 and not sharded:
-        model.to(hardware.device)
-        return
-    mesh = mesh_of(launch, hardware)
-    if ranks.tensor_parallel() > 1:
+    mesh = mesh_of(launch, hardware) if sharded or ranks.tensor_parallel() > 1 else None
+
+    # Tensor: splits weights within layers, before FSDP2 shards what each rank has left.
+    if mesh is not None and ranks.tensor_parallel() > 1:
         if not sharded and not experts and ranks.gradient_ranks() > 1:
             raise stage_error(
                 "not_sharded",
@@ -86,11 +98,18 @@ def _place(model: nn.Module, launch: LaunchConfig, hardware: Hardware, experts: 
                 f"not {launch.sharding}",
                 "set launch.sharding: fsdp, or launch.tensor_parallel to all ranks",
             )
-        splittable: Any = model
-        split(splittable.model.to(hardware.device), mesh["tensor"], mesh["shard"].size())
-        splittable.tensor_ranks = ranks.tensor_parallel()
-    if sharded:
+        split(language.model.to(hardware.device), mesh["tensor"], mesh["shard"].size())
+        language.tensor_ranks = ranks.tensor_parallel()
+
+    # FSDP2 (also ZeRO stage 2, HSDP, offloading): shards what is left, layer by layer; else the device has it whole.
+    if mesh is not None and sharded:
         shard(model, hardware, mesh, offload=launch.offload, once=launch.sharding == "zero2")
+    elif mesh is None:
+        model.to(hardware.device)
+
+    # Experts again: their weights are in their final state now, and the same on all ranks that hold them.
+    if experts:
+        experts.hold(model)
 
 
 def mesh_of(launch: LaunchConfig, hardware: Hardware) -> DeviceMesh:

@@ -33,7 +33,7 @@ from training.guard.liveness import SignsOfLife, SlowRanks
 from training.guard.loss_scale import LossScale
 from training.guard.norms import ActivationNorm, GradientClip
 from training.guard.stuck import WeightsMove
-from training.model.blocks import checkpoint_activations, compile_blocks
+from training.model.blocks import checkpoint_activations
 from training.planner.measured import MemoryWatch, write_measured
 from training.trainer import profiling
 from training.trainer.metrics import MetricsLogger, Throughput
@@ -148,8 +148,6 @@ def fit(
     smallest = plan.rampup.first if plan.rampup else plan.batch_size
     microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
     memory = MemoryWatch(model, hardware.device)
-    if model.compiles_blocks:
-        compile_blocks(model)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)
     optimizer = shard_optimizer(optimizer, run.launch, hardware, model.experts)
