@@ -103,7 +103,9 @@ HARMONY = """{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 
 {%- elif m['role'] == 'user' -%}{{- '<|start|>user<|message|>' + m['content'] + '<|end|>' -}}
 {%- elif m['role'] == 'tool' -%}{{- '<|start|>functions.f to=assistant<|channel|>commentary<|message|>' + m['content'] + '<|end|>' -}}
 {%- elif m.tool_calls -%}
-{%- if m['content'] -%}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m['content'] + '<|end|>' -}}{%- endif -%}
+{%- if m['content'] and m['thinking'] -%}{{- raise_exception('Cannot pass both content and thinking') -}}{%- endif -%}
+{%- set thought = m['content'] or m['thinking'] -%}
+{%- if thought -%}{{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' -}}{%- endif -%}
 {%- for c in m.tool_calls -%}{{- '<|start|>assistant to=functions.' + c.function.name + '<|channel|>commentary json<|message|>' + (c.function.arguments | tojson) + '<|call|>' -}}{%- endfor -%}
 {%- else -%}
 {%- if loop.last and not add_generation_prompt -%}

@@ -37,11 +37,13 @@ def command(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
-    stage id such as rlhf for its newest. Of a model that a gate refused a warning says so.
+    stage id such as rlhf for its newest. Of a model that a gate refused a warning says so. Reasoning of
+    a model with channels (gpt-oss) goes to stderr, and into reasoning_content with --json.
     """
     model_dir = writing_model(model, root_of(root))
     refused = refused_by_gates(model_dir)
     print_warnings(refused)
+    from training.chat.channels import Reasoning
     from training.generation.session import answer
 
     messages: list[dict[str, str]] = []
@@ -51,14 +53,23 @@ def command(
     turns = iter([prompt]) if prompt is not None else _lines(interactive)
     for question in turns:
         messages.append({"role": "user", "content": question})
-        pieces = []
+        pieces: list[str] = []
+        reasoning: list[str] = []
         for piece in answer(model_dir, messages, max_new_tokens, temperature, seed, chat_template_kwargs):
+            if isinstance(piece, Reasoning):
+                reasoning.append(piece.text)
+                if not as_json:
+                    click.secho(piece.text, nl=False, dim=True, err=True)
+                continue
+            if reasoning and not pieces and not as_json:
+                click.echo(err=True)
             pieces.append(piece)
             if not as_json:
                 click.echo(piece, nl=False)
         if not as_json:
             click.echo()
-        messages.append({"role": "assistant", "content": "".join(pieces)})
+        thoughts = {"reasoning_content": "".join(reasoning)} if reasoning else {}
+        messages.append({"role": "assistant", "content": "".join(pieces), **thoughts})
     document = {"status": "done", "model": str(model_dir), "messages": messages}
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 

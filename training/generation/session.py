@@ -15,6 +15,7 @@ from infra.errors import stage_error
 from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from training.chat.base import Chat, chat_of
+from training.chat.channels import Addressed, ChannelReader, Reasoning, channel_marks
 from training.core.hardware import Hardware, prepare
 from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Spoken, Writing
 from training.generation.token_choice import SamplingOptions
@@ -31,9 +32,9 @@ def answer(
     temperature: float = 0.7,
     seed: int = 17,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> Generator[str, None, Spoken]:
-    """Yields the assistant's answer in pieces of text, one per token and some empty, until `<|end|>` or the limit;
-    returns the end of the answer.
+) -> Generator[str | Reasoning, None, Spoken]:
+    """Yields the assistant's answer in pieces of text, one per token and some empty, until `<|end|>` or the limit, and
+    the reasoning before it where a model has channels; returns the end of the answer.
 
     messages: {"role": "system" | "user" | "assistant", "content": …}, the system first, the last from the user; the
     oldest text is dropped when it is more than the model has positions for. max_new_tokens: at most half of these
@@ -46,19 +47,29 @@ def answer(
     most = min(max_new_tokens, positions // 2)
     ids = chat.dialogue_of(messages, positions - most)
     options = SamplingOptions(most, frozenset(chat.stops), temperature, seed=seed)
-    writing, batch = Writing(AnswerRequest(ids, options), tokenizer), _batch(Path(model_dir))
+    marks = channel_marks(tokenizer)
+    reader = ChannelReader() if marks else None
+    writing = Writing(AnswerRequest(ids, options, shown=marks), tokenizer)
+    batch = _batch(Path(model_dir))
     batch.add(writing)
     try:
         while not writing.is_over:
             batch.step()
-            yield from (piece.text for piece in writing.pieces)
+            for piece in writing.pieces:
+                yield from map(_shown, reader.add(piece.text)) if reader else (piece.text,)
             writing.pieces.clear()
+        if reader:
+            yield from map(_shown, reader.end())
     finally:
         batch.remove(writing)
     if writing.error is not None:
         raise writing.error
     assert writing.spoken is not None
     return writing.spoken
+
+
+def _shown(part: str | Reasoning | Addressed) -> str | Reasoning:
+    return str(part) if isinstance(part, Addressed) else part
 
 
 def chat_prompt(

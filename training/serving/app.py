@@ -29,6 +29,7 @@ from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
+from training.chat.channels import Reasoning
 from training.generation.batched_answers import AnswerRequest, PlacedToken, Spoken, TextPiece
 from training.generation.session import loaded, positions_of
 from training.generation.token_choice import SamplingOptions
@@ -43,7 +44,7 @@ from training.serving.requests import (
     served_name,
 )
 from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts, as_call
-from training.serving.tool_calls import CallReader, ToolCall
+from training.serving.tool_calls import AnswerFormat, ToolCall
 
 MOST_BODY_BYTES = 4_000_000
 """Largest request: a million tokens of text, more than a model of ours reads."""
@@ -92,6 +93,7 @@ class _Server:
         self._models, self._queue = models, queue
         self._began = int(time.time())
         self._texts = {name: TokenTexts(loaded(folder)[1]) for name, folder in models.items()}
+        self._formats = {name: AnswerFormat(loaded(folder)[1]) for name, folder in models.items()}
         # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
         self._encoders = {name: load_pretrained_tokenizer(folder) for name, folder in models.items()}
         self._encoding = threading.Lock()
@@ -136,7 +138,13 @@ class _Server:
                 # In a thread, since encoding a long prompt takes time.
                 prompts = await asyncio.to_thread(self._prompts, asked, name)
             choices = _Choices(
-                asked, prompts, positions_of(loaded(self._models[name])[0]), name, shape, self._texts[name]
+                asked,
+                prompts,
+                positions_of(loaded(self._models[name])[0]),
+                name,
+                shape,
+                self._texts[name],
+                self._formats[name] if kind is ChatRequest else None,
             )
             answers = self._queue.begin(self._models[name], choices.requests)
         except Refused as refused:
@@ -193,6 +201,7 @@ class _Choices:
         name: str,
         shape: Shape,
         texts: TokenTexts,
+        answer_format: AnswerFormat | None,
     ) -> None:
         self._asked, self._prompts, self._shape, self._texts = asked, prompts, shape, texts
         self._head = {
@@ -202,13 +211,14 @@ class _Choices:
             "model": name,
         }
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        self.requests = [
-            self._request(prompt, positions, seed, number) for prompt in prompts for number in range(asked.n)
-        ]
         names = asked.functions_shown
-        self._readers = {number: CallReader(names) for number in range(len(self.requests))} if names else {}
+        shown = answer_format.shown(names) if answer_format else frozenset()
+        self.requests = [
+            self._request(prompt, positions, seed, number, shown) for prompt in prompts for number in range(asked.n)
+        ]
+        self._readers = [answer_format.reader(names) if answer_format else None for _ in self.requests]
 
-    def _request(self, prompt: Prompt, positions: int, seed: int, number: int) -> AnswerRequest:
+    def _request(self, prompt: Prompt, positions: int, seed: int, number: int, shown: frozenset[int]) -> AnswerRequest:
         asked, room = self._asked, positions - len(prompt.ids)
         options = SamplingOptions(
             max_new_tokens=room if asked.most_tokens is None else min(room, asked.most_tokens),
@@ -223,17 +233,19 @@ class _Choices:
             logprobs=asked.likeliest,
         )
         reported = asked.likeliest if asked.echoes else None
-        shown = self._texts.call_marks if asked.functions_shown else frozenset()
         return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         texts = {number: [self._echo(number)] for number in range(len(self.requests))}
         tokens: dict[int, list[PlacedToken]] = {number: [] for number in texts}
         calls: dict[int, list[dict[str, Any]]] = {number: [] for number in texts}
+        reasoning = dict.fromkeys(texts, "")
         async for number, piece in answers.pieces():
             for part in self._parts(number, piece):
                 if isinstance(part, str):
                     texts[number].append(part)
+                elif isinstance(part, Reasoning):
+                    reasoning[number] += part.text
                 else:
                     calls[number].append(as_call(part))
             if isinstance(piece, TextPiece):
@@ -241,7 +253,7 @@ class _Choices:
         choices = [
             {
                 "index": number,
-                **self._shape.whole("".join(texts[number]), calls[number]),
+                **self._shape.whole("".join(texts[number]), calls[number], reasoning[number]),
                 "logprobs": self._logprobs(tokens[number]),
                 "finish_reason": _reason(answers.spoken[number], has_calls=bool(calls[number])),
             }
@@ -271,6 +283,8 @@ class _Choices:
                 for part in self._parts(number, piece):
                     if isinstance(part, str):
                         yield event(number, self._shape.part(part), tokens, None)
+                    elif isinstance(part, Reasoning):
+                        yield event(number, {"delta": {"reasoning_content": part.text}}, tokens, None)
                     else:
                         call = {"index": called[number], **as_call(part)}
                         called[number] += 1
@@ -286,9 +300,9 @@ class _Choices:
             yield f"data: {json.dumps({'error': _error(error)})}\n\n"
         yield "data: [DONE]\n\n"
 
-    def _parts(self, number: int, piece: TextPiece | Spoken) -> Iterator[str | ToolCall]:
-        """The texts and calls that a piece of a choice, or its end, makes certain."""
-        reader = self._readers.get(number)
+    def _parts(self, number: int, piece: TextPiece | Spoken) -> Iterator[str | Reasoning | ToolCall]:
+        """The texts, reasoning and calls that a piece of a choice, or its end, makes certain."""
+        reader = self._readers[number]
         if isinstance(piece, Spoken):
             yield from reader.end() if reader else ()
         elif reader:

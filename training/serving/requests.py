@@ -15,7 +15,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from transformers import PreTrainedTokenizerBase
 
+from corpus.tokens.chat_format import check_values
+from infra.errors import StageError
 from infra.io.json import BadJson, parse_json
+from training.chat.channels import channel_marks
 from training.generation.session import chat_prompt, text_prompt
 
 MOST_CHOICES = 128
@@ -172,6 +175,7 @@ class _Message(_Keys):
     name: str | None = None
     tool_calls: list[_ToolCall] = []
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
     # Keys of an answer that a client sends back.
     refusal: None = None
     annotations: Annotated[list[JsonValue], Field(max_length=0)] = []
@@ -184,13 +188,18 @@ class _Message(_Keys):
             raise ValueError("content: a text was expected")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it."""
+    def for_template(self, *, has_channels: bool) -> dict[str, Any]:
+        """The message as chat templates read it: reasoning is `thinking` in those with channels (gpt-oss),
+        `reasoning_content` in others."""
         given = {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key) is not None}
+        content = "".join(part.text for part in self.content)
+        if self.reasoning_content:
+            given["thinking" if has_channels else "reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             given["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": "".join(part.text for part in self.content), **given}
+            if "thinking" in given and content:  # gpt-oss's template takes one of the two before a call
+                given["thinking"], content = f"{given['thinking']}\n\n{content}", ""
+        return {"role": "system" if self.role == "developer" else self.role, "content": content, **given}
 
 
 class _ResponseFormat(_Keys):
@@ -217,11 +226,11 @@ class ChatRequest(GenerationRequest):
     tools: list[_Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"
     chat_template_kwargs: dict[str, JsonValue] = {}
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # Known keys of which one value, or any, does not change the answer.
     response_format: _ResponseFormat = _ResponseFormat()
     audio: None = None
     prediction: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
     functions: Annotated[list[JsonValue], Field(max_length=0)] = []
@@ -254,9 +263,16 @@ class ChatRequest(GenerationRequest):
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
-        messages = [message.for_template() for message in self.messages]
+        has_channels = bool(channel_marks(tokenizer))
+        messages = [message.for_template(has_channels=has_channels) for message in self.messages]
         shown = tools if self.tool_choice == "auto" else ()
-        return [Prompt(*chat_prompt(tokenizer, messages, shown, self.chat_template_kwargs))]
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        try:
+            check_values(tokenizer, effort, "")
+        except StageError:
+            message = "reasoning_effort: null was expected, the model's chat template does not read it"
+            raise Refused(400, message, "invalid_value", "reasoning_effort") from None
+        return [Prompt(*chat_prompt(tokenizer, messages, shown, {**effort, **self.chat_template_kwargs}))]
 
 
 class CompletionRequest(GenerationRequest):

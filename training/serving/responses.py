@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from training.generation.batched_answers import PlacedToken
-from training.serving.tool_calls import ToolCall, mark_ids
+from training.serving.tool_calls import ToolCall
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -24,8 +24,6 @@ class TokenTexts:
         self._before = tokenizer("a", add_special_tokens=False).input_ids[-1:]
         self._before_text = tokenizer.decode(self._before)
         self._known: dict[int, str] = {}
-        self.call_marks = mark_ids(tokenizer)
-        """Tokens of the marks of calls of functions."""
 
     def __getitem__(self, token: int) -> str:
         if token not in self._known:
@@ -47,7 +45,7 @@ class Shape(Protocol):
     chunk: str
     prefix: str
 
-    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]: ...
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = (), reasoning: str = "") -> dict[str, Any]: ...
 
     def first(self) -> dict[str, Any] | None:
         """Return the content of a stream's first chunk, before any text; None where there is no such chunk."""
@@ -62,9 +60,13 @@ class Shape(Protocol):
 class ChatShape:
     object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"message": {**message, "content": text or None, "tool_calls": list(calls)} if calls else message}
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = (), reasoning: str = "") -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": list(calls)}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        return {"message": message}
 
     def first(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
@@ -91,7 +93,7 @@ class ChatShape:
 class TextShape:
     object, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
-    def whole(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    def whole(self, text: str, calls: Sequence[dict[str, Any]] = (), reasoning: str = "") -> dict[str, Any]:
         return {"text": text}
 
     def first(self) -> dict[str, Any] | None:

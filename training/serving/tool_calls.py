@@ -1,8 +1,9 @@
 """Calls of functions in a model's answer, read during generation.
 
-Three formats are supported: `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen, SmolLM3); after
-`[TOOL_CALLS]` a JSON list or `name{arguments}` (Mistral); and an answer that consists only of `{"name", "parameters"}`,
-after `<|python_tag|>` or without it (Llama 3). Text that is not a call of one of the request's functions stays text.
+Four formats are supported: `<tool_call>{"name", "arguments"}</tool_call>` (Hermes, Qwen, SmolLM3); after
+`[TOOL_CALLS]` a JSON list or `name{arguments}` (Mistral); an answer that consists only of `{"name", "parameters"}`,
+after `<|python_tag|>` or without it (Llama 3); and a message to `functions.NAME` in channels (gpt-oss). Text that is
+not a call of one of the request's functions stays text.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from infra.io.json import BadJson, parse_json
+from training.chat.channels import Addressed, ChannelReader, Reasoning, channel_marks
 
 OPEN, CLOSE, LIST, PYTHON = "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
 MARKS = (OPEN, CLOSE, LIST, PYTHON, "[ARGS]", "[CALL_ID]")
@@ -30,10 +32,59 @@ class ToolCall:
     arguments: str
 
 
-def mark_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens of the marks of calls, which are special ones in some tokenizers and left out of their text."""
-    known = tokenizer.get_vocab()
-    return frozenset(known[mark] for mark in MARKS if mark in known)
+class AnswerReader(Protocol):
+    """Reader of one answer in parts."""
+
+    def add(self, text: str) -> Iterator[str | Reasoning | ToolCall]:
+        """Yield the parts that are final after further text of the answer."""
+
+    def end(self) -> Iterator[str | Reasoning | ToolCall]:
+        """Yield the rest, once the answer has ended."""
+
+
+class AnswerFormat:
+    """The format of a model's answers to chats: messages in channels, or text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        known = tokenizer.get_vocab()
+        self._marks = frozenset(known[mark] for mark in MARKS if mark in known)
+        self._channel_marks = channel_marks(tokenizer)
+
+    def shown(self, names: Collection[str]) -> frozenset[int]:
+        """Return the tokens that a reader of answers needs in their text, where special ones are left out."""
+        return self._channel_marks or (self._marks if names else frozenset())
+
+    def reader(self, names: Collection[str]) -> AnswerReader | None:
+        """Return a reader of one answer, None where its text has no parts. names: of the functions that the request
+        describes."""
+        if self._channel_marks:
+            return ChannelCallReader(names)
+        return CallReader(names) if names else None
+
+
+class ChannelCallReader:
+    """Texts, reasoning and calls of one answer in channels.
+
+    Args:
+        names: Of the functions that the request describes.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._messages = ChannelReader()
+
+    def add(self, text: str) -> Iterator[str | Reasoning | ToolCall]:
+        yield from map(self._part, self._messages.add(text))
+
+    def end(self) -> Iterator[str | Reasoning | ToolCall]:
+        yield from map(self._part, self._messages.end())
+
+    def _part(self, part: str | Reasoning | Addressed) -> str | Reasoning | ToolCall:
+        if not isinstance(part, Addressed):
+            return part
+        arguments, rest = _value_and_rest(part.text.strip())
+        called = {"name": part.recipient.removeprefix("functions."), "arguments": arguments}
+        return (None if rest.strip() else _call(called, self._names)) or str(part)
 
 
 class CallReader:
@@ -131,14 +182,19 @@ class CallReader:
         return calls
 
     def _call(self, value: Any) -> ToolCall | None:
-        if not isinstance(value, Mapping) or value.get("name") not in self._names:
-            return None
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, str):
-            arguments, _ = _value_and_rest(arguments)
-        if not isinstance(arguments, Mapping):
-            return None
-        return ToolCall(str(value["name"]), json.dumps(arguments, ensure_ascii=False))
+        return _call(value, self._names)
+
+
+def _call(value: Any, names: Collection[str]) -> ToolCall | None:
+    """Return the call of one of the named functions that an object is, None for any other."""
+    if not isinstance(value, Mapping) or value.get("name") not in names:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments, _ = _value_and_rest(arguments)
+    if not isinstance(arguments, Mapping):
+        return None
+    return ToolCall(str(value["name"]), json.dumps(arguments, ensure_ascii=False))
 
 
 def _value_and_rest(text: str) -> tuple[Any, str]:
