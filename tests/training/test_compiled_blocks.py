@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,11 +46,11 @@ def _pair(values: dict[str, Any], recompute: Recompute, kernel: str) -> tuple[An
     return found[0], found[1]
 
 
-def _batch() -> dict[str, torch.Tensor]:
+def _batch(rows: int = 3, length: int = LENGTH) -> dict[str, torch.Tensor]:
     from training.model.documents import positions_within
 
-    ids = torch.randint(4, 320, (3, LENGTH))
-    documents = torch.stack([(torch.arange(LENGTH) >= begin).int() for begin in (5, 8, 17)])
+    ids = torch.randint(4, 320, (rows, length))
+    documents = torch.stack([(torch.arange(length) >= begin).int() for begin in (5, 8, 17)[:rows]])
     return {
         "input_ids": ids,
         "labels": ids.roll(-1, 1),
@@ -64,10 +64,10 @@ def _gradient(weight: Any) -> torch.Tensor:
     return torch.zeros(weight.shape) if weight.grad is None else weight.grad.full_tensor()
 
 
-def _hold(plain: Any, compiled: Any) -> None:
-    """Two batches: losses and gradients of one are those of the other."""
-    for _ in range(2):
-        batch = _batch()
+def _hold(plain: Any, compiled: Any, shapes: Sequence[tuple[int, int]] = ((3, LENGTH),) * 2) -> None:
+    """Batches of these shapes: losses and gradients of one are those of the other."""
+    for shape in shapes:
+        batch = _batch(*shape)
         losses = []
         for model in (plain, compiled):
             model.zero_grad()
@@ -107,9 +107,34 @@ def _in_process(families: list[str], recompute: Recompute, kernel: str) -> tuple
     return "", found
 
 
+ODD = [(3, 31), (2, 17), (1, 29), (3, 23), (2, 11), (1, 19)]
+"""Rows and lengths."""
+
+
+def _odd_shapes() -> tuple[str, list[int]]:
+    """What differs, and the graphs, of blocks and loss, that were compiled until each shape."""
+    graphs: list[int] = []
+    _run_graphs_as_they_are()
+    counters.clear()
+    try:
+        plain, compiled = _pair(values_of_family("llama"), "none", "sdpa")
+        compiled.compiles_blocks = True  # the loss too
+        for shape in ODD:
+            _hold(plain, compiled, [shape])
+            graphs.append(counters["stats"]["unique_graphs"])
+    except BaseException:
+        return traceback.format_exc(), graphs
+    return "", graphs
+
+
 def _graphs(families: list[str], recompute: Recompute = "none", kernel: str = "sdpa") -> dict[str, tuple[int, int]]:
     """`_in_process` in a process of its own: a group of ranks is there for as long as a process is."""
-    process = training_process(_in_process, families, recompute, kernel)
+    found: dict[str, tuple[int, int]] = _returned(_in_process, families, recompute, kernel)
+    return found
+
+
+def _returned(function: Callable[..., tuple[str, Any]], *arguments: Any) -> Any:
+    process = training_process(function, *arguments)
     try:
         assert process.wait() is not None, "no answer"
         wrong, found = process.returned()
@@ -117,6 +142,14 @@ def _graphs(families: list[str], recompute: Recompute = "none", kernel: str = "s
         process.kill()
     assert not wrong, wrong
     return found
+
+
+@pytest.mark.slow
+def test_odd_shapes_are_not_compiled_again_and_again() -> None:
+    """As at the end of a batch that microbatches do not divide: a graph for the first shape, for any other, and for one
+    row, of blocks and of the loss each."""
+    graphs = _returned(_odd_shapes)
+    assert graphs[-1] <= 6 and graphs[2:] == [graphs[-1]] * 4
 
 
 def test_layers_of_one_kind_share_one_graph() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from corpus.config import ShardConfig
+from corpus.shard import shard
 from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
@@ -131,6 +133,29 @@ def test_other_data_and_another_rate_from_a_state_on(
     assert both == _seen(model, new)
     early = _pretrain(tmp_path / "early", other, duration="20 batches", continues={"step": "first", "at": "16 batches"})
     assert _seen(early, old) == _seen(kept_states(first)[0].folder) and sum(_seen(early, new)) == 4 * BATCH
+
+
+def test_a_training_goes_on_with_longer_sequences(
+    first: Path, inputs: dict[str, Path], weights: Weights, tmp_path: Path
+) -> None:
+    """Twice as long, and beyond the positions of the first model."""
+    (tmp_path / "longer").mkdir()
+    long = ShardConfig(sequence_length=128, shard_mb=0.004, heldout_share=0.1)
+    texts = {"documents": inputs["shards"].parent / "mix", "tokenizer": inputs["tokenizer"]}
+    shard(long, texts, tmp_path / "longer", Run(tmp_path / "shard.work", LAUNCH))
+    longer = inputs | {"shards": tmp_path / "longer", "state": first}
+    with pytest.raises(StageError, match="positions"):
+        _pretrain(tmp_path / "short", longer, duration="44 batches", continues={"step": "first"})
+    settings = {"model": SETTINGS["model"] | {"positions": 128}, "duration": "44 batches"}
+    model = _pretrain(tmp_path / "long", longer, continues={"step": "first"}, **settings)
+    logged = [line.get("values", {}) for line in read_journal(tmp_path / "long" / "journal.jsonl")]
+    losses = [values["train/loss"] for values in logged if "train/loss" in values]
+    logged = [line.get("values", {}) for line in read_journal(first.parent / "journal.jsonl")]
+    began = next(values["train/loss"] for values in logged if "train/loss" in values)
+    assert len(losses) == 4 and max(losses) < began - 1  # it did not begin again
+    before, after = weights(first), weights(model)
+    assert before.keys() == after.keys() and all(not torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((model / "config.json").read_text())["max_position_embeddings"] == 128
 
 
 def test_a_training_goes_on_by_another_optimizer_and_back(

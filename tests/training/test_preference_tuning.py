@@ -18,6 +18,7 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.ranked import train_in_ranks
+from tests.training.conftest import write_rows
 from training.chat.base import Chat
 from training.checkpoint.export import copy_beside
 from training.config import PreferenceTuningConfig, RlhfConfig
@@ -254,6 +255,25 @@ def test_pairs_that_all_have_no_room_stop_the_stage_by_name(inputs: dict[str, Pa
     config = PreferenceTuningConfig.model_validate(SETTINGS | {"max_length": 12, "too_long": "drop"})
     with pytest.raises(StageError, match=r"preference_tuning\.max_length.*are longer"):
         preference_tuning(config, inputs, tmp_path / "out", run)
+
+
+def test_prompts_longer_than_the_context_are_shortened_and_reported(
+    base_dir: Path, preferences_dir: Path, tmp_path: Path, run: Run, journal: Any
+) -> None:
+    """Far more than the model's 128 positions: what decides is at the end, and is kept."""
+    long = tmp_path / "long"
+    long.mkdir()
+    for name in ("train.jsonl", "heldout.jsonl"):
+        rows = [json.loads(line) for line in (preferences_dir / name).read_text().splitlines()]
+        write_rows(long / name, [row | {"prompt": f"{'Once upon a time. ' * 40}{row['prompt']}"} for row in rows])
+    given = {"model": base_dir, "preferences": long}
+    config = PreferenceTuningConfig.model_validate(SETTINGS | {"max_length": 4096})
+    result = preference_tuning(config, given, tmp_path / "out", run)
+    assert result.figures["win_rate"] == 1.0 and result.figures["pairs_dropped"] == 0
+    assert result.figures["prompts_cut"] == len((long / "train.jsonl").read_text().splitlines())
+    assert any("lost their beginning" in event and "128 tokens" in event for event in journal.events())
+    samples = (tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()
+    assert len(samples) == 4 and all(isinstance(text, str) for text in json.loads(samples[0])["answers"].values())
 
 
 def _numbers() -> tuple[Tensor, Tensor]:
