@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from corpus.model_folders.folder import folder_problems
+from corpus.model_folders.licence import keep_licence
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES, PAD
 from corpus.tokens.trained import FILE as TRAINED
@@ -66,6 +67,8 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     model.config.pad_token_id = tokenizer.pad_token_id
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir, chat.stops if keeps else ())
+    if kept := keep_licence(folder, out_dir):
+        run.event("licence", f"the model's licence goes with all that is made from it: {', '.join(kept)}")
     if (folder / TRAINED).is_file():
         shutil.copyfile(folder / TRAINED, out_dir / TRAINED)
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from corpus.model_folders.licence import stated_licence
 from evaluation.config import RegisterConfig
 from evaluation.pages.summary import (
     TextSource,
@@ -111,6 +112,7 @@ def _front_matter(
     from huggingface_hub import EvalResult, ModelCardData
 
     licence = config.licence.lower() or "unknown"
+    stated = {} if config.licence else stated_licence(model.folder)  # of the model that it was made from
     languages = sorted({source.language for source in text_sources(pipeline, model_name) if source.language})
     of_model = next((artifact for artifact in evaluations.values() if _is_about(artifact, model)), None)
     tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
@@ -128,8 +130,9 @@ def _front_matter(
         tags=["stemma", *([kind] if kind else [])],
         model_name=name if results else None,
         eval_results=results or None,
-        license=licence if licence in LICENCES else "other",
-        license_name=None if licence in LICENCES else config.licence,
+        license=stated.get("license") or (licence if licence in LICENCES else "other"),
+        license_name=stated.get("license_name") or (None if licence in LICENCES else config.licence),
+        license_link=stated.get("license_link"),
     )
     return f"---\n{data.to_yaml().rstrip()}\n---"
 

@@ -93,6 +93,8 @@ def test_quantized_weights_load_in_a_process_that_knows_nothing_of_them(
     loaded = export(artifact, "# card", tmp_path / "hub", kind)
     assert 0 < loaded.deviation < loaded.largest_logit
     assert loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("# card\n\n## Quantized weights") and f"{loaded.deviation:.3g}" in card
     config = json.loads((tmp_path / "hub" / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "torchao"
     before, after = (folder / "model.safetensors" for folder in (artifact.folder, tmp_path / "hub"))

@@ -55,6 +55,8 @@ def download(family: str, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=[tokenizer.eos_token_id], do_sample=True, top_p=0.9)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "LICENSE").write_text("Use it well.\n")
+    (folder / "README.md").write_text("---\nlicense: other\nlicense_name: tiny-community\n---\n# A model\n")
 
 
 def logits_of(folder: Path, ids: Sequence[int]) -> torch.Tensor:
@@ -114,6 +116,8 @@ def test_an_open_model_is_adopted_tuned_aligned_and_exported(
     model = Artifact("rlhf", rewarded, None)
     loaded = export(model, card_of(model, None)[0], tmp_path / "exported")
     assert loaded.chat_template and loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
+    assert (tmp_path / "exported" / "LICENSE").read_text() == "Use it well.\n"
+    assert "license: other\nlicense_name: tiny-community\n" in (tmp_path / "exported" / "README.md").read_text()
     there = AutoTokenizer.from_pretrained(tmp_path / "exported")
     chat = Chat.load(tmp_path / "exported")
     assert isinstance(chat, TemplateChat)

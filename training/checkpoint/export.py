@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedModel
 
 from corpus.model_folders.inputs import name_model_inputs
+from corpus.model_folders.licence import carry_licence
 from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from corpus.tokens.trained import FILE as TRAINED
 from training.core import ranks
@@ -61,10 +62,12 @@ def export(model: PreTrainedModel, source: Path | None, out_dir: Path, end_ids: 
 
 
 def copy_beside(source: Path, out_dir: Path) -> None:
-    """Copy the files that belong to weights byte for byte: the tokenizer's, and the record of pretraining data."""
+    """Copy the files that belong to weights byte for byte: the tokenizer's, the record of pretraining data, and the
+    licence."""
     for name in (*TOKENIZER_FILES, TRAINED):
         if (source / name).exists():
             shutil.copyfile(source / name, out_dir / name)
+    carry_licence(source, out_dir)
     for template in sorted(source.glob(f"{_MORE_TEMPLATES}/*.jinja")):
         (out_dir / _MORE_TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(template, out_dir / _MORE_TEMPLATES / template.name)
