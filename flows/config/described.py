@@ -114,7 +114,7 @@ def _type(field: Schema, root: Schema) -> str:
         case None:
             return "any"
         case kind:
-            return {"string": "text", "boolean": "true or false", "null": "null"}.get(kind, kind)
+            return {"string": "text", "boolean": "true or false"}.get(str(kind), str(kind))
 
 
 def _example(stage: Stage) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from flows.config.problems import nearest
 from infra.errors import Problem
 from infra.store.measurements import MEASURE, is_measurement
-from tasks.stage import Kind, Stage
+from tasks.stage import Stage
 from tasks.stages import STAGES, usable_stages
 
 # What `--set` and the names of deployments could mistake for a step.
@@ -126,15 +126,15 @@ def _of_continuing(name: str, joint: Joint, stage: Stage, stages: Mapping[str, S
         yield Problem("other_stage", path, message, fix)
 
 
-def _fitting(takes: tuple[Kind, ...], stages: Mapping[str, Stage | None], reader: str) -> list[str]:
+def _fitting(takes: tuple[str, ...], stages: Mapping[str, Stage | None], reader: str) -> list[str]:
     return [name for name, stage in stages.items() if stage is not None and stage.makes in takes and name != reader]
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-def _or(kinds: tuple[Kind, ...]) -> str:
+def _or(kinds: tuple[str, ...]) -> str:
     return " or ".join(map(_words, kinds))
 
 
