@@ -33,11 +33,12 @@ test-long: $(READY) ## the long proofs too
 test-oldest: $(READY) ## training tests with the oldest torch that is supported, in .venv-oldest
 	@infra/test-oldest.sh
 
-lint: $(READY) ## style, types, one-way imports
+lint: $(READY) ## style, types, one-way imports, plain English
 	@"$(BIN)/ruff" check .
 	@"$(BIN)/ruff" format --check .
 	@"$(BIN)/mypy"
 	@"$(BIN)/lint-imports"
+	@"$(BIN)/python" -m tools.english
 
 pin-images: ## print the images of the compose file by digest, as lines for .env; needs docker and the registries
 	@infra/pin-images.sh
