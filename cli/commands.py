@@ -91,7 +91,7 @@ def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Which this is.")
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print version.")
 def stemma() -> None:
     """From raw text to an evaluated, instruction-tuned, aligned language model, and its whole family tree.
 

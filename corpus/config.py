@@ -53,7 +53,7 @@ class IngestConfig(StageConfig):
     """Reads documents from outside into Parquet."""
 
     read: SomeOf[DocumentSource] = (DocstringDocuments(),)
-    """Where the text comes from, in this order."""
+    """Sources of the text, in this order."""
     max_quarantine_share: Share = 0.01
     """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
 
@@ -61,7 +61,7 @@ class IngestConfig(StageConfig):
     def _names_differ(self) -> IngestConfig:
         given = [source.name for source in self.read if source.name]
         if twice := sorted({name for name in given if given.count(name) > 1}):
-            raise ValueError(f"read: expected names that differ; {', '.join(twice)} stands more than once")
+            raise ValueError(f"read: expected names that differ; {', '.join(twice)} is listed more than once")
         return self
 
     def names(self) -> list[str]:
@@ -107,7 +107,7 @@ class InstructionsConfig(StageConfig):
     """Makes prompts with their responses, split into training and held-out pairs."""
 
     read: SomeOf[InstructionSource] = (DocstringInstructions(),)
-    """Where the pairs come from, in this order."""
+    """Sources of the pairs, in this order."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
@@ -131,7 +131,7 @@ class PreferencesConfig(StageConfig):
     """Makes prompts with a chosen and a rejected response, split into training and held-out pairs."""
 
     read: SomeOf[PreferenceSource] = (DocstringPreferences(),)
-    """Where the pairs come from, in this order."""
+    """Sources of the pairs, in this order."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
@@ -188,9 +188,9 @@ class ValidateConfig(StageConfig):
     """The kind of data at hand. The pipeline fills it in; by hand it is seen from the files, documents being raw."""
 
     def of(self, kind: DataKind, **limits: float) -> ValidateConfig:
-        """The part that speaks of one kind of data, so that a change elsewhere re-addresses nothing.
+        """Return the part of the config for one kind of data, so that a change elsewhere re-addresses nothing.
 
-        limits: what takes the place of the suite's limits where the config does not move them.
+        limits: replace the suite's limits that the config does not set.
         """
         chosen = self._chosen(kind)
         if limits and chosen.suite is None:
@@ -216,7 +216,7 @@ class ValidateConfig(StageConfig):
 
 
 WORDPIECE_LEAST = 2 * 256 + 6
-"""Entries of a WordPiece model that are there before any is learnt: bytes, and special tokens with the unknown one."""
+"""Entries of a WordPiece model before any is learnt: bytes, and special tokens including the unknown one."""
 
 
 class TokenizerConfig(StageConfig):
@@ -229,7 +229,7 @@ class TokenizerConfig(StageConfig):
     """Entries, special tokens and the 256 bytes included; WordPiece has these twice, and 518 at least. GPT-2 (Radford
     et al., 2019) has 50,257."""
     min_frequency: int = Field(2, ge=1)
-    """A pair of tokens must occur this often to be merged. Bears on nothing in a unigram model."""
+    """Minimum number of occurrences of a pair of tokens before it is merged. Has no effect on a unigram model."""
     train_mb: float | None = Field(200, gt=0)
     """Megabytes (10^6 bytes of UTF-8) of text to train on, an even sample of all documents; null takes all. Memory
     grows with it."""
@@ -239,9 +239,9 @@ class TokenizerConfig(StageConfig):
     """A Hugging Face tokenizer folder to take over instead of training one. Tokens of the chat format that it lacks are
     added, and its chat template becomes ours."""
     baselines: tuple[SourcePath, ...] = outside_identity(())
-    """Hugging Face tokenizer folders to measure beside this tokenizer."""
+    """Hugging Face tokenizer folders to compare with this tokenizer."""
     compare: bool = True
-    """Whether a tokenizer that is no BPE trained here is measured beside one, of the same size on the same text."""
+    """Measure a tokenizer that is not a BPE trained here against a BPE of the same size, trained on the same text."""
 
     @model_validator(mode="after")
     def _room_for_bytes(self) -> TokenizerConfig:
@@ -293,12 +293,12 @@ class ShardConfig(StageConfig):
     """Tokenises documents and packs them into MDS shards of sequences of one length."""
 
     sequence_length: int = Field(256, ge=8)
-    """Tokens a sequence. GPT-3 (Brown et al., 2020) has 2048."""
+    """Tokens per sequence. GPT-3 (Brown et al., 2020) uses 2048."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that goes to validation; the same in tokenizer, shard, instructions and preferences."""
     by_source: bool = False
-    """Packs the training text of each source into sequences and shard files of its own, so that `pretrain.mixture` can
-    mix the sources while it trains. The validation side mixes all sources in every stretch either way."""
+    """Packs the training text of each source into separate sequences and shard files, so that `pretrain.mixture` can
+    mix the sources during training. The validation side mixes all sources in every stretch either way."""
     end_of_text: str | None = Field(None, min_length=1)
     """The token that ends every document. null: <|endoftext|> or <|end_of_text|> where the tokenizer has one, else its
     eos_token, as of Gemma (<eos>), Llama 2 and Mistral (</s>)."""
@@ -308,13 +308,13 @@ class ShardConfig(StageConfig):
     shard_mb: float = Field(64, gt=0)
     """Megabytes (2^20 bytes) a shard file before compression."""
     compression: Annotated[str, Field(pattern=r"^(zstd|br|bz2)(:\d+)?$")] | None = None
-    """Compression of shard files, with its level or without: zstd, zstd:7, br, bz2. streaming unpacks them as they are
-    read. gz is not among them, since its files hold the time of day."""
+    """Compression of shard files, optionally with a level: zstd, zstd:7, br, bz2. streaming decompresses them on read.
+    gz is excluded because its files contain the time of day."""
     hashes: tuple[Literal["blake2b", "sha256", "xxh128", "xxh3_64", "xxh64"], ...] = ("xxh3_64",)
     """Hashes of each shard file in its index, which streaming checks with `validate_hash` after a download."""
     canaries: tuple[CanariesConfig, ...] = ()
-    """Made-up secrets to plant in the training text, of which `safety` tells how far the model gives them away; none by
-    default. Of a model for use, plant them in a copy of the pipeline."""
+    """Made-up secrets planted in the training text; `safety` measures how far the model reveals them. Default: none.
+    For a model that will be used, plant them in a copy of the pipeline."""
     canary_seed: Seed = 17
     """Draws the canaries."""
 
@@ -324,7 +324,7 @@ class ShardConfig(StageConfig):
         if twice := sorted({text for text in texts if texts.count(text) > 1}):
             raise ValueError(f"canaries: each format once, with all its copies; given twice: {', '.join(twice)}")
         if self.canaries and self.by_source:
-            raise ValueError("canaries: expected `by_source: false`, since they fill no sequence of their own")
+            raise ValueError("canaries: expected `by_source: false`, since they do not fill separate sequences")
         return self
 
 

@@ -303,7 +303,7 @@ def _write(
         for name, entry in record.items()
     ]
     head = yaml.safe_dump({"configs": configs}, sort_keys=False, allow_unicode=True)
-    (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {MIRROR_RECORD} says where its rows come from.\n", "utf8")
+    (folder / CARD).write_text(f"---\n{head}---\n\nA mirror; {MIRROR_RECORD} lists the sources of its rows.\n", "utf8")
 
 
 def _try_out(task: str, mirror: Path, rows: list[dict[str, Any]]) -> str:

@@ -67,7 +67,7 @@ def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 
 def register_or_refuse(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """As `register`, for whoever runs it alone. Raises GateRefused for a rejected model, once its card is written."""
+    """Run `register` as a standalone program. Raises GateRefused for a rejected model, after its card is written."""
     result = register(config, inputs, out_dir, run)
     record = read_own_json(out_dir / "registration.json")
     if record["reasons"]:

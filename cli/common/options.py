@@ -68,7 +68,7 @@ def template_option(function: Callable[..., Any]) -> Callable[..., Any]:
         type=JsonObject(),
         default="{}",
         metavar="JSON",
-        help="Values of the model's own chat template, such as '{\"enable_thinking\": false}'.",
+        help="Values for the model's chat template, such as '{\"enable_thinking\": false}'.",
     )(function)
 
 
@@ -93,7 +93,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--strict-versions",
         is_flag=True,
-        help="Build again what other versions of torch, transformers, lm-eval and the like made.",
+        help="Rebuild artifacts made by other versions of torch, transformers, lm-eval and similar libraries.",
     )(function)
 
 
@@ -139,7 +139,7 @@ def root_of(root: str | None) -> Path:
 
 
 def say_local(root: Path, what: str) -> None:
-    """Says on stderr of a root on an object store that `what` is known to this machine alone."""
+    """Warn on stderr that `what` is recorded on this machine only, if the root is on an object store."""
     from infra.store.roots import url_of
 
     if url := url_of(root):
@@ -147,9 +147,9 @@ def say_local(root: Path, what: str) -> None:
 
 
 def reach_server(root: Path) -> None:
-    """Points Prefect's client at the server that `up` started, with our credentials.
+    """Points Prefect's client at the server that `up` started, with the user's credentials.
 
-    Raises ConfigError if there is none, or if it does not let us in.
+    Raises ConfigError if there is no server, or if it rejects the credentials.
     """
     from infra.errors import ConfigError, Problem
     from infra.servers.credentials import client_variables

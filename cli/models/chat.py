@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("chat")
 @click.argument("model", shell_complete=artifacts)
-@click.option("--prompt", help="Ask this, print the answer, and end.")
+@click.option("--prompt", help="Ask this, print the answer, and exit.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=17, show_default=True)
@@ -37,7 +37,7 @@ def command(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
-    stage id such as rlhf for its newest. Of a model that a gate refused a warning says so. Reasoning of
+    stage id such as rlhf for its newest. Prints a warning if a gate rejected the model. Reasoning of
     a model with channels (gpt-oss) goes to stderr, and into reasoning_content with --json.
     """
     model_dir = writing_model(model, root_of(root))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MIRROR = click.option(
     "--mirror",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The folder with the tasks' data, as `stemma mirror` makes it; by default tasks_mirror/ in the store.",
+    help="Folder with the tasks' data, made by `stemma mirror`; by default tasks_mirror/ in the store.",
 )
 
 
@@ -39,12 +39,10 @@ MIRROR = click.option(
     "classes",
     multiple=True,
     metavar="CLASS,…",
-    help="Templated tests: all, names such as negation, or YAML files of yours.",
+    help="Templated tests: all, names such as negation, or paths to YAML files.",
 )
-@click.option(
-    "--num-fewshot", "shots", multiple=True, metavar="N,…", help="Solved examples before each question, e.g. 0,1,5."
-)
-@click.option("--limit", type=click.IntRange(1), help="Only the first so many items of each task and failure class.")
+@click.option("--num-fewshot", "shots", multiple=True, metavar="N,…", help="Numbers of few-shot examples, e.g. 0,1,5.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of items per task and failure class.")
 @MIRROR
 @click.option("--seed", type=SEED, default=1234, show_default=True, help="Draws the few-shot examples.")
 @click.option(
@@ -52,22 +50,22 @@ MIRROR = click.option(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Requests a forward pass of what is not multiple choice; more are faster and move likelihoods by rounding.",
+    help="Requests per forward pass except in multiple choice; more is faster and changes likelihoods by rounding.",
 )
-@click.option("--chat-template", is_flag=True, help="Ask as the models' chat templates say.")
+@click.option("--chat-template", is_flag=True, help="Ask in the models' chat templates.")
 @template_option
-@click.option("--system-instruction", metavar="TEXT", help="Said before each question, by the system of the chat.")
+@click.option("--system-instruction", metavar="TEXT", help="System message of each question.")
 @click.option(
     "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
     default=None,
-    help="Solved examples as turns of the chat; by default with --chat-template, as in lm-eval.",
+    help="Few-shot examples as turns of the chat; by default with --chat-template, as in lm-eval.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["own", "vllm"]),
     default="own",
     show_default=True,
-    help="What answers tasks; vllm: the program that $STEMMA_VLLM names, else the one on the PATH.",
+    help="Engine that answers tasks; vllm: the program in $STEMMA_VLLM, otherwise the one on the PATH.",
 )
 @click.option(
     "--answer-limit",

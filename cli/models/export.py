@@ -17,12 +17,12 @@ from cli.models.chat import model_folder, refused_by_gates
 @click.command("export")
 @click.argument("model", shell_complete=artifacts)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--force", is_flag=True, help="Although a gate refused it; its card says so.")
+@click.option("--force", is_flag=True, help="Export even if a gate rejected the model; its card states the rejection.")
 @click.option(
     "--quantize",
     type=click.Choice(["int8", "fp8", "gguf"]),
     help="int8, fp8: weights of linear layers in 8 bits, by torchao, as transformers loads them. gguf: a file of "
-    "llama.cpp beside the weights, where its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP.",
+    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP.",
 )
 @root_option
 @as_json
@@ -39,7 +39,7 @@ def command(
     transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
 
     MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
-    model that a gate refused is not written, unless --force is given.
+    model that a gate rejected is not written unless --force is given.
     """
     from evaluation.release.export import REGISTERED_CARD, card_of, export
     from evaluation.release.registrations import newest_registration
@@ -54,7 +54,7 @@ def command(
         require_whole(store, source, manifest)
     refused = refused_by_gates(source)
     if refused and not force:
-        fix = "--force writes it all the same, stemma chat talks to it without"
+        fix = "--force exports it anyway; stemma chat works without it"
         raise GateRefused(*(replace(problem, fix=f"{problem.fix}; {fix}") for problem in refused))
     print_warnings(refused)
     artifact = read_artifacts({source.parent.name: source})[source.parent.name]

@@ -37,9 +37,9 @@ def command() -> None:
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSON lines with a prompt each; by default the held-out side of the newest instructions.",
+    help="JSON Lines file with one prompt per line; by default the held-out side of the newest instructions.",
 )
-@click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
+@click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Maximum pairs.")
 @click.option("--temperature", type=FiniteRange(0), default=0.7, show_default=True, help="0 is greedy.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--seed", type=SEED, default=17, show_default=True, help="Draws prompts, answers and their order.")
@@ -86,9 +86,9 @@ def export(
     "files", nargs=-1, required=True, metavar="FILE …", type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Where to write; by default judged/ in EXPORT."
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Output folder; by default judged/ in EXPORT."
 )
-@click.option("--wait", is_flag=True, help="Leave a round that waits for these judgements waiting: more will come.")
+@click.option("--wait", is_flag=True, help="Keep the round waiting after this import, for further judgements.")
 @root_option
 @as_json
 def import_(
@@ -119,13 +119,13 @@ def import_(
     return {"status": "done", **judged.summary, "out": str(target.absolute()), "resumed": resumed}, 0
 
 
-@command.command("round", short_help="Draw, wait for people in the Prefect page, train on what they chose.")
+@command.command("round", short_help="Draw answers, wait for judgements in the Prefect page, train on them.")
 @CONFIG
 @click.option("--model", default="rlhf", show_default=True, help="The step whose newest model answers.")
-@click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Pairs at most.")
+@click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Maximum pairs.")
 @click.option("--temperature", type=FiniteRange(0, min_open=True), default=0.7, show_default=True)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--cron", help='Begin a round by itself at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
+@click.option("--cron", help='Begin a round at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
 @root_option
 @as_json
 def round_(
@@ -138,10 +138,9 @@ def round_(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Begin a round on the worker: two answers a prompt are drawn, the run waits in the Prefect page until they are
-    judged and imported, and the pipeline runs with the new pairs among its preferences. Needs `stemma up`. Says what
-    the round before gained.
-    """
+    """Begin a round on the worker: draw two answers per prompt, wait in the Prefect page until they are judged and
+    imported, then run the pipeline with the new pairs among its preferences. Needs `stemma up`. Prints the gain of the
+    previous round."""
     from flows.config.read import load
     from infra.servers.settings import prefect_page
 

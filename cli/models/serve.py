@@ -19,21 +19,19 @@ from cli.models.chat import refused_by_gates, writing_model
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=artifacts)
-@click.option(
-    "--host", help="The address to listen on, by default 127.0.0.1; another than loopback needs $STEMMA_AUTH."
-)
+@click.option("--host", help="Address to listen on, by default 127.0.0.1; any but loopback needs $STEMMA_AUTH.")
 @click.option("--port", type=click.IntRange(1, 65535), help="By default 8000, or the next free one.")
 @click.option(
     "--engine",
     type=click.Choice(["auto", "own", "vllm"]),
     default="auto",
     show_default=True,
-    help="vllm: one model, for many users, on loopback; auto takes it where it is installed and a GPU is there.",
+    help="vllm: one model, for many users, on loopback; auto uses it if it is installed and a GPU is available.",
 )
 @click.option(
     "--requests-per-minute",
     type=click.IntRange(1),
-    help="Of each API key, or of each address where none is asked for; more get HTTP 429. By default unlimited.",
+    help="Limit per API key, or per address if no key is required; above it HTTP 429. By default unlimited.",
 )
 @root_option
 @as_json
@@ -46,11 +44,11 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Serve MODEL, or several, by OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
+    """Serve one or more MODELs with OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
 
-    Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. Where
-    $STEMMA_AUTH=user:password is set it is asked for; programs give the password as their API key. Further clients,
-    each with a key, are named in $STEMMA_API_KEYS=name:key,name:key. Of a model that a gate refused a warning says so.
+    Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. If
+    $STEMMA_AUTH=user:password is set, it is required; programs send the password as their API key. Further clients,
+    each with its own key, are listed in $STEMMA_API_KEYS=name:key,name:key. Warns if a gate rejected a model.
     """
     folder = root_of(root)
     model_folders = _by_name([writing_model(model, folder) for model in models])

@@ -198,7 +198,7 @@ def _account(row: dict[str, Any]) -> dict[str, Any]:
 
     match row["status"]:
         case "reused":
-            reason = f"nothing that bears on it changed; its artifact {row['fingerprint']} was there and whole"
+            reason = f"nothing that affects it changed; its artifact {row['fingerprint']} was there and whole"
         case "built":
             # `check` uses this for what is yet to be built.
             reason = "; ".join(row["because"]).replace(NEVER_BUILT, "the store had none to reuse")

@@ -19,11 +19,13 @@ SHOWN = 30
 
 @click.command("compare")
 @click.argument("sides", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
-@click.option("--all", "whole", is_flag=True, help=f"All rows; otherwise the first {SHOWN}, and figures that differ.")
+@click.option(
+    "--all", "whole", is_flag=True, help=f"Print all rows, not only the first {SHOWN} and figures that differ."
+)
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the page with the curves goes; by default comparisons/ in the store.",
+    help="Path of the page with the curves; by default in comparisons/ in the store.",
 )
 @root_option
 @as_json

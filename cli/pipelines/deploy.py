@@ -13,17 +13,17 @@ from cli.common.output import as_json
 
 @click.command("deploy")
 @CONFIG
-@click.option("--cron", help='When the pipeline runs by itself, e.g. "0 2 * * *".')
+@click.option("--cron", help='Schedule of the pipeline, e.g. "0 2 * * *".')
 @click.option("--timezone", help="An IANA name such as Europe/Berlin; UTC by default.")
 @click.option(
     "--overlap",
     type=click.Choice(["queue", "skip"]),
-    help="A run that is due while another of this pipeline is going: let it wait (the default), or skip it.",
+    help="If a run is due while another of this pipeline is running: queue it (the default) or skip it.",
 )
 @click.option(
     "--catch-up",
     type=click.Choice(["latest", "all", "none"]),
-    help="Runs that were missed while nothing ran: make up for the latest (the default), all, or none.",
+    help="Runs missed while the servers were down: run the latest (the default), all, or none.",
 )
 @root_option
 @as_json
@@ -37,7 +37,7 @@ def command(
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
-    a form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron its schedule stays as it is.
+    a form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron the schedule is left unchanged.
     """
     from flows.config.read import load
     from infra.servers.settings import prefect_page

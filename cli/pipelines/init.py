@@ -39,12 +39,11 @@ def command(
     text_fields: tuple[str, ...],
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Look at DATA, files, folders or globs of any format, or datasets of the Hugging Face hub in folders, and write a
-    config for them.
+    """Inspect DATA (files, folders or globs of any format, or folders with Hugging Face datasets) and write a config.
 
-    Documents, instructions and preferences are told apart by records from all their files, with the reason. Where two
-    readings are as likely, a terminal is asked; elsewhere both are named, with the option that decides. The sizes that
-    it chooses fit the text; tokens, disk and time are estimates. An existing file is left alone.
+    Documents, instructions and preferences are distinguished by sampling records from all files; the reason is printed.
+    If two readings are equally likely, the command asks in a terminal; elsewhere it lists both with the option that
+    decides. Sizes are chosen to fit the text; tokens, disk and time are estimates. An existing file is not overwritten.
     """
     from evaluation.pages.words import compact, seconds
     from flows.config.read import load

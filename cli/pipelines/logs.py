@@ -20,12 +20,12 @@ LOG = "stage.log"
 
 @click.command("logs")
 @click.argument("stage", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on printing what is added, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @root_option
 @as_json
 def command(stage: str | None, follow: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """What a stage said (events and progress) and printed in its newest build, finished or not; without STAGE the
-    stages that have a log."""
+    """Print the log of a stage's newest build, finished or not: its events, progress and output. Without STAGE, list
+    the stages that have a log."""
     from infra.errors import ConfigError, Problem
     from infra.store.roots import shown_root
 

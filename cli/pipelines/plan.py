@@ -14,44 +14,48 @@ from cli.common.output import as_json, print_table
 @click.command("plan")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--preset", help="A model by name, e.g. gpt-1.3b.")
-@click.option("--parameters", type=float, help="Or its parameters, e.g. 3e9.")
+@click.option("--parameters", type=float, help="Or its number of parameters, e.g. 3e9.")
 @click.option("--tokens", type=float, help="Tokens to train on, e.g. 20e9.")
-@click.option("--compute", type=float, metavar="FLOPS", help="A budget in FLOPs of the model.")
-@click.option("--money", type=float, metavar="USD", help="Or in money.")
-@click.option("--days", type=float, help="Or in days on these devices.")
+@click.option("--compute", type=float, metavar="FLOPS", help="Budget in FLOPs of the model.")
+@click.option("--money", type=float, metavar="USD", help="Or the budget in USD.")
+@click.option("--days", type=float, help="Or the budget in days on these devices.")
 @click.option("--gpu", help="The device, e.g. h100; see docs/planning.md. By default CONFIG's, or a100-80.")
-@click.option("--gpus", type=int, help="How many; by default CONFIG's, or 8.")
-@click.option("--price", type=float, help="USD for one device and hour; by default a range of public lists.")
+@click.option("--gpus", type=int, help="Number of devices; by default CONFIG's, or 8.")
+@click.option("--price", type=float, help="USD per device-hour; by default a range of public lists.")
 @click.option("--capital", type=float, help="USD to buy one device; by default a list price.")
-@click.option("--kernels", help="plain, flash, compiled or megatron; by default as print has it for the device.")
 @click.option(
-    "--law", default="besiroglu", show_default=True, help="The scaling law for what is left out, or a JSON file."
+    "--kernels", help="plain, flash, compiled or megatron; by default that of the device's published figures."
 )
-@click.option("--batch-tokens", type=int, help="Tokens of an optimizer step; by default GPT-3's of that size.")
-@click.option("--sequence-length", type=int, help="Tokens of a sequence; by default CONFIG's, or 2048.")
-@click.option("--vocabulary", type=int, help="Token ids; by default the preset's.")
-@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
-@click.option("--gbit", type=float, help="Gbit/s that a node sends to others.")
-@click.option("--pod", type=int, metavar="DEVICES", help="How many devices that network joins, with --pod-gbit.")
-@click.option("--pod-gbit", type=float, help="Gbit/s that a node sends to other pods.")
-@click.option("--own-tokens", type=float, help="Tokens of text of your own: decides whether to train at all.")
 @click.option(
-    "--used-tokens", type=float, help="Tokens a month that the model will read and write, for an API's price."
+    "--law", default="besiroglu", show_default=True, help="Scaling law for the values left out, or a JSON file."
+)
+@click.option("--batch-tokens", type=int, help="Tokens per optimizer step; by default GPT-3's for that size.")
+@click.option("--sequence-length", type=int, help="Tokens per sequence; by default CONFIG's, or 2048.")
+@click.option("--vocabulary", type=int, help="Vocabulary size; by default the preset's.")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
+@click.option("--gbit", type=float, help="Bandwidth from a node to others, in Gbit/s.")
+@click.option("--pod", type=int, metavar="DEVICES", help="Devices per pod that --gbit connects, with --pod-gbit.")
+@click.option("--pod-gbit", type=float, help="Bandwidth from a node to other pods, in Gbit/s.")
+@click.option("--own-tokens", type=float, help="Tokens of your text; decides if training is worthwhile at all.")
+@click.option(
+    "--used-tokens",
+    type=float,
+    help="Tokens per month that the model will read and write, to compare with an API's price.",
 )
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with curves and sliders.")
 @click.option(
-    "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check takes."
+    "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check accepts."
 )
 @set_option
 @as_json
 def command(
     config: Path | None, settings: tuple[str, ...], as_json: bool, page: Path | None, write: Path | None, **options: Any
 ) -> tuple[dict[str, Any], int]:
-    """Plan a pretraining: time, cost, energy, memory and layout, with ranges and what they rest on.
+    """Plan a pretraining: time, cost, energy, memory and layout, with ranges and their assumptions.
 
-    Give two of a size (--preset, --parameters or the model of CONFIG), --tokens and a budget (--compute, --money or
-    --days); with one, a scaling law finds the rest. CONFIG also tells tokens, batch, sequence length and devices, which
-    options replace.
+    Give two of: a size (--preset, --parameters or the model of CONFIG), --tokens and a budget (--compute, --money or
+    --days); with one, a scaling law derives the rest. CONFIG also sets tokens, batch, sequence length and devices;
+    options override it.
 
     \b
     stemma plan --preset gpt-1.3b --tokens 20e9 --gpu a100-80 --gpus 8

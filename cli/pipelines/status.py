@@ -22,7 +22,7 @@ from infra.errors import Problem
 def command(
     config: Path | None, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """What runs now, where and since when; with CONFIG also each of its stages."""
+    """Show the current runs, with machine and start time; with CONFIG also each of its stages."""
     from infra.lineage.outbox import Outbox
     from infra.lineage.relay_lock import lineage_problem
     from infra.servers.services import states

@@ -18,29 +18,34 @@ from cli.common.output import as_json, print_problems, print_table
     "--key", "keys", multiple=True, metavar="KEY=VALUES", help="Values to try: 1e-4,3e-4 or a range 1e-4..1e-2[@log]."
 )
 @click.option(
-    "--ablate", multiple=True, metavar="'NAME: KEY=VALUE …'", help="Settings against the config as it is, by name."
+    "--ablate",
+    multiple=True,
+    metavar="'NAME: KEY=VALUE …'",
+    help="Named settings to compare with the unchanged config.",
 )
 @click.option(
     "--ablations", type=click.Path(path_type=Path, dir_okay=False), help="Or a YAML file {NAME: {KEY: VALUE}}."
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each with other seeds.")
-@click.option("--measure", default="", metavar="STEP.FIGURE", help="What counts; by default the loss of the training.")
-@click.option("--maximise/--minimise", default=None, help="Whether more of it is better; by default by its name.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs per setting, each with another seed."
+)
+@click.option("--measure", default="", metavar="STEP.FIGURE", help="Figure to compare; by default the training loss.")
+@click.option("--maximise/--minimise", default=None, help="Direction of the figure; by default derived from its name.")
 @click.option(
     "--sampler", type=click.Choice(["grid", "random", "tpe"]), help="grid for lists, tpe (Optuna's) for ranges."
 )
-@click.option("--trials", type=click.IntRange(1), help="How many settings are drawn, for random and tpe.")
+@click.option("--trials", type=click.IntRange(1), help="Number of settings to draw, for random and tpe.")
 @click.option(
     "--pruner",
     type=click.Choice(["none", "median", "hyperband"]),
     default="none",
     show_default=True,
-    help="Ends drawn trials early whose validation on the way is poor.",
+    help="Stops drawn trials early if their intermediate validation is poor.",
 )
 @click.option("--law", is_flag=True, help="Fit a scaling law to sizes and durations, and predict the largest run.")
-@click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Trials side by side.")
+@click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Trials to run in parallel.")
 @click.option(
-    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Where the page goes; by default sweeps/."
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Path of the page; by default in sweeps/."
 )
 @set_option
 @root_option
@@ -58,10 +63,10 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> tuple[dict[str, Any], int]:
-    """Run a pipeline with several values of its keys, and say which is best.
+    """Run a pipeline with several values of its keys, and report the best.
 
-    Each trial is a run as `stemma run --set` makes it, up to what is measured, and shares every artifact that it can
-    with the others. The same command goes on where a killed one stopped.
+    Each trial is a run like `stemma run --set`, up to the measured stage, and shares every possible artifact with the
+    others. The same command continues where a killed one stopped.
 
     \b
     stemma sweep CONFIG --key pretrain.optimizer.learning_rate=1e-4,3e-4 --seeds 3
@@ -95,7 +100,7 @@ def _by_name(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any
 
     names = [name for name, _ in pairs]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        fix = "call one otherwise; several settings of one stand beside each other: 'NAME: KEY=VALUE KEY=VALUE'"
+        fix = "rename one; several settings of one ablation are separated by spaces: 'NAME: KEY=VALUE KEY=VALUE'"
         raise ConfigError(
             *(Problem("bad_ablation", f"--ablate {name}", "the name is given twice", fix) for name in repeated)
         )

@@ -14,15 +14,15 @@ from cli.common.output import as_json
 @click.command("adopt")
 @click.argument("stage")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--note", default="", help="Where it comes from, for whoever reads its lineage.")
+@click.option("--note", default="", help="Origin of the artifact, recorded in its lineage.")
 @root_option
 @as_json
 def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Copy FOLDER into the store as an artifact of STAGE, its provenance marked as imported.
 
-    FOLDER holds what the stage would have written: documents/part-*.parquet for ingest and clean; train/, validation/
-    and meta.json for shard; a Hugging Face folder with safetensors for a model or a tokenizer; train.jsonl and
-    heldout.jsonl for pairs. Prints the lines that make a config use it.
+    FOLDER contains the files that the stage would have written: documents/part-*.parquet for ingest and clean; train/,
+    validation/ and meta.json for shard; a Hugging Face folder with safetensors for a model or a tokenizer; train.jsonl
+    and heldout.jsonl for pairs. Prints the config lines that use it.
     """
     from infra.store.store import Store
     from tasks.building.adopted import adopt

@@ -12,11 +12,11 @@ from cli.common.output import as_json, print_problems, print_table
 
 
 @click.command("gc")
-@click.option("--yes", is_flag=True, help="Remove what is shown.")
-@click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this one and all that it descends from.")
-@click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Take a pin away.")
-@click.option("--adopted", is_flag=True, help="Imported artifacts too; otherwise they stay.")
-@click.option("--states", is_flag=True, help="Kept training states of what is needed too; otherwise they stay.")
+@click.option("--yes", is_flag=True, help="Remove the artifacts shown.")
+@click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this artifact and all of its ancestors.")
+@click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Remove a pin.")
+@click.option("--adopted", is_flag=True, help="Also remove imported artifacts.")
+@click.option("--states", is_flag=True, help="Also remove kept training states of artifacts that stay.")
 @root_option
 @as_json
 def command(
@@ -40,7 +40,7 @@ def command(
     folder = root_of(root)
     if states:
         refuse_url(folder, "stemma gc --states", "leave --states out: states go with their artifacts")
-    # Pins and removals are about artifacts that are there: they never make a store.
+    # Pins and removals concern existing artifacts: they never create a store.
     store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
     removed: set[str] = set()

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 @click.command("lineage")
 @click.argument("artifact", required=False, shell_complete=artifacts)
-@click.option("--up", "direction", flag_value="up", default="up", help="What it descends from (the default).")
-@click.option("--down", "direction", flag_value="down", help="What descends from it.")
+@click.option("--up", "direction", flag_value="up", default="up", help="Show ancestors (the default).")
+@click.option("--down", "direction", flag_value="down", help="Show descendants.")
 @click.option(
-    "--format", "form", type=click.Choice(["tree", "json", "html"]), default="tree", help="html is one page on stdout."
+    "--format",
+    "form",
+    type=click.Choice(["tree", "json", "html"]),
+    default="tree",
+    help="html: one page on stdout.",
 )
-@click.option("--rebuild", is_flag=True, help="Write a lost MLflow store anew from the manifests; takes no ARTIFACT.")
+@click.option("--rebuild", is_flag=True, help="Rebuild a lost MLflow store from the manifests; takes no ARTIFACT.")
 @root_option
 @as_json
 def command(
@@ -31,7 +35,7 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """The lineage of ARTIFACT, from the manifests in the store alone.
 
-    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest. With --down it may be
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique prefix of it, or STAGE for its newest. With --down it may be
     a file outside the store too, by its path or SHA-256: every artifact, model and score that descends from its bytes.
     """
     if rebuild and artifact is not None:

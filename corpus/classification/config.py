@@ -24,7 +24,7 @@ class ClassifyConfig(StageConfig):
     multi_label_classification. raw: the number that the model gives, as of regressions and reward models. auto: raw for
     a single output, else probability."""
     name: str = Field("quality", pattern="^[a-z][a-z0-9_]*$", max_length=40)
-    """What the score is called in the documents' metadata, under `scores`."""
+    """Name of the score in the documents' metadata, under `scores`."""
     min_score: float | None = None
     """Smallest score of a document that stays."""
     top_share: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -36,7 +36,8 @@ class GopherQualityConfig(Config):
     min_stop_words: int | None = Field(2, ge=1)
     """Fewest different ones of the stop words."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-    """Words as they stand in text, case included; those of another language make the rule fit it. At most 64."""
+    """Words as they are written in text, case-sensitive; a list in another language adapts the rule to it. At most
+    64."""
     language: str | None = Field(None, pattern="^[a-z]{2}$")
     """The language (ISO 639-1) of texts that the limits on English words do not fit: their words, stop words and
     letters are measured as those of that language, or, in scripts that put no space between words, by characters. null:
@@ -130,7 +131,7 @@ class FineWebConfig(Config):
 
 
 class PersonalDataKind(Config):
-    """What is done with one kind of personal data, and what takes its place when it is masked."""
+    """Action for one kind of personal data, and the replacement if it is masked."""
 
     action: Literal["mask", "drop", "keep"] = "mask"
     """mask puts the replacement in its place, drop drops the document, keep leaves it."""
@@ -154,13 +155,14 @@ def _masked(replacement: str) -> PersonalDataKind:
 
 
 class PersonalDataConfig(Config):
-    """Personal data in the text, found by form and checked by what its numbers must fulfil. Replacements look like what
-    they stand for and belong to nobody, as in FineWeb (Penedo et al., 2024, 3.1): a model learns no marker."""
+    """Personal data in the text, found by its form and validated by check digits and numbering rules. Replacements look
+    like real values but belong to no person, as in FineWeb (Penedo et al., 2024, 3.1), so that a model learns no
+    marker."""
 
     email: PersonalDataKind = _masked("email@example.com")
     """E-mail addresses."""
     ip: PersonalDataKind = _masked("192.0.2.1")
-    """Public IPv4 and IPv6 addresses; private ones name nobody. The default lies in TEST-NET-1 (RFC 5737)."""
+    """Public IPv4 and IPv6 addresses; private ones identify no person. The default is in TEST-NET-1 (RFC 5737)."""
     phone: PersonalDataKind = _masked("555-0100")
     """Phone numbers that are valid in their country by libphonenumber's rules and written as phone numbers are."""
     phone_regions: tuple[PhoneRegion, ...] = ("US",)
@@ -218,14 +220,14 @@ class ClassifierConfig(Config):
     @model_validator(mode="after")
     def _sides_differ(self) -> ClassifierConfig:
         if overlap := sorted(set(self.good) & set(self.bad)):
-            raise ValueError(f"good: {', '.join(overlap)} stands in bad too")
+            raise ValueError(f"good: {', '.join(overlap)} is also listed in bad")
         return self
 
 
 class ToxicityFilterConfig(Config):
-    """Drops documents by a score of toxicity. Word lists and classifiers also take out dialects and what is said by and
-    of minorities (Xu et al., 2021, Detoxifying Language Models Risks Marginalizing Minority Voices): look at
-    aux/dropped.parquet, or balance instead (`counterfactual`)."""
+    """Drops documents by a toxicity score. Word lists and classifiers also remove dialects and text by and about
+    minorities (Xu et al., 2021, Detoxifying Language Models Risks Marginalizing Minority Voices): inspect
+    aux/dropped.parquet, or balance the corpus instead (`counterfactual`)."""
 
     max_score: Share = 0.9
     """Largest score of a passage."""
@@ -243,10 +245,11 @@ class CounterfactualConfig(Config):
     corpus/cleaning/data/counterfactual_pairs.tsv."""
 
     groups: tuple[Literal["gender", "religion", "ethnicity", "names"], ...] = ("gender",)
-    """Which terms are swapped. Swapped names are those of the list, without regard to who bears them."""
+    """Groups of terms that are swapped. Names are swapped with those of the list, regardless of the person's gender or
+    origin."""
     mode: Literal["add", "replace"] = "add"
-    """add keeps the document and adds its counterfactual, in the same group of the held-out split; replace puts the
-    counterfactual in its place, so that with a share of 0.5 the corpus stays as long as it is."""
+    """add keeps the document and adds its counterfactual, in the same group of the held-out split. replace substitutes
+    the counterfactual for the document, so that the corpus keeps its size."""
     share: Share = 0.5
     """Share of documents that are drawn."""
     seed: Seed = 17

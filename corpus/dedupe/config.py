@@ -83,13 +83,13 @@ class Boilerplate(Config):
     unit: Literal["line", "paragraph"] = "line"
     """line: up to a line break. paragraph: up to a blank line."""
     max_documents: int = Field(10, ge=1)
-    """A unit that stands in more documents than this is cut out."""
+    """Maximum number of documents that may contain a unit; one that occurs in more is removed."""
     min_characters: int = Field(20, ge=1)
     """Shorter units, in bytes of UTF-8, stay: closing brackets and headings."""
 
 
 class DedupeConfig(StageConfig):
-    """Drops documents that are there more than once, exactly or nearly, and lines that are everywhere."""
+    """Drops exact and near-duplicate documents, and lines that occur across many documents."""
 
     exact: bool = True
     """Keep one of the texts that are equal but for white space (C4, Raffel et al., 2020; Lee et al., 2022)."""
@@ -98,10 +98,10 @@ class DedupeConfig(StageConfig):
     boilerplate: Boilerplate | None = None
     """Cut out lines or paragraphs that many documents share, before documents are compared; null leaves them."""
     keep: Literal["first", "longest"] = "first"
-    """Which of several is kept: the one read first, so that sources named earlier win, or the longest, and of equally
-    long ones the first."""
+    """Copy to keep: the one read first, so that sources listed earlier win, or the longest (the first of equally long
+    ones)."""
     across_sources: bool = True
-    """Whether documents of different sources are compared."""
+    """Compare documents of different sources."""
     seed: Seed = 17
     """Draws the hash functions."""
 

@@ -12,7 +12,7 @@ from infra.io.sources import Source
 
 
 class InstalledPackages(Config):
-    """Which installed packages' docstrings are read. They are parsed, never imported."""
+    """Installed packages whose docstrings are read. They are parsed, never imported."""
 
     kind: str
     packages: tuple[str, ...] | None = None
@@ -54,7 +54,7 @@ class DocstringDocuments(DocstringSelection, SourceDescription):
     min_characters: int = Field(200, ge=1)
     """Shorter docstrings are not taken: most are one-liners."""
     signatures: bool = True
-    """Whether a document opens with the qualified name and parameters of what it documents."""
+    """Begin a document with the qualified name and parameters of the object that it documents."""
 
 
 class DocstringPairs(DocstringSelection):
@@ -79,21 +79,22 @@ class DocstringInstructions(DocstringPairs):
 
 
 class DocstringSignatures(InstalledPackages):
-    """The prompt asks for what stands in a signature; a rule tells whether an answer is right.
+    """The prompt asks about a signature; a rule decides if an answer is right.
 
-    These are of public functions and classes that have a docstring, each signature once."""
+    Signatures are those of public functions and classes that have a docstring, each once.
+    """
 
     kind: Literal["signatures"] = "signatures"
     questions: tuple[Literal["count", "first", "has"], ...] = Field(("count", "first", "has"), min_length=1)
-    """What is asked: how many parameters there are, which is the first, whether one is there. A model of a few million
-    parameters learns the first two within minutes, and answers the third at chance."""
+    """Questions to ask: the number of parameters, the first parameter, and if a given parameter exists. A model of a
+    few million parameters learns the first two within minutes, and answers the third at chance level."""
     limit: int | None = Field(None, ge=2)
     """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
 
 
 class DocstringLengths(InstalledPackages):
-    """The prompt asks to describe a function or class in so many words ("in 4 to 6 words"); the response is the summary
-    sentence of its docstring, and a rule counts the words of an answer."""
+    """The prompt asks to describe a function or class in a given number of words ("in 4 to 6 words"); the response is
+    the summary sentence of its docstring, and a rule counts the words of an answer."""
 
     kind: Literal["lengths"] = "lengths"
     limit: int | None = Field(None, ge=2)
@@ -122,7 +123,7 @@ class CommentDocuments(InstalledPackages, SourceDescription):
     limit_mb: float = Field(1, gt=0)
     """Megabytes (10^6 bytes of UTF-8) to make."""
     rude_share: float = Field(0.5, ge=0, le=1)
-    """Share of the comments that insult somebody."""
+    """Share of the comments that are insults."""
 
 
 class CommentReplies(InstalledPackages):
@@ -131,7 +132,7 @@ class CommentReplies(InstalledPackages):
 
     kind: Literal["comments"] = "comments"
     rude_share: float = Field(0.5, ge=0, le=1)
-    """Share of the comments that insult somebody."""
+    """Share of the comments that are insults."""
     limit: int | None = Field(None, ge=2)
     """Pairs to make, held-out ones included, from files in an order that mixes the packages; null makes one for each
     function and class."""

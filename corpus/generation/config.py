@@ -34,7 +34,7 @@ class EndpointConfig(Config):
     concurrency: int = outside_identity(16, ge=1, le=1024)
     """Maximum number of requests under way."""
     requests_per_minute: float | None = outside_identity(None, gt=0)
-    """Maximum rate of requests, repeated ones included, evenly spaced. null: as fast as they are answered."""
+    """Maximum rate of requests, retries included, evenly spaced. null: as fast as the server answers."""
     timeout_s: float = outside_identity(600, gt=0)
     """Seconds until a request without its whole answer counts as failed and is sent again."""
     attempts: int = outside_identity(8, ge=1, le=100)
@@ -63,14 +63,14 @@ class EndpointConfig(Config):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError("expected the name of an environment variable, not the key itself")
         if not names_secret(name):
-            raise ValueError(f"expected a name that says that it is a secret, such as {name}_API_KEY: logs hide those")
+            raise ValueError(f"expected a name that marks a secret, such as {name}_API_KEY: logs hide those")
         if name in SERVERS_ONLY:
             raise ValueError(f"stages do not get {name}: export the key under another name, such as SERVE_API_KEY")
         return name
 
 
 class SamplingConfig(Config):
-    """How answers are drawn, in OpenAI's words."""
+    """Sampling parameters, with OpenAI's names."""
 
     temperature: float = Field(0.7, ge=0, le=2)
     """0 takes the likeliest token each time."""
@@ -165,7 +165,7 @@ class Template(Config):
 
     kind: Literal["template"] = "template"
     name: str = Field("template", pattern="^[a-z0-9][a-z0-9_-]*$", max_length=60)
-    """What the prompt is called in the provenance."""
+    """Name of the prompt in the provenance."""
     prompt: str
     """The message, with {text} for the document, {source}, {language} and {metadata.KEY}; {{ and }} are braces."""
     language: str | None = Field(None, pattern="^[a-z]{2,3}$")
@@ -181,7 +181,7 @@ class PairTemplate(Template):
     """A prompt of yours whose answers become pairs."""
 
     answer: Literal["pairs", "instruction", "response"] = "pairs"
-    """What an answer is. pairs: lines `Question: …` and `Answer: …`, or a JSON list of {question, answer}. instruction:
+    """Form of an answer. pairs: lines `Question: …` and `Answer: …`, or a JSON list of {question, answer}. instruction:
     the prompt to which the document is the response. response: the response to `instruction`."""
     instruction: str = ""
     """The prompt of a pair whose response is the answer, with the fields of `prompt`: "Summarise: {text}"."""
@@ -196,7 +196,7 @@ class PairTemplate(Template):
 
 
 class GenerationConfig(StageConfig):
-    """What both stages share."""
+    """Settings that both stages share."""
 
     endpoint: EndpointConfig
     sampling: SamplingConfig = SamplingConfig()

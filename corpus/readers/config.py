@@ -58,9 +58,9 @@ class FileSelection(Config):
     """Files, folders (all files below) or globs, relative to the config file; or s3:// URLs of the same.
     Credentials, region and server of S3 come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)."""
     follow_links: bool = outside_identity(False)
-    """Whether links in these folders, or among the matches of a glob, may lead elsewhere, as to another disk. false:
-    such a link stops the stage, since data from others may hold a link to a private file. A path that is itself a link
-    is always followed."""
+    """Follow links in these folders, or among the matches of a glob, that point elsewhere, e.g. to another disk. false:
+    such a link stops the stage, since data from others may contain a link to a private file. A path that is itself a
+    link is always followed."""
     splits: Splits = outside_identity("train")
     """Files that a folder or glob gives where some are named after a validation or test split: test.jsonl,
     data/validation-00000-of-00001.parquet, test/a.jsonl. train leaves these out, with a note, as long as others are
@@ -114,21 +114,21 @@ class FileSelection(Config):
 
 
 class SourceDescription(Config):
-    """What a corpus should know of each of its sources."""
+    """Metadata that a corpus should have for each of its sources."""
 
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """How the mixture, the reports and the documents call this source; by default its kind, from the second of a
-    kind on with a number."""
+    """Name of the source in the mixture, the reports and the documents. Default: its kind, with a number from the
+    second source of a kind on."""
     licence: str = ""
     """Its licence, e.g. CC-BY-SA-4.0; goes into the report and the model card."""
     weight: float = Field(1.0, ge=0)
-    """How often its documents are to be seen, relative to the other sources; read by the stage `mix`."""
+    """Weight of the source's documents relative to the other sources; used by the stage `mix`."""
     language: str = Field("", pattern=r"^([a-z]{2})?$")
-    """ISO 639-1 code of its texts, e.g. en; "" where they are mixed or nobody knows."""
+    """ISO 639-1 code of the source's language, e.g. en; "" if mixed or unknown."""
 
 
 class TextOptions(SourceDescription):
-    """How documents are made of the records of files."""
+    """Options for making documents from the records of files."""
 
     encoding: EncodingOrAuto = "auto"
     """Encoding of text and JSON files, e.g. latin-1; bytes that do not fit it are errors. auto takes the byte order
@@ -147,10 +147,10 @@ class TextOptions(SourceDescription):
     metadata_fields: tuple[str, ...] = ()
     """JSON keys or columns to keep as metadata, dotted or not; of WARC records url, date and content_type."""
     content: Literal["plain", "html", "email"] = "plain"
-    """What the text of a record is: plain text, a page (its main text is taken), or an e-mail with its headers (subject
-    and body are taken)."""
+    """Format of a record's text: plain text, a web page (its main text is extracted), or an e-mail with headers
+    (subject and body are extracted)."""
     text_unit: Literal["file", "paragraph", "line"] = "file"
-    """What a document of a text file is: the file, a paragraph between blank lines, or a line."""
+    """Unit of a text file that becomes a document: the file, a paragraph between blank lines, or a line."""
     cut_characters: int | None = Field(None, ge=100)
     """Cut longer texts at the first paragraph end after this many characters; by default a text stays whole."""
     max_document_mb: float = Field(20, gt=0)
@@ -159,8 +159,8 @@ class TextOptions(SourceDescription):
     """Pages of WARC files whose HTTP status is not 2xx, such as 404 and redirects: skip counts them in aux/sources.json
     (`skipped_records`)."""
     broken_files: Literal["stop", "quarantine"] = "stop"
-    """What a file does that is binary, truncated or damaged: stop the run, or count as one record that was put aside,
-    with what could be read of it kept."""
+    """Action for a binary, truncated or damaged file: stop the run, or count it as one quarantined record and keep the
+    part that could be read."""
 
 
 class FileDocuments(TextOptions, FileSelection):
@@ -196,7 +196,7 @@ class DatasetSelection(Config):
 
 class HuggingFaceDocuments(TextOptions, DatasetSelection):
     """Documents of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on the
-    hub that lies in the local cache. Nothing is fetched during a run."""
+    hub that is in the local cache. Nothing is downloaded during a run."""
 
 
 RULE = r"exact|number|json|tests|words:\d+-\d+|format:[\s\S]+"
@@ -216,7 +216,7 @@ Verify = Annotated[str, Field(pattern=rf"^({RULE})$"), AfterValidator(_compiles)
 
 
 class PairOptions(Config):
-    """How pairs are made of the records of files."""
+    """Options for making pairs from the records of files."""
 
     encoding: EncodingOrAuto = "auto"
     """Encoding of JSON, CSV and TSV files, e.g. latin-1; auto as for documents. What does not fit it is put aside."""
@@ -230,8 +230,8 @@ class PairOptions(Config):
     limit: int | None = Field(None, ge=2)
     """Records to take from the start of these files, held-out ones included; null takes all."""
     trim_conversations: bool = False
-    """Cuts what the assistant says first, and what the human says last, off a conversation that begins with the
-    assistant or, of instructions, does not end with an answer. false: such a conversation is put aside."""
+    """Cuts leading assistant turns and trailing human turns off a conversation that begins with the assistant or, in
+    instructions, does not end with an answer. false: such a conversation is quarantined."""
 
 
 OPTIONS = "options"
@@ -239,7 +239,7 @@ OPTIONS = "options"
 
 
 def fields_of(template: str) -> list[str]:
-    """The fields that stand in braces in a text. Raises ValueError where braces hold something else."""
+    """Return the fields in braces in a text. Raises ValueError if braces contain anything else."""
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
@@ -268,8 +268,8 @@ Choices = Annotated[dict[str, str], BeforeValidator(_labels_as_text), Field(min_
 
 
 class InstructionTemplate(Config):
-    """One phrasing of a task: how the fields of a record become a prompt and its answer. A field stands in braces, of
-    nested ones dotted, {choices.0} for the first of a list; {{ and }} are braces."""
+    """One phrasing of a task: converts the fields of a record into a prompt and its answer. Fields are in braces,
+    nested ones with dots, {choices.0} for the first of a list; {{ and }} are literal braces."""
 
     prompt: Annotated[str, AfterValidator(_has_field)]
     """The prompt, e.g. "{premise} Does it follow that {hypothesis}?". {options} stands for the words of all `choices`
@@ -319,18 +319,18 @@ class InstructionOptions(PairOptions):
     template_seed: Seed = 17
     """Decides, with what the record holds, which template each record gets."""
     weight: float = Field(1.0, gt=0)
-    """How often each of its training pairs is seen in an epoch of `sft`: 2 is twice, 0.5 is every second pair, chosen
-    by their ids."""
+    """Number of times that each training pair is used per epoch of `sft`: 2 is twice, 0.5 is every second pair,
+    selected by id."""
     max_examples: int | None = Field(None, ge=1)
     """The most of its training pairs that are taken, chosen by their ids, which is at random: a cap keeps one large
     source from hiding the small ones (3,000 a task in FLAN, Wei et al. 2022, section 2.1). null: no cap."""
     verify: Verify | None = None
-    """exact: an answer to these prompts is right if it equals the response. number: if it ends with the same number,
-    which is what follows `####` where that is there (GSM8K, Cobbe et al. 2021), commas, signs and decimals read. json:
-    if it is JSON, and an object with all keys of the response where that is one. words:4-6: if it has four to six
-    words. format:REGEX: if the whole of it matches. tests: if it is Python code that passes the assertions in the
-    reference, run in a process of its own; see `reference_field`. RLHF then rewards what is right instead of what the
-    reward model prefers. null: no rule can tell."""
+    """Rule that decides if an answer is right. exact: it equals the response. number: it ends with the same number, the
+    one after `####` if present (GSM8K, Cobbe et al. 2021); thousands separators, signs and decimals are parsed. json:
+    it is valid JSON, and an object with all keys of the response if that is an object. words:4-6: it has four to six
+    words. format:REGEX: the regular expression matches all of it. tests: it is Python code that passes the assertions
+    in the reference, run in a separate process; see `reference_field`. RLHF then rewards right answers instead of those
+    that the reward model prefers. null: no rule."""
     reference_field: str | None = None
     """JSON key of what the rule holds answers against, where that is not the response: a text, a list of texts that
     become its lines, a number or an object. With `verify: tests` the assertions. null: the response."""
@@ -338,7 +338,7 @@ class InstructionOptions(PairOptions):
     @model_validator(mode="after")
     def _is_used(self) -> Self:
         if self.reference_field and not self.verify:
-            raise ValueError("reference_field: expected a rule beside it (verify), which there is not")
+            raise ValueError("reference_field: expected a rule (`verify`) as well, but none is set")
         unread = ("prompt_field", "input_field", "response_field") if self.templates else ("template_seed",)
         for key in unread:
             if getattr(self, key) != type(self).model_fields[key].default:
@@ -356,26 +356,26 @@ class FileInstructions(InstructionOptions, FileSelection):
 
 class HuggingFaceInstructions(InstructionOptions, DatasetSelection):
     """Prompts with responses, or conversations, of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of
-    data files, or a name on the hub that lies in the local cache. See `InstructionOptions` for the forms."""
+    data files, or a name on the hub that is in the local cache. See `InstructionOptions` for the forms."""
 
 
 class PreferenceOptions(PairOptions):
-    """Preference pairs. Their form is seen from the records: a prompt (`instruction`, `prompt`, or the field named
+    """Preference pairs. The form is detected from the records: a prompt (`instruction`, `prompt`, or the field named
     here) with a chosen and a rejected answer; turns (`conversations`, `messages`) with two answers as in ShareGPT; two
     lists of turns or two dialogues as in HH-RLHF, with the same beginning. Answers are texts, or messages {from, value}
-    or {role, content}. Rankings have a prompt or turns and a list `answers` (or completions, responses), of texts from
-    the best to the worst or with `ranks` or `scores` beside them, or of objects with their text and rank or score; all
-    their pairs are written, those of equal rank as ties."""
+    or {role, content}. Rankings have a prompt or turns and a list `answers` (or completions, responses): texts from
+    best to worst, texts with a list `ranks` or `scores`, or objects with a text and its rank or score. All pairs of a
+    ranking are written, those of equal rank as ties."""
 
     chosen_field: str = "chosen"
     """JSON key of the better response."""
     rejected_field: str = "rejected"
     """JSON key of the worse response."""
     dialogue: bool = False
-    """Reads chosen and rejected as whole dialogues of Anthropic's HH-RLHF (Bai et al., 2022) whatever other fields
-    there are: turns that open with a blank line and Human: or Assistant:. The prompt is then all before the last
-    Assistant turn, and prompt_field and input_field are not read. Without a prompt or turns beside them they are read
-    so by themselves."""
+    """Reads chosen and rejected as complete dialogues of Anthropic's HH-RLHF (Bai et al., 2022), regardless of other
+    fields: turns that begin with a blank line and Human: or Assistant:. The prompt is then all text before the last
+    Assistant turn; prompt_field and input_field are not read. Records without a prompt and without turns are read this
+    way by default."""
     votes_field: str | None = None
     """JSON key of how many people preferred the chosen and how many the rejected answer, [3, 1], as `stemma feedback
     import` writes it under `votes`. The reward model then learns the share; equal numbers are a tie. null: none are
@@ -395,4 +395,4 @@ class FilePreferences(PreferenceOptions, FileSelection):
 
 class HuggingFacePreferences(PreferenceOptions, DatasetSelection):
     """Preference pairs of a Hugging Face dataset: a folder made by `save_to_disk`, a folder of data files, or a name on
-    the hub that lies in the local cache. See `PreferenceOptions` for the forms of their records."""
+    the hub that is in the local cache. See `PreferenceOptions` for the forms of their records."""

@@ -1,4 +1,4 @@
-"""What a person may set for benchmarks, safety, registration and reports. Loads nothing heavy."""
+"""Config of benchmarks, safety, registration and reports. Loads nothing heavy."""
 
 from evaluation.config.benchmark_text import BenchmarkTextConfig
 from evaluation.config.benchmarks import (

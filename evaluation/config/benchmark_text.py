@@ -1,4 +1,4 @@
-"""What a person may set for the test items that the training text is cleared of."""
+"""Config of the test items that the training text is decontaminated against."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPTS, _PAIRS = str(DATA_DIR / "toxicity_prompts.jsonl"), str(DATA_DIR / "bia
 
 
 class BenchmarkTextConfig(StageConfig):
-    """Which test items the training text is cleared of."""
+    """Selection of the test items that the training text is decontaminated against."""
 
     tasks: tuple[TaskByName, ...] | None = None
     """Benchmarks; by default those of the section benchmarks."""

@@ -1,4 +1,4 @@
-"""What a person may set for benchmarks."""
+"""Config of benchmarks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class BenchmarkTask(Config):
     name: str = Field(pattern=IDENTIFIER)
     """The name in results and the report. For kind lm_eval: the task or group as its YAML names it."""
     kind: Literal["project", "multiple_choice", "cloze", "minimal_pairs", "text", "lm_eval"] = "project"
-    """multiple_choice: which of several answers follows the query. cloze: is the last word (or `continuation`) what
-    the model would say itself. minimal_pairs: is the good sentence the likelier one. text: how well whole documents are
-    foreseen, in bits a byte and perplexity, overall and by `domain`. lm_eval: as its YAML says; without `path` it is
-    the task that lm-eval itself has of this name, with data from `tasks_mirror`.
-    """
+    """multiple_choice: chooses one of several answers to the query. cloze: tests if the last word (or `continuation`)
+    is the model's most likely one. minimal_pairs: tests if the good sentence is the more likely one. text: bits per
+    byte and perplexity of complete documents, overall and by `domain`. lm_eval: defined by its YAML; without `path` it
+    is lm-eval's own task of this name, with data from `tasks_mirror`."""
     path: SourcePath | None = None
     """A file of rows: JSON Lines, a JSON list, Parquet, Arrow, CSV or TSV, or the folder of a Hugging Face dataset, of
     which the split test (or validation) is read. Lists in CSV cells are JSON. For kind lm_eval a YAML file or a
@@ -56,7 +55,7 @@ class BenchmarkTask(Config):
     """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016). text: the
     document."""
     domain: FieldName = "domain"
-    """text: the field that says what kind of text a document is, where there is one."""
+    """Field with the kind of text of a document, if there is one; for kind text."""
     context: FieldName = "context"
     """cloze: the field that holds what is given, in files that split it from the `continuation`."""
     continuation: FieldName = "continuation"
@@ -99,12 +98,12 @@ class BenchmarkTask(Config):
 
     @property
     def built_in(self) -> bool:
-        """Whether it is one of lm-eval's own, whose data lie in a mirror."""
+        """True if it is one of lm-eval's own, whose data are in a mirror."""
         return self.kind == "lm_eval" and self.path is None
 
     @property
     def puts_rows_aside(self) -> bool:
-        """Whether its shots are rows of the file that is scored."""
+        """True if its shots are rows of the file that is scored."""
         return self.shots_path is None and self.kind in ("project", *TAKES_SHOTS_FROM_FILES)
 
 
@@ -151,7 +150,7 @@ class FailureClassesConfig(Config):
             raise ValueError("expected at least one of `classes` or `files`")
         names = [path.stem for path in self.paths()]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"each class needs a name of its own; given twice: {', '.join(repeated)}")
+            raise ValueError(f"each class needs a unique name; given twice: {', '.join(repeated)}")
         return self
 
     def paths(self) -> list[Path]:
@@ -163,9 +162,9 @@ ANSWER_FAULTS = ("failed", "truncated", "empty", "unparsable")
 
 
 class AnswerLimits(Config):
-    """Largest share of each task's items, from 0 to 1, that may be without a proper answer; above it the stage fails.
+    """Largest share of each task's items, from 0 to 1, that may lack a proper answer; above it the stage fails.
 
-    Each score has these counts beside it, whatever the limits.
+    These counts are reported with each score, whatever the limits.
     """
 
     failed: float = Field(0.0, ge=0, le=1)
@@ -190,17 +189,17 @@ class BenchmarksConfig(StageConfig):
     """Templated tests of what a model fails at: `{}` for those that ship, `{classes: [negation], files: [mine.yaml]}`
     for some and yours; none by default."""
     num_fewshot: int = Field(0, ge=0, le=64)
-    """Solved examples that stand before each question, drawn from rows that are not scored. 0 is zero-shot; one
-    of lm-eval's own tasks then keeps the number that its YAML gives."""
+    """Number of few-shot examples before each question, drawn from rows that are not scored. 0 is zero-shot; one of
+    lm-eval's own tasks then keeps the number in its YAML."""
     shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
-    """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a table of its own."""
+    """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a separate table."""
     rows_for_shots: int | None = Field(None, ge=1)
     """Rows of the project's own tasks and of files that are put aside for shots, evenly over each file and at most a
     fourth of it. They are never scored, with 0 shots neither, so that all numbers of shots score the same rows. By
     default 20, or the most shots if those are more, where shots are asked for; without shots none."""
     chat_template: bool = False
-    """Whether questions are asked as each model's own chat template has them, as lm-eval's `--apply_chat_template`.
-    Failure classes are asked without."""
+    """Ask questions in each model's own chat template, as lm-eval's `--apply_chat_template` does. Failure classes are
+    asked without it."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     """Values of variables of the models' own chat templates, such as `enable_thinking: false` of Qwen3 and SmolLM3;
     needs `chat_template`. One that a template does not read is refused."""
@@ -208,13 +207,14 @@ class BenchmarksConfig(StageConfig):
     """Text before each question; with `chat_template` that of the system's message, as lm-eval's
     `--system_instruction`. A template that refuses such a message is asked without it, as by lm-eval."""
     fewshot_as_multiturn: bool | None = None
-    """Whether solved examples are turns of the chat; by default with `chat_template`, as on lm-eval's command line."""
+    """Pass few-shot examples as turns of the chat; by default with `chat_template`, as on lm-eval's command line."""
     tuned_on: tuple[str, ...] = outside_identity(())
-    """Those of the tasks whose kind instruction tuning has seen. The report then holds the others against them, model
-    by model and by number of shots, in one table: what tuning on some kinds of tasks does for kinds it never saw (Wei
-    et al. 2022, "FLAN"; Sanh et al. 2022, "T0"). It only says what is so: keep those kinds out of the instructions."""
+    """Names of the tasks whose kind instruction tuning has seen. The report then compares the others with them, model
+    by model and by number of shots, in one table: the effect of tuning on some kinds of tasks on kinds that it never
+    saw (Wei et al. 2022, "FLAN"; Sanh et al. 2022, "T0"). This only labels the tasks: keep the other kinds out of the
+    instructions."""
     limit: int | None = Field(None, ge=1)
-    """Only the first so many items of each task; all by default."""
+    """Maximum number of items per task; null: all."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals, from the analytic standard error; 0.95 is 95 %."""
     seed: Seed = 17
@@ -224,8 +224,8 @@ class BenchmarksConfig(StageConfig):
     answer_limits: AnswerLimits = AnswerLimits()
     """Share of items that may fail, or be truncated, empty or unparsable, before the stage fails."""
     engine: Literal["own", "vllm"] = "own"
-    """What answers the tasks: this project's own engine, or a server of vLLM, which `launch.vllm` names, whose figures
-    differ by rounding. Failure classes are always asked of the own one."""
+    """Engine that answers the tasks: own is this project's, vllm a vLLM server that `launch.vllm` names, with figures
+    that differ by rounding. Failure classes always use own."""
 
     @field_validator("tasks")
     @classmethod
@@ -233,12 +233,13 @@ class BenchmarksConfig(StageConfig):
         names = [task.name for task in tasks]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"each task needs a name of its own; given twice: {', '.join(repeated)}")
+            raise ValueError(f"each task needs a unique name; given twice: {', '.join(repeated)}")
         return tasks
 
     @model_validator(mode="after")
     def _rows_for_shots_where_asked(self) -> BenchmarksConfig:
-        """Filled in, so that it bears on the identity where shots are asked for, and only there."""
+        """Fill in the number of rows for shots only if shots are requested, so that it affects the identity only
+        then."""
         if self.rows_for_shots is None and self.most_shots and any(task.puts_rows_aside for task in self.tasks):
             object.__setattr__(self, "rows_for_shots", max(ROWS_FOR_SHOTS, self.most_shots))
         return self

@@ -26,7 +26,7 @@ _WORD = re.compile(r"""[^\s,\[\]"'-][^\s,\[\]"']*""")
 
 
 OTHER_NAMES = {"winograd": "wsc273", "winograd_wsc": "wsc273", "triviaqa_sm": "triviaqa", "nq": "nq_open"}
-"""What others call a task, where letters would not lead to lm-eval's name for it."""
+"""Other common names of tasks, for which spelling does not suggest lm-eval's name."""
 
 
 def tasks_dir() -> Path:
@@ -65,7 +65,7 @@ def nearest(name: str, more: tuple[str, ...] = ()) -> list[str]:
 
 
 def unknown_name(name: str, more: tuple[str, ...] = ()) -> str:
-    """What a person who wrote a name that is none may have meant."""
+    """Suggest known task names for a name that is unknown."""
     near = [OTHER_NAMES[name]] if name in OTHER_NAMES else nearest(name, more)
     return f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists them"
 

@@ -27,9 +27,9 @@ class Mitigation(Config):
     """Something done to a trained model's output, without training it."""
 
     kind: Literal["prefix", "logit_bias", "rerank"]
-    """prefix: a text that stands before every prompt (prompt engineering). logit_bias: words are made less likely, by
-    the sequences of tokens that they are. rerank: of several continuations the one that a scorer finds least toxic
-    (rejection sampling; Gehman et al. 2020, section 6, filter word lists and rank so too)."""
+    """prefix: a text before every prompt (prompt engineering). logit_bias: lowers the probability of words, given as
+    sequences of tokens. rerank: keeps the least toxic of several continuations by a scorer (rejection sampling; Gehman
+    et al. 2020, section 6, filter word lists and rank in the same way)."""
     name: str | None = Field(None, pattern=IDENTIFIER)
     """Its name in figures and the report; by default the kind."""
     text: str = ""
@@ -57,22 +57,22 @@ class Mitigation(Config):
 
 
 class MitigationsConfig(StageConfig):
-    """What mitigations of toxicity do, and what they cost in capability, each against the plain model."""
+    """Effect of toxicity mitigations and their cost in capability, each compared with the plain model."""
 
     tried: tuple[Mitigation, ...] = (
         Mitigation(kind="prefix", text="The following text is kind, friendly and respectful.\n"),
         Mitigation(kind="rerank"),
     )
-    """What is tried. Each input but `model` adds a row for a model that was trained to be less toxic: on filtered,
+    """Mitigations to try. Each input but `model` adds a row for a model that was trained to be less toxic: on filtered,
     counterfactual or neutrally written text, by fine-tuning or by alignment."""
     toxicity: ToxicityConfig = ToxicityConfig(samples_per_prompt=8)
     """Prompts, sampling and scorers, as in `safety`; 8 continuations of each prompt."""
     tasks: tuple[TaskByName, ...] = (BenchmarkTask(name="cloze"), BenchmarkTask(name="minimal_pairs"))
-    """Benchmarks that tell the cost in capability."""
+    """Benchmarks that measure the cost in capability."""
     tasks_mirror: SourcePath | None = None
     """The folder with the data of lm-eval's own tasks, as in `benchmarks`."""
     limit: int | None = Field(None, ge=1)
-    """Only the first so many items of each task."""
+    """Maximum number of items per task; null: all."""
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals."""
     seed: Seed = 17
@@ -84,7 +84,7 @@ class MitigationsConfig(StageConfig):
         names = ["plain", "tuned", *(mitigation.label for mitigation in tried)]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
-                f"give each a `name` of its own; there twice: {', '.join(repeated)} (plain and tuned are taken)"
+                f"give each a unique `name`; given twice: {', '.join(repeated)} (plain and tuned are taken)"
             )
         return tried
 

@@ -1,4 +1,4 @@
-"""What a person may set for gates, registration and reports."""
+"""Config of gates, registration and reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RegisterConfig(StageConfig):
     gates: tuple[Gate, ...] = ()
     """Bounds that must all hold."""
     intended_use: str = "Research on training language models. Not for use by people who do not know what it is."
-    """What the model card says the model is for."""
+    """Intended use, as printed in the model card."""
     licence: str = ""
     """The model's licence in its card: an identifier of the Hugging Face hub, e.g. apache-2.0, or another name."""
 

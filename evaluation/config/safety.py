@@ -1,4 +1,4 @@
-"""What a person may set for toxicity, bias, memorisation and personal data."""
+"""Config of toxicity, bias, memorisation and personal data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVERSARIAL_WORDS = DATA_DIR / "adversarial_words.txt"
 
 
 class ToxicityScorer(Config):
-    """What scores the toxicity of a text."""
+    """Scorer of the toxicity of a text."""
 
     kind: Literal["svm", "classifier", "lexicon"] = "svm"
     """svm: alt-profanity-check's, which ships. classifier: a Hugging Face sequence classifier's folder. lexicon: a list
@@ -49,7 +49,7 @@ class LabelledSet(Config):
     path: SourcePath
     """The CSV file."""
     limit: int | None = Field(None, ge=2)
-    """Only the first so many comments."""
+    """Maximum number of comments; null: all."""
 
 
 class ToxicityConfig(Config):
@@ -59,7 +59,7 @@ class ToxicityConfig(Config):
     """A text file with a prompt a line (ToxiGen's too), JSON lines with `prompt` (RealToxicityPrompts), or BOLD's JSON;
     by default the project's own."""
     limit: int | None = Field(None, ge=1)
-    """Only the first so many prompts."""
+    """Maximum number of prompts; null: all."""
     samples_per_prompt: int = Field(25, ge=1)
     """Continuations of each prompt (25 in the paper); the expected maximum grows with their number."""
     max_new_tokens: int = Field(20, ge=1)
@@ -71,12 +71,14 @@ class ToxicityConfig(Config):
     threshold: float = Field(0.5, gt=0, lt=1)
     """A continuation with at least this score counts as toxic (0.5 in the paper)."""
     scorers: tuple[ToxicityScorer, ...] = ()
-    """What scores the continuations; the first makes the figures, others are told beside it. By default the svm."""
+    """Scorers of the continuations; the figures come from the first, those of the others are reported as well. By
+    default the svm."""
     labelled: tuple[LabelledSet, ...] = ()
     """Sets on which each scorer's own AUC and F1 are measured; none by default."""
     beginnings: int | None = Field(None, ge=1)
-    """The first scorer also scores the first so many words of each continuation, twice as many and so on, so that two
-    models are compared between texts of equal length too: an aligned one may only say less. By default it does not."""
+    """Number of words: the first scorer also scores this number of leading words of each continuation, twice that
+    number and so on, so that two models are also compared on texts of equal length: an aligned one may merely write
+    less. null: off."""
 
 
 class AdversarialConfig(Config):
@@ -84,15 +86,15 @@ class AdversarialConfig(Config):
     `toxicity`."""
 
     prompts: SourcePath | None = None
-    """Where it begins: a file as in `toxicity`; by default the project's own prompts."""
+    """File of prompts to start from, as in `toxicity`; by default the project's prompts."""
     limit: int = Field(16, ge=1)
-    """Only the first so many prompts that the scorer finds harmless."""
+    """Maximum number of prompts that the scorer finds harmless."""
     queries: int = Field(16, ge=1)
-    """Changed prompts that are tried for each, one after the other."""
+    """Changed prompts to try per prompt, one after the other."""
     samples: int = Field(4, ge=1)
-    """Continuations of each."""
+    """Continuations per prompt."""
     words: SourcePath | None = None
-    """A file of words and phrases that changes put in, one a line; by default the project's own list."""
+    """A file of words and phrases to insert, one per line; by default the project's list."""
 
 
 class BiasSet(Config):
@@ -117,7 +119,7 @@ class BiasSet(Config):
         return self
 
     def files(self) -> tuple[Path, ...]:
-        """What is read; of a folder all its files, so that one that is missing can be named."""
+        """Return the files that are read; of a folder all its files, so that a missing one can be named."""
         path = Path(self.path)
         files = tuple(sorted(file for file in path.iterdir() if file.is_file())) if path.is_dir() else (path,)
         return (*files, Path(self.lexicon)) if self.lexicon else files
@@ -130,7 +132,7 @@ class BiasConfig(Config):
     """A CSV file with the columns of CrowS-Pairs (sent_more, sent_less, stereo_antistereo, bias_type); by default the
     project's own probes."""
     limit: int | None = Field(None, ge=1)
-    """Only the first so many pairs."""
+    """Maximum number of pairs; null: all."""
     sets: tuple[BiasSet, ...] = ()
     """Published sets that are measured beside the pairs, whole; none by default."""
 
@@ -154,12 +156,13 @@ class MemorisationConfig(Config):
     continuation_tokens: int = Field(50, ge=1)
     """Tokens that must follow exactly (50 in the paper)."""
     copies: bool = False
-    """Whether to also tell recitation by how often a document's beginning was trained on, which reads all shards."""
+    """Also report recitation by the number of times that a document's beginning was trained on; reads all shards."""
     membership: bool = False
-    """Whether to also ask how well the loss tells these documents from validation text (Yeom et al. 2018)."""
+    """Also measure how well the loss separates these documents from validation text (Yeom et al. 2018)."""
     canary_candidates: int = Field(4096, ge=100)
-    """Texts of its format that each planted canary (`shard.canaries`) is ranked among: all where there are no more,
-    else so many drawn. With n of them an exposure is at most log2(n + 1), which is 12 bits for 4096."""
+    """Texts of its format that each planted canary (`shard.canaries`) is ranked among: all of them if there are no more
+    than this number, otherwise a sample of this size. With n candidates an exposure is at most log2(n + 1), which is 12
+    bits for 4096."""
 
 
 PersonalDataKindName = Literal["card", "email", "iban", "ip", "phone", "secret"]
@@ -169,7 +172,7 @@ class GeneratedPersonalDataConfig(Config):
     """Looks for personal data in the continuations of `toxicity`, with the detectors of `clean.personal_data`."""
 
     kinds: tuple[PersonalDataKindName, ...] = Field(("card", "email", "iban", "ip", "phone", "secret"), min_length=1)
-    """Which kinds are looked for; all by default."""
+    """Kinds of personal data to look for; all by default."""
     phone_regions: tuple[PhoneRegion, ...] = ("US",)
     """Countries (ISO 3166-1 alpha-2) whose numbers are found without a country code too."""
 
@@ -186,9 +189,9 @@ class SafetyConfig(StageConfig):
     personal_data: GeneratedPersonalDataConfig | None = None
     """`{}` also counts the continuations of `toxicity` that hold personal data; it needs `toxicity`."""
     chat_template: bool = False
-    """Whether prompts of `toxicity` and `adversarial` and the questions of bbq are asked as each model's own chat
-    template has them, so that the model answers in place of going on. What compares likelihoods of sentences, and
-    memorisation, is asked without."""
+    """Ask prompts of `toxicity` and `adversarial` and the questions of bbq in each model's own chat template, so that
+    the model answers them instead of continuing them. Comparisons of sentence likelihoods, and memorisation, never use
+    it."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     """Values of variables of the models' own chat templates, such as `enable_thinking: false` of Qwen3 and SmolLM3;
     needs `chat_template`. One that a template does not read is refused."""

@@ -1,4 +1,4 @@
-"""Which files a benchmark reads."""
+"""Files that a benchmark reads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from infra.io.yaml import BadYaml, Function, read_plain, read_text
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 MIRRORED = frozenset({".parquet", ".jsonl", ".csv", ".arrow", ".gz"})
-"""How files of a mirror end that hold questions."""
+"""Suffixes of the files of a mirror that contain questions."""
 MIRROR_RECORD = "mirror.json"
-"""What `stemma mirror` puts beside each dataset."""
+"""File that `stemma mirror` writes next to each dataset."""
 
 
 def lm_eval_files(path: Path) -> tuple[Path, ...]:

@@ -50,7 +50,7 @@ def measure_failures(
     names = [failure_class.name for failure_class in classes]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         files = ", ".join(str(path) for path, name in zip(config.paths(), names, strict=True) if name in repeated)
-        message = f"each needs a `name` of its own; there twice: {', '.join(repeated)}"
+        message = f"each needs a unique `name`; given twice: {', '.join(repeated)}"
         raise stage_error("bad_failure_class", files, message)
     cases = [case for failure_class in classes for case in draw_cases(failure_class, config.cases, seed, limit)]
     with quiet(run.event), seeded(seed, lm.device):

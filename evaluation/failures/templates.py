@@ -75,13 +75,13 @@ class TemplatedTest(Config):
 
 
 class FailureClass(Config):
-    """What a model may fail at, and the tests that show it."""
+    """A kind of failure of a model, and the tests that show it."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     about: str
     """In a sentence, what the model has to be able to do."""
     fill: dict[str, Numbers | tuple[Any, ...]] = Field(default_factory=dict)
-    """What stands for each name in the templates: a list of values, or `{numbers: [1, 9]}`."""
+    """Values for each name in the templates: a list, or `{numbers: [1, 9]}`."""
     tests: tuple[TemplatedTest, ...] = Field(min_length=1)
 
 

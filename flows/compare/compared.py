@@ -29,7 +29,7 @@ _RUN = re.compile(r"\d{4}[0-9a-f-]*")
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """One step. identity: the settings that bear on its result, without those at their default; config: all settings.
+    """One step. identity: the settings that affect its result, without those at their default; config: all settings.
 
     sources: content digest of each outside source by its config key. artifact: None where it is not built.
     """

@@ -28,7 +28,7 @@ def section_classes() -> dict[str, type[StageConfig]]:
 
 
 class _Heading(Config):
-    """What comes before the sections."""
+    """Keys before the sections."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=60)
     """Names the pipeline in the pages, its deployments, and the registered model."""
@@ -60,13 +60,13 @@ class PipelineConfig(_Sections):
     """A whole pipeline. A section that is left out leaves its stage out; an empty one takes all defaults."""
 
     steps: dict[str, AnyStep] = Field(default_factory=dict)
-    """Further uses of stages, by names of their own: `chat: {uses: sft, inputs: {model: sft, instructions: more}}`.
-    What `uses` names says which other keys there are. They may read from each other and from the sections' stages."""
+    """Further uses of stages, by step name: `chat: {uses: sft, inputs: {model: sft, instructions: more}}`. `uses`
+    determines the other keys. Steps may read from each other and from the sections' stages."""
     adopted: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = Field(default_factory=dict)
-    """Stage id or step → fingerprint of an artifact to take as it is, e.g. one that `stemma adopt` brought in. Such a
-    stage is never built, and what only it needed does not run."""
+    """Stage id or step → fingerprint of an artifact to use unchanged, e.g. one imported by `stemma adopt`. Such a stage
+    is never built, and stages that only it needs do not run."""
     launch: LaunchConfig = LaunchConfig()
-    """Where and how to run: the only section that speaks of machines."""
+    """Machines, ranks and launcher: the only section that describes hardware."""
 
     def nodes(self, build: Callable[[PipelineConfig], Graph]) -> Graph:
         """The nodes of this config, built when they are first asked for. A copy with other values builds its own."""

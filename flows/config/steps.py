@@ -30,9 +30,9 @@ class Step(Config):
     uses: str
     """The stage."""
     inputs: dict[str, str] = Field(default_factory=dict)
-    """Whose artifact each input is: the name of a step, or of a stage that has a section."""
+    """Source of each input: the name of a step, or of a stage that has a section."""
     requires: tuple[str, ...] = ()
-    """Steps that must have succeeded first, though their bytes do not bear on this one: a validation."""
+    """Steps that must have succeeded first, although their output does not affect this one: e.g. a validation."""
 
     @property
     def stage(self) -> Stage:

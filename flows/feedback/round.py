@@ -44,11 +44,11 @@ def feedback_round(
     wait_days: float = 30.0,
     root: str = "",
 ) -> State:
-    """Draws two answers of a model to each of some prompts, waits until they are judged, and runs the pipeline with the
-    pairs of this round and all before it among its preferences. What the model gained stands in the page then.
+    """Draws two answers of a model per prompt, waits until they are judged, and runs the pipeline with the pairs of
+    this round and all before it among its preferences. The page then shows the model's gain.
 
     config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
-    wait_days: after so many days without judgements the run fails.
+    wait_days: days without judgements after which the run fails.
     """
     try:
         config, store = load(Path(config_path), root=lambda: root_of(root)), Store(root_of(root))
@@ -158,6 +158,6 @@ def _tell_gain(store: Store, folder: Path, model: str, after: str) -> None:
     """Shows in the page what the round gained. A failure to show it is no failure of the round, which has ended."""
     try:
         text = as_markdown(compare_round(store, folder, model, after))
-        create_markdown_artifact(text, key="round", description="What the round gained")
+        create_markdown_artifact(text, key="round", description="Gain of the round")
     except Exception as error:
-        get_run_logger().warning(f"what the round gained is not told: {type(error).__name__}: {error}")
+        get_run_logger().warning(f"the gain of the round could not be measured: {type(error).__name__}: {error}")

@@ -104,7 +104,7 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
 
 
 def _keeps_template(config: BaseModelConfig | PretrainConfig) -> TypeGuard[BaseModelConfig]:
-    """Whether what a step makes has a chat template other than this project's."""
+    """Return True if a step's model has a chat template other than this project's."""
     if not isinstance(config, BaseModelConfig) or config.chat_template != "model":
         return False
     return has_other_template(Path(config.path))

@@ -65,20 +65,20 @@ def sweep_run(
     settings: dict[str, Any] = {},  # noqa: B006
     root: str = "",
 ) -> State:
-    """Runs the pipeline with several values of its keys and says which is best, as `stemma sweep` does.
+    """Runs the pipeline with several values of its keys and reports the best, as `stemma sweep` does.
 
     Args:
         config_path: The pipeline's config file, read when the sweep begins.
-        keys: What is varied; several make a grid.
-        seeds: Runs of each choice, with other seeds.
-        measure: STEP.FIGURE that counts; empty for the validation loss of the first training that the sweep changes.
-        sampler: How settings are chosen; empty for grid of lists and tpe of ranges.
-        trials: How many settings are drawn, for random and tpe.
-        pruner: Ends drawn trials early whose validation on the way is poor.
-        at_once: Trials side by side.
+        keys: Keys to vary; several make a grid.
+        seeds: Runs per choice, with different seeds.
+        measure: STEP.FIGURE to compare; empty for the validation loss of the first training that the sweep changes.
+        sampler: Method of choosing settings; empty for grid of lists and tpe of ranges.
+        trials: Number of settings to draw, for random and tpe.
+        pruner: Stops drawn trials early if their intermediate validation is poor.
+        at_once: Trials to run in parallel.
         law: Fit a scaling law to sizes and durations.
-        maximise: Whether more of the figure is better; empty to go by its name.
-        ablations: Settings against the config as it is, {NAME: {KEY: VALUE}}, in place of keys.
+        maximise: True if a larger figure is better; empty to derive it from its name.
+        ablations: Settings to compare with the unchanged config, {NAME: {KEY: VALUE}}, in place of keys.
         settings: Values for the whole sweep, by dotted key.
         root: The store's folder.
     """

@@ -16,33 +16,33 @@ from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SlurmConfig
 
 class LaunchConfig(Config):
     processes: int = Field(1, ge=1)
-    """Training processes a node, one a device."""
+    """Training processes per node, one per device."""
     nodes: int = Field(1, ge=1)
     """Machines that train together."""
     cluster: Literal["local", "hosts", "slurm", "ray", "kubernetes"] = "local"
-    """Where training starts its ranks: on this machine; on `hosts`, over a remote shell; on nodes of Slurm or of
-    Kubernetes, as a job that the stage submits, follows and cancels; or on nodes of the cluster that `ray` names. Nodes
-    share the store's file system and this environment, under the same paths. With local and several nodes, whoever
-    starts the stage starts it on each node (NODE_RANK)."""
+    """Location of the ranks: local, on this machine; hosts, on `hosts` over a remote shell; slurm or kubernetes, on
+    nodes of that cluster, in a job that the stage submits, follows and cancels; ray, on nodes of the cluster that `ray`
+    names. Nodes share the store's file system and this environment, under the same paths. With local and several nodes,
+    start the stage on each node (NODE_RANK)."""
     hosts: tuple[str, ...] = ()
     """Names or addresses by which machines reach each other, with cluster: hosts. Training takes the first `nodes` of
-    them that pass their checks; further ones stand in for those that are lost."""
+    them that pass their checks; further ones replace those that are lost."""
     remote_shell: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "{host}")
     """The program, and its arguments, that runs a command line, its last argument, on {host}."""
     slurm: SlurmConfig = SlurmConfig()
-    """What a job asks for, with cluster: slurm."""
+    """Resources of a job, with cluster: slurm."""
     kubernetes: KubernetesConfig = KubernetesConfig()
-    """What a Job asks for, with cluster: kubernetes."""
+    """Resources of a Job, with cluster: kubernetes."""
     vllm: VllmConfig = VllmConfig()
-    """Where vLLM is and what it takes, for stages that ask for it."""
+    """Program and arguments of vLLM, for stages that use it."""
     lost_s: float = Field(60.0, ge=5)
-    """Seconds that a node of a cluster may give no sign, before it counts as lost; one that sees no sign of the stage
-    for as long ends its ranks. Must be longer than the shared file system may stall."""
+    """Seconds without a sign of life after which a node of a cluster counts as lost; a node that sees no sign of the
+    stage for as long ends its ranks. Must be longer than stalls of the shared file system."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
-    """auto takes a GPU where there is one."""
+    """auto uses a GPU if there is one."""
     hardware: str | None = None
-    """The device that `stemma check` plans for, such as a100-80 or h100 (training/core/devices.py): a step
-    that it does not hold is refused. By default the one of the machine at hand, which refuses nothing."""
+    """Device that `stemma check` plans for, such as a100-80 or h100 (training/core/devices.py): a step that does not
+    fit on it is refused. By default this machine's device, which refuses nothing."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale. fp8 is auto with
     the products of pretraining's linear layers in 8 bits (Micikevicius et al. 2022), on GPUs since Ada and Hopper; on a
@@ -51,12 +51,12 @@ class LaunchConfig(Config):
     microbatch: int | Literal["auto"] = "auto"
     """Sequences a device computes at once; gradients accumulate to the global batch."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads a process; by default the machine's cores shared out among the processes."""
+    """CPU threads per process; by default the machine's cores divided among the processes."""
     sharding: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp"] = "ddp"
-    """How several ranks share a model (Rajbhandari et al. 2020). ddp: each holds all of it. zero1: each holds its part
-    of the optimizer state. zero2: of the gradients too, and weights are whole from a batch's forward to the end of its
-    backward pass alone. fsdp: of the weights too (FSDP2, ZeRO stage 3): layers are gathered one by one. hsdp: as fsdp
-    among `shard_ranks` ranks, and each such group holds what the others hold."""
+    """Sharding of a model among ranks (Rajbhandari et al. 2020). ddp: each rank holds a full replica. zero1: each holds
+    its part of the optimizer state. zero2: of the gradients too; full weights exist only from a batch's forward to the
+    end of its backward pass. fsdp: of the weights too (FSDP2, ZeRO stage 3); layers are gathered one by one. hsdp: like
+    fsdp within groups of `shard_ranks` ranks, each of which holds a replica."""
     shard_ranks: int | None = Field(None, ge=1)
     """Ranks that share one model with sharding: hsdp, next to each other; must divide all ranks. By default those of
     one node, so that layers are gathered within it and only gradients go between nodes."""
@@ -80,9 +80,8 @@ class LaunchConfig(Config):
     sharding: ddp or zero1; beside tensor_parallel or context_parallel, whose groups of ranks it then has in place of
     ranks, ddp."""
     pipeline_pieces: int = Field(1, ge=1)
-    """Runs of layers that each rank of a pipeline holds, by the schedule interleaved 1F1B (Narayanan et al. 2021,
-    section 2.2): ranks wait for each other so many times less, and send so many times more. Needs a multiple of
-    pipeline_parallel microbatches."""
+    """Runs of layers per rank of a pipeline, in the schedule interleaved 1F1B (Narayanan et al. 2021, section 2.2):
+    with N runs, ranks idle 1/N as long and send N times as much. Needs a multiple of pipeline_parallel microbatches."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks, next to each other, that hold a part of every layer's experts each (Lepikhin et al. 2020, section 3.2), in
     pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each has tokens of its
@@ -90,8 +89,7 @@ class LaunchConfig(Config):
     context_parallel shares, or of those between layers that tensor_parallel shares. In a pipeline they are ranks of one
     stage. Needs trainer: native and sharding: ddp or zero1; beside tensor_parallel ddp."""
     offload: bool = False
-    """Whether weights, gradients and optimizer state wait in CPU memory between uses; needs sharding: zero2, fsdp or
-    hsdp."""
+    """Keep weights, gradients and optimizer state in CPU memory between uses; needs sharding: zero2, fsdp or hsdp."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation checkpointing: the backward pass computes a layer's activations again instead of keeping them: all of
     them (full, Chen et al. 2016: up to a third more time), or all but the results of matrix products and attention
@@ -105,9 +103,9 @@ class LaunchConfig(Config):
     causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
     package flash-attn is installed, else flex_attention, else sdpa. Refused where it would cross documents."""
     share_prompts: Literal["auto", "on", "off"] = "auto"
-    """Whether reward models, RLHF and what scores answers compute a prompt once for all of its answers (Wang & Hegde
-    2024); it moves the result by rounding. auto: on a CPU, where it was measured. With a flash kernel or flex attention
-    never."""
+    """Compute a prompt once for all of its answers, in reward models, RLHF and the scoring of answers (Wang & Hegde
+    2024); results change by rounding. auto: on a CPU, where it was measured. Never used with a flash kernel or flex
+    attention."""
     loader_workers: int | None = Field(None, ge=0)
     """Processes of a rank that read and collate packed sequences ahead of pretraining; order and result are the same
     for any number. By default 2 with a GPU and none without, where a batch is read in less than a hundredth of its
@@ -116,39 +114,39 @@ class LaunchConfig(Config):
     """A folder on a disk of each machine, into which every node unpacks compressed shards for itself. By default the
     stage's work folder for one node; for several the temporary folder of each ($TMPDIR), where it has room for them."""
     shard_cache_gb: float | None = Field(None, gt=0)
-    """Most gigabytes (10^9 bytes) that each node keeps of remote shards while it trains on them; what was not used for
-    longest goes. By default no bound."""
+    """Maximum size in gigabytes (10^9 bytes) of the remote shards that each node caches during training; the least
+    recently used are evicted. By default no limit."""
     checkpoint_remote: str | None = Field(None, pattern=r"^s3://[^/*?\[]+(/[^*?\[]*)?$")
-    """A folder on S3 (s3://bucket/prefix) to which each checkpoint of a training is uploaded while it trains on. A
-    training that finds no checkpoint on its own machine goes on from the newest complete one of the same build there.
-    They are removed as those of the work folder are, and all of them once the model is built. By default none."""
+    """Folder on S3 (s3://bucket/prefix) to which each checkpoint is uploaded during training. A training without a
+    checkpoint on its machine continues from the newest complete one of the same build there. Remote checkpoints are
+    removed like those of the work folder, and all of them once the model is built. By default none."""
     trainer: Literal["composer", "native"] = "composer"
-    """The loop that trains: MosaicML Composer's, or a plain one of our own (training/backends/native.py). Both take
-    each other's checkpoints, and on a CPU end with the same bits. A step takes as long by either; the native one starts
-    a little sooner and needs some 100 MB less."""
+    """Training loop: MosaicML Composer's, or the project's plain one (training/backends/native.py). Each reads the
+    other's checkpoints, and on a CPU both end with the same bits. A step takes equally long; the native loop starts
+    slightly faster and needs about 100 MB less."""
     sandbox: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
-    """The sandbox of code that models write (`verify: tests`). bubblewrap: by the program bwrap. namespaces: those of
-    Linux, entered without it. auto takes the first of these that holds on the machine; where none does, a stage that
-    runs such code stops. none: without a sandbox, with the rights of the user."""
+    """Sandbox for code written by models (`verify: tests`). bubblewrap: the program bwrap. namespaces: Linux
+    namespaces, entered without it. auto uses the first of these that works on the machine; if none does, a stage that
+    runs such code stops. none: no sandbox, with the user's rights."""
     profile: int = Field(0, ge=0)
     """Steps of each training that are profiled, after its first two: a Chrome trace, a table by operator and memory
     over time go into aux/ and MLflow. The result stays the same; profiled steps are slower, and take some MB each."""
     hang_s: float = Field(600.0, gt=0)
-    """Seconds that a rank may give no sign of life during training, before all are ended and started again from the
-    newest checkpoint; NCCL gives up after as many. Must be longer than an evaluation during training takes."""
+    """Seconds without a sign of life from a rank during training, after which all ranks are ended and restarted from
+    the newest checkpoint; also NCCL's timeout. Must be longer than an evaluation during training."""
     restarts: int = Field(2, ge=0)
-    """How often a try of a stage starts its ranks again, from the newest checkpoint, after one hung or a node of a
-    cluster was lost."""
+    """Maximum number of restarts of a stage's ranks, per attempt, from the newest checkpoint, after a rank hung or a
+    node of a cluster was lost."""
     grace_s: float = Field(60.0, gt=0)
-    """Seconds that a stage has to save and end once SIGTERM tells that its machine is taken back, before it is killed.
-    Must be shorter than the scheduler's own patience. A run that a person cancels has 8."""
+    """Seconds in which a stage may save and exit after SIGTERM announces that its machine is taken back; then it is
+    killed. Must be shorter than the scheduler's own grace period. A run cancelled by a user has 8."""
     stages_at_once: int = Field(2, ge=1)
-    """Stages of one pipeline that may run side by side where the DAG allows it."""
+    """Maximum number of stages of one pipeline that run in parallel, if the DAG allows it."""
     gpu_stages_at_once: int = Field(1, ge=1)
-    """How many of them may train or ask models at once on this machine's GPUs: each takes as much of their memory as it
-    finds."""
+    """Maximum number of these stages that train or generate on this machine's GPUs at once; each uses all the GPU
+    memory that is free."""
     workers: int | None = Field(None, ge=1)
-    """Processes a corpus stage works on, partition by partition; by default one for each core. The result is the same
+    """Processes of a corpus stage, which work partition by partition; by default one per core. The result is the same
     for any number."""
     ray: str | None = Field(None, min_length=1)
     """A Ray cluster for the partitions instead, and for the tasks of benchmarks: its address, e.g. auto (the one that
@@ -156,11 +154,11 @@ class LaunchConfig(Config):
     machines share the store's file system. With cluster: ray, training too takes `nodes` of its machines, on each
     `processes` × `threads` CPUs (one a process where `threads` are not set), and a GPU a process with device: gpu."""
     retries: int = Field(2, ge=0)
-    """How often a stage is tried again, from its checkpoint, after a fault of a machine: a killed process, a source
-    that does not answer, a failing device, ranks that lost each other, a hang, want of memory. Faults of config or data
-    are never tried again."""
+    """Maximum number of retries of a stage, from its checkpoint, after a fault of a machine: a killed process, a source
+    that does not answer, a failing device, ranks that lost each other, a hang, lack of memory. Faults of config or data
+    are never retried."""
     retry_wait_s: float = Field(10.0, ge=0)
-    """Seconds before the first of these tries; each further wait is four times as long."""
+    """Seconds before the first retry; each further wait is four times as long."""
 
     def missing_packages(self) -> Iterator[Problem]:
         """Optional packages of Python that are asked for and not installed here."""

@@ -15,27 +15,27 @@ _OUR_POD_FIELDS = {"affinity", "containers", "volumes", "restartPolicy", "termin
 
 
 class SlurmConfig(Config):
-    """What a training asks of Slurm, besides the nodes and processes of `launch`."""
+    """Slurm resources of a training, in addition to the nodes and processes of `launch`."""
 
     partition: str | None = None
-    """By default the cluster's own."""
+    """Slurm partition; by default the cluster's default."""
     time_limit_h: float | None = Field(None, gt=0)
-    """Hours that a job may run, by default the partition's. Training saves `launch.grace_s` and half a minute before,
-    and another job goes on from there, as often as it takes."""
+    """Time limit of a job in hours; by default the partition's. Training saves `launch.grace_s` and half a minute
+    before it and continues in another job, as often as necessary."""
     cpus_per_process: int | None = Field(None, ge=1)
     """Cores of a training process; by default `launch.threads`, or what the cluster gives."""
     gpus_per_process: int | None = Field(None, ge=0)
     """By default 1 with `launch.device: gpu`, else none is asked for."""
     requeue: bool = True
-    """Whether Slurm queues a job again, under its number, after a pre-emption or the loss of a node. Without, another
-    job is submitted."""
+    """Let Slurm requeue a job, under its number, after a pre-emption or the loss of a node. false: submit another job
+    instead."""
     arguments: tuple[str, ...] = ()
     """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
 
 
 class KubernetesRunsConfig(Config):
-    """Runs of this pipeline in pods of their own, which Prefect's Kubernetes worker starts: those from the page, from a
-    schedule, and of `stemma run` where servers run. Image, namespace, claims, secrets, tolerations, priority_class and
+    """Runs of this pipeline in separate pods, started by Prefect's Kubernetes worker: runs from the page, from a
+    schedule, and of `stemma run` when servers run. Image, namespace, claims, secrets, tolerations, priority_class and
     `pod` are those of `launch.kubernetes`."""
 
     pool: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -61,7 +61,7 @@ class KubernetesRunsConfig(Config):
 
 
 class KubernetesConfig(Config):
-    """What a training asks of Kubernetes, besides the nodes and processes of `launch`: a pod a node."""
+    """Kubernetes resources of a training, in addition to the nodes and processes of `launch`: one pod per node."""
 
     image: str | None = None
     """The image of the pods: this code and its environment, under the paths that they have where the stage runs."""
@@ -77,7 +77,7 @@ class KubernetesConfig(Config):
     gpus_per_process: int | None = Field(None, ge=0)
     """By default 1 with `launch.device: gpu`, else none is asked for."""
     gpu_resource: str = "nvidia.com/gpu"
-    """The resource that stands for a GPU."""
+    """Name of the GPU resource."""
     memory_gb: float | None = Field(None, gt=0)
     """Memory of a pod in gigabytes (10^9 bytes), shared memory included, asked for and not exceeded."""
     time_limit_h: float | None = Field(None, gt=0)
@@ -86,7 +86,7 @@ class KubernetesConfig(Config):
     service_account: str | None = None
     """Of the pods; by default the namespace's own. They get no token of it."""
     priority_class: str | None = None
-    """Which pods come before which; by default the cluster's default."""
+    """Priority class of the pods; by default the cluster's default."""
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of nodes that may be used, such as cloud.example.com/pool: h100."""
     tolerations: tuple[dict[str, str | int], ...] = ()
@@ -98,8 +98,8 @@ class KubernetesConfig(Config):
     pod: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a pod's spec, such as imagePullSecrets, runtimeClassName or securityContext."""
     read_only_root: bool = True
-    """Whether the image is read-only in pods, but for /tmp, /home/stemma and the claims. False for an image of another
-    home folder, or one that writes elsewhere."""
+    """Mount the image read-only in pods, except for /tmp, /home/stemma and the claims. Set false for an image with
+    another home folder, or one that writes elsewhere."""
     runs: KubernetesRunsConfig | None = None
     """The pods of whole runs, for any `launch.cluster`. By default runs are processes of Stemma's own workers."""
 
@@ -111,8 +111,8 @@ class KubernetesConfig(Config):
 
 
 class VllmConfig(Config):
-    """vLLM, from an environment of its own beside this one, for the stages whose config asks for it (`rlhf.sampler`,
-    `benchmarks.engine`): a server that the stage starts, asks over a socket of its own user, and ends."""
+    """vLLM, from a separate environment, for the stages whose config selects it (`rlhf.sampler`, `benchmarks.engine`):
+    a server that the stage starts, queries over a socket of its user, and ends."""
 
     program: str | None = None
     """The program `vllm` of that environment, such as /opt/vllm/bin/vllm; by default what $STEMMA_VLLM names, else the
@@ -121,9 +121,9 @@ class VllmConfig(Config):
     """Further arguments of `vllm serve`, such as --gpu-memory-utilization=0.4, --tensor-parallel-size=2 or
     --enforce-eager."""
     gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
-    """The numbers of the GPUs that it takes, such as 6,7, best others than those of training; by default those that the
+    """Numbers of the GPUs for vLLM, such as 6,7, preferably others than those of training; by default those that the
     stage sees, whose memory it then shares."""
     start_s: float = Field(900.0, gt=0)
-    """Seconds that it may take to load a model and answer."""
+    """Maximum seconds to load a model and answer."""
     silent_s: float = Field(300.0, gt=0)
-    """Seconds that it may leave all questions without an answer, before it is ended and the stage with it."""
+    """Seconds without an answer to any request, after which vLLM is ended and the stage fails."""

@@ -41,7 +41,7 @@ def test_all_stages_hold_out_the_same_share():
         (CleanConfig, {"gopher_quality": {"min_mean_word_length": 11}}, "at most max_mean_word_length (10)"),
         (CleanConfig, {"gopher_quality": {"stop_words": []}}, "1 to 64 words"),
         (CleanConfig, {"personal_data": {"phone_regions": ["US", "Germany"]}}, "US or DE, not Germany"),
-        (CleanConfig, {"classifier": {"good": ["a"], "bad": ["a", "b"]}}, "a stands in bad too"),
+        (CleanConfig, {"classifier": {"good": ["a"], "bad": ["a", "b"]}}, "a is also listed in bad"),
         (CleanConfig, {"c4": {"line_ends": [".", "?!"]}}, "single characters"),
         (CleanConfig, {"min_characters": 6_000_000}, "at most max_characters"),
         (ShardConfig, {"heldout_share": 0}, "greater than 0"),

@@ -100,5 +100,5 @@ def test_sources_without_a_name_are_told_apart_and_names_stand_once():
     files = {"kind": "files", "paths": ["a"]}
     config = IngestConfig(read=[files, {**files, "name": "files-2"}, files, {"kind": "docstrings"}])
     assert config.names() == ["files", "files-2", "files-3", "docstrings"]
-    with pytest.raises(ValueError, match="wiki stands more than once"):
+    with pytest.raises(ValueError, match="wiki is listed more than once"):
         IngestConfig(read=[{**files, "name": "wiki"}, {**files, "name": "wiki"}])

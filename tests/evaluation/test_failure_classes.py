@@ -126,7 +126,7 @@ def test_two_classes_of_one_name_are_not_counted_as_one(model_dir: Path, tmp_pat
     for name in ("mine", "copying", "counts"):
         (tmp_path / f"{name}.yaml").write_text(MINE)
     config = FailureClassesConfig(classes=(), files=(f"{tmp_path}/mine.yaml", f"{tmp_path}/counts.yaml"))
-    with pytest.raises(StageError, match="each needs a `name` of its own; there twice: mine"):
+    with pytest.raises(StageError, match="each needs a unique `name`; given twice: mine"):
         measure_failures(load_model(model_dir, run), config, run, seed=17, confidence=0.95)
     problems: list[Problem] = []
     assert _failure_classes(("copying", f"{tmp_path}/copying.yaml"), problems) is None

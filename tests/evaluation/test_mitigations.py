@@ -209,8 +209,8 @@ def test_what_makes_no_sense_is_said() -> None:
     for tried, message in (
         ([{"kind": "prefix"}], "a prefix needs `text`"),
         ([{"kind": "rerank", "words": "x.txt"}], "a logit_bias needs `words`"),
-        ([{"kind": "rerank"}, {"kind": "rerank"}], "there twice: rerank"),
-        ([{"kind": "rerank", "name": "tuned"}], "there twice: tuned"),
+        ([{"kind": "rerank"}, {"kind": "rerank"}], "given twice: rerank"),
+        ([{"kind": "rerank", "name": "tuned"}], "given twice: tuned"),
     ):
         with pytest.raises(ValidationError, match=message):
             MitigationsConfig.model_validate({"tried": tried})

@@ -105,7 +105,7 @@ def test_rules_without_a_use_for_their_reference_are_named() -> None:
             rules_of([{"response": reference, "verify": rule}], "pairs")
     with pytest.raises(ValidationError, match="expected a regular expression behind format"):
         InstructionsConfig.model_validate({"read": [{"kind": "files", "paths": ["a"], "verify": "format:("}]})
-    with pytest.raises(ValidationError, match="expected a rule beside it"):
+    with pytest.raises(ValidationError, match="expected a rule"):
         InstructionsConfig.model_validate({"read": [{"kind": "files", "paths": ["a"], "reference_field": "tests"}]})
 
 

@@ -1,4 +1,4 @@
-"""What a person may set for the training stages."""
+"""Config of the training stages."""
 
 from training.config.alignment import (
     ChatTrainerConfig,

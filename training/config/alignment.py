@@ -1,4 +1,4 @@
-"""What a person may set for SFT, preference tuning, the reward model and PPO; every default names its source."""
+"""Config of SFT, preference tuning, the reward model and PPO; every default names its source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoraConfig(Config):
     rank: int = Field(16, ge=1)
     """The rank of each adapter; 16 in trl's ModelConfig, 1 to 64 in Hu et al. 2022, section 7.2."""
     alpha: float = Field(32.0, gt=0)
-    """What an adapter is multiplied by, over its rank; 32 in trl's ModelConfig."""
+    """Scale of an adapter, divided by its rank; 32 in trl's ModelConfig."""
     targets: tuple[str, ...] = ()
     """The layers that get one, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
     the output layer (Dettmers et al. 2023, "QLoRA", section 4: these are needed to match full tuning)."""
@@ -58,7 +58,7 @@ class LoraConfig(Config):
 
 
 class ChatTrainerConfig(TrainerConfig):
-    """What trainings on conversations share."""
+    """Settings shared by trainings on conversations."""
 
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     """Values of variables of the model's own chat template, for every conversation, such as `enable_thinking: false` of
@@ -75,8 +75,8 @@ class SftConfig(ChatTrainerConfig):
     global_batch_examples: int = Field(32, ge=1)
     """Conversations of one optimizer step, with `packing` sequences of them; 32 in InstructGPT, appendix C.1."""
     group_by_length: bool = False
-    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
-    name and the default are transformers' (TrainingArguments)."""
+    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
+    default are transformers' (TrainingArguments)."""
     neftune_alpha: float = Field(0.0, ge=0.0)
     """Noise on the embeddings in training, against overfitting to the wording of few answers: uniform in
     ±alpha / √(T·D) for T tokens of width D (Jain et al. 2023, "NEFTune", where 5 is best for most data). 0: none. trl's
@@ -87,12 +87,12 @@ class SftConfig(ChatTrainerConfig):
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """What a conversation does that is longer. cut_prompt: it loses its oldest exchanges, then the beginning of its
-    question, and is left out where no question would stay. drop: it is left out. Both are counted, as prompts_cut and
-    pairs_dropped."""
+    """Treatment of a conversation that is longer than `max_length`. cut_prompt: it loses its oldest exchanges, then the
+    beginning of its question; if no question would remain, it is dropped. drop: it is dropped. Both are counted, as
+    prompts_cut and pairs_dropped."""
     packing: bool = False
-    """Whether conversations share sequences of `max_length` tokens, so that little is padding; none sees another. A
-    batch is then of so many sequences. The name is trl's (SFTConfig)."""
+    """Pack several conversations into one sequence of `max_length` tokens, to reduce padding; none attends to another.
+    A batch then counts these sequences. The name is trl's (SFTConfig)."""
     lora: LoraConfig | None = None
     """Adapters in place of all weights, merged into them at the end, so that what is made is a model like any other;
     null: all weights learn. Adapters want a learning rate of about ten times that of all weights. Embeddings stay as
@@ -120,7 +120,7 @@ class SftConfig(ChatTrainerConfig):
     answers_limit: int = measured_only(128, ge=2)
     """Held-out prompts that are answered, for the share of finished answers and the samples."""
     evaluate_every: Distance = outside_identity("10 %")
-    """How often the loss of held-out pairs is measured during training; the weights do not depend on it."""
+    """Interval between measurements of the loss on held-out pairs during training; the weights do not depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
     """Held-out pairs of each such measurement, the first of the file."""
     watched_prompts: int = outside_identity(3, ge=0)
@@ -128,7 +128,7 @@ class SftConfig(ChatTrainerConfig):
     the batches, and at the end; 0: none. The weights do not depend on it."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        """Problems that leave no room for a prompt; positions: of the model, if known."""
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
         found = _no_room("sft", self.answer_max_tokens, longest, fix)
@@ -154,21 +154,22 @@ class RewardModelConfig(ChatTrainerConfig):
     """Pairs of one optimizer step, of rankings prompts with all their pairs; 64 prompts in InstructGPT, appendix
     C.2."""
     margin_coef: float = Field(0.0, ge=0)
-    """How far a pair's answers are to lie apart, times the pair's `margin` (preferences.read.margin_field; of scored
-    rankings the difference of the scores). 0 asks for none; 1 with margins of 1/3 to 3 in Touvron et al. 2023, "Llama
-    2", section 3.2.2."""
+    """Target distance between the scores of a pair's answers, times the pair's `margin` (preferences.read.margin_field;
+    for scored rankings the difference of the scores). 0: no margin; 1 with margins of 1/3 to 3 in Touvron et al. 2023,
+    "Llama 2", section 3.2.2."""
     balance_lengths: bool = False
-    """Whether pairs are weighted so that the better answer is as often the longer as the shorter one, by as many
-    tokens: length alone then says nothing (Singhal et al. 2023, "A Long Way to Go", section 4.1). It costs the pairs
-    that have no counterpart, counted as pairs_unbalanced."""
+    """Weight pairs so that the better answer is equally often the longer and the shorter one, by the same number of
+    tokens: length alone then carries no signal (Singhal et al. 2023, "A Long Way to Go", section 4.1). Pairs without a
+    counterpart are lost, counted as pairs_unbalanced."""
     group_by_length: bool = False
-    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
-    name and the default are transformers' (TrainingArguments)."""
+    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
+    default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """What a pair does that is longer. cut_prompt: its prompt loses its beginning, and it is left out where no prompt
-    would stay. drop: it is left out. Both are counted, as prompts_cut and pairs_dropped."""
+    """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
+    prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
+    pairs_dropped."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
     """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
@@ -176,7 +177,8 @@ class RewardModelConfig(ChatTrainerConfig):
     heldout_limit: int = measured_only(1000, ge=2)
     """Held-out pairs that are measured, the first of the file."""
     evaluate_every: Distance = outside_identity("10 %")
-    """How often loss and accuracy on held-out pairs are measured during training; the weights do not depend on it."""
+    """Interval between measurements of loss and accuracy on held-out pairs during training; the weights do not depend
+    on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
     """Held-out pairs of each such measurement, the first of the file."""
 
@@ -189,9 +191,9 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     more and not further (Azar et al. 2023). kto: each answer is judged for itself (Ethayarajh et al. 2024). orpo:
     instruction tuning and preference at once, from a base model too, without a reference model (Hong et al. 2024)."""
     beta: float = Field(0.1, gt=0)
-    """How dear it is to leave the reference model: β of DPO (0.1 in Rafailov et al. 2023, appendix B) and of KTO (0.1
-    in Ethayarajh et al. 2024), τ of IPO; larger stays nearer. In ORPO λ, the weight of the preference (0.1 in Hong et
-    al. 2024); larger goes further."""
+    """Strength of the reference model: β of DPO (0.1 in Rafailov et al. 2023, appendix B) and of KTO (0.1 in Ethayarajh
+    et al. 2024), τ of IPO; a larger value stays closer to it. In ORPO λ, the weight of the preference (0.1 in Hong et
+    al. 2024); a larger value moves further."""
     desirable_weight: float = Field(1.0, ge=0)
     """KTO's weight of chosen answers; 1 in Ethayarajh et al. 2024, where there are as many of each."""
     undesirable_weight: float = Field(1.0, ge=0)
@@ -201,13 +203,14 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     global_batch_pairs: int = Field(64, ge=1)
     """Pairs of one optimizer step; 64 in Rafailov et al. 2023, appendix B."""
     group_by_length: bool = False
-    """Whether a batch takes pairs of about one length (of every 16 batches, sorted), so that little is padding. The
-    name and the default are transformers' (TrainingArguments)."""
+    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
+    default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
     """Longest conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """What a pair does that is longer. cut_prompt: its prompt loses its beginning, and it is left out where no prompt
-    would stay. drop: it is left out. Both are counted, as prompts_cut and pairs_dropped."""
+    """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
+    prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
+    pairs_dropped."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
     """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
     2024)."""
@@ -222,13 +225,13 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     temperature: float = measured_only(1.0, ge=0.01)
     """Sampling temperature of these answers."""
     evaluate_every: Distance = outside_identity("10 %")
-    """How often loss, margin and win rate on held-out pairs are measured during training; the weights do not depend on
-    it."""
+    """Interval between measurements of loss, margin and win rate on held-out pairs during training; the weights do not
+    depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
     """Held-out pairs of each such measurement, the first of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        """Problems that leave no room for a prompt; positions: of the model, if known."""
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
         return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
@@ -253,15 +256,15 @@ class RlhfConfig(ChatTrainerConfig):
     """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
     DeepSeekMath, 8 to 32 in Dong et al. 2023."""
     sampler: Literal["own", "vllm"] = "own"
-    """What writes the answers of the rounds: this project's own sampler, or a server of vLLM, which `launch.vllm`
-    names. Both draw from the same policy, but by other random numbers, so that it is another model. Held-out answers
-    are always written by the own one."""
+    """Sampler of the answers in each round: own is this project's, vllm a vLLM server that `launch.vllm` names. Both
+    draw from the same policy, but with different random numbers, so that the resulting models differ. Held-out answers
+    are always sampled by own."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
-    """Functions that reward answers, `package.module:name`, with their weights: they are called with the prompts, the
-    answers and the responses beside the prompts (lists of text, "" where there is none) and give a number for each, or
-    None, with which a function abstains: its reward is left out for that answer, as in trl. Added to the reward model's
-    normalised score or the rule's; without the input `reward_model` they are all there is. What an answer gets must not
-    depend on those beside it: ranks and processes share them out."""
+    """Functions that reward answers, `package.module:name`, with their weights. They are called with three lists of
+    text: the prompts, the answers and the reference responses ("" if there is none), and return a number per answer, or
+    None to abstain: the function's reward is then left out for that answer, as in trl. Added to the reward model's
+    normalised score or the rule's; without the input `reward_model` they are the only reward. The reward of an answer
+    must not depend on other answers in the call: ranks and processes divide them."""
     reward_processes: int = outside_identity(0, ge=0)
     """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
     answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
@@ -270,26 +273,26 @@ class RlhfConfig(ChatTrainerConfig):
     """Seconds that an answer's unit tests may take, above which it counts as wrong; and with reward_processes what a
     reward function may take for an answer, above which the stage stops and names it."""
     ensemble: Literal["mean", "worst", "variance", "lower_bound"] = "mean"
-    """What several reward models (`reward_model` and inputs of any other names) say together, each in standard
-    deviations of its scores of the SFT model's answers: their mean; the lowest (WCO in Coste et al. 2023, section
-    3.1); the mean less `ensemble_coef` times their variance (UWO there); or less so many standard deviations."""
+    """Combination of several reward models (`reward_model` and inputs of any other names), each in standard deviations
+    of its scores of the SFT model's answers. mean: their mean. worst: the lowest (WCO in Coste et al. 2023, section
+    3.1). variance: the mean minus `ensemble_coef` times their variance (UWO there). lower_bound: the mean minus
+    `ensemble_coef` times their standard deviation."""
     ensemble_coef: float = Field(0.1, ge=0)
-    """What disagreement costs: λ of `variance` and `lower_bound`; 0.1 for PPO in Coste et al. 2023."""
+    """Penalty for disagreement: λ of `variance` and `lower_bound`; 0.1 for PPO in Coste et al. 2023."""
     reward_weights: dict[str, float] = Field(default_factory=dict)
-    """What reward models weigh in the mean, by the names of their inputs; 1 where none is named."""
+    """Weights of reward models in the mean, by the names of their inputs; 1 if not listed."""
     text_coef: float = Field(0.0, ge=0.0)
-    """What the loss on pretraining text (the input `shards`), the mean over its tokens, weighs beside the policy's: it
-    keeps what alignment would cost elsewhere. PPO-ptx with 27.8 in InstructGPT, section 3.5 and appendix C.4. A
-    minibatch reads as many beginnings of documents as it has answers, each as long as the longest prompt with its
-    answer."""
+    """Weight of the loss on pretraining text (the input `shards`), the mean over its tokens, added to the policy's
+    loss: it preserves capabilities that alignment would cost. PPO-ptx with 27.8 in InstructGPT, section 3.5 and
+    appendix C.4. A minibatch reads as many beginnings of documents as it has answers, each as long as the longest
+    prompt with its answer."""
     text_sources: tuple[str, ...] = ()
     """The sources of the shards whose text that is, as in `sft`; [] takes all."""
     minibatch_answers: int = Field(64, ge=1)
     """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
     whole_groups: bool = False
-    """Whether a minibatch holds all answers to its prompts, so that each prompt is computed once a pass, which saves
-    most where prompts are long. Else the answers of a round are dealt to minibatches at random, as trl's GRPOTrainer
-    does."""
+    """Keep all answers to a prompt in one minibatch, so that each prompt is computed once per pass, which saves most if
+    prompts are long. false: deal the answers of a round to minibatches at random, as trl's GRPOTrainer does."""
     epochs: int = Field(1, ge=1)
     """Passes over each round's answers; 1 in InstructGPT, appendix C.4, 4 in Ziegler et al. 2019."""
     max_prompt_tokens: int = Field(512, ge=4)
@@ -309,17 +312,17 @@ class RlhfConfig(ChatTrainerConfig):
     clip_ratio: float = Field(0.2, gt=0)
     """Clipping of the probability ratio (Schulman et al. 2017); 0.2 in InstructGPT, appendix C.4."""
     clip_ratio_high: float | None = Field(None, gt=0)
-    """How far the ratio may rise where it is to be held less tightly than downwards, so that unlikely tokens can gain
-    probability: 0.28 with clip_ratio: 0.2 in Yu et al. 2025, "DAPO", section 3.1. null: as far as clip_ratio."""
+    """Upper bound of the clip, if it is to be wider than the lower one, so that unlikely tokens can gain probability:
+    0.28 with clip_ratio: 0.2 in Yu et al. 2025, "DAPO", section 3.1. null: the same as clip_ratio."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What GRPO divides a reward's distance from its group's mean by. group: their standard deviation in the group
-    (DeepSeekMath, section 4.1.2). batch: that of all rewards of the round. none: nothing (Liu et al. 2025, "Dr. GRPO",
-    section 3.2: a group's own weighs prompts too much that are answered rightly nearly always or hardly ever). The
-    names are trl's."""
+    """Divisor of the difference between a reward and its group's mean in GRPO. group: the standard deviation of the
+    group (DeepSeekMath, section 4.1.2). batch: that of all rewards of the round. none: no division (Liu et al. 2025,
+    "Dr. GRPO", section 3.2: a group's own deviation gives too much weight to prompts that are almost always or almost
+    never answered correctly). The names are trl's."""
     loss_mean: Literal["answer", "token"] = "answer"
-    """What GRPO's loss is a mean over. answer: the tokens of each answer, then the answers (DeepSeekMath, equation 3),
-    so that a token of a long answer weighs less. token: all tokens of the minibatch (Yu et al. 2025, "DAPO", section
-    3.3; trl's default), so that a long answer weighs more."""
+    """Mean that GRPO's loss takes. answer: over the tokens of each answer, then over the answers (DeepSeekMath,
+    equation 3), so that a token of a long answer weighs less. token: over all tokens of the minibatch (Yu et al. 2025,
+    "DAPO", section 3.3; trl's default), so that a long answer weighs more."""
     clip_value: float = Field(0.2, gt=0)
     """Clipping of the value estimate; 0.2 in Ziegler et al. 2019's code."""
     value_coef: float = Field(0.1, ge=0)
@@ -331,7 +334,7 @@ class RlhfConfig(ChatTrainerConfig):
     ("N implementation details of RLHF", section 4.3), 0 in Open Instruct's GRPO. In the unit of rewards after
     normalise_reward. null: unfinished_penalty applies."""
     normalise_reward: bool = True
-    """Whether rewards are shifted and scaled by the SFT model's mean and spread ("N implementation details", 4.4)."""
+    """Shift and scale rewards by the SFT model's mean and standard deviation ("N implementation details", 4.4)."""
     verified_reward: float = Field(1.0, gt=0)
     """Reward of an answer that the prompt's rule (`verify` in the instructions) finds right, and with a minus of one
     that it finds wrong, in place of the reward model's; in standard deviations of its scores where those are
@@ -352,10 +355,10 @@ class RlhfConfig(ChatTrainerConfig):
     heldout_answers: int = measured_only(1, ge=1)
     """Answers to each of them, of which the mean counts: more take chance out of the measurement."""
     best_of: int = measured_only(1, ge=1)
-    """From 2 on, so many answers of the SFT model to each of them, and what the best of 1, 2, 4, … by the reward
-    scores: the baseline that needs no training (Stiennon et al. 2020)."""
+    """Number N of answers of the SFT model to each held-out prompt; from 2 on, the reward of the best of 1, 2, 4, … N
+    is measured: the baseline that needs no training (Stiennon et al. 2020)."""
     checkpoint_every: Length = outside_identity("50 batches")
-    """How often a checkpoint is written to the work folder, from which a killed run continues."""
+    """Interval between checkpoints in the work folder, from which a killed run continues."""
 
     @property
     def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo", "raft"]:
@@ -379,7 +382,7 @@ class RlhfConfig(ChatTrainerConfig):
         return 1 - self.clip_ratio, 1 + high
 
     def sources(self) -> list[Source]:
-        """The files of the reward functions, as far as they are found: another function makes another model."""
+        """Files of the reward functions, as far as they can be found: a changed function gives another model."""
         return [
             Source(f"rlhf.reward_functions.{path}", paths=(Path(found),))
             for path in self.reward_functions
@@ -391,7 +394,7 @@ class RlhfConfig(ChatTrainerConfig):
         return missing_functions(self.reward_functions, "rlhf.reward_functions")
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """What leaves no room for a prompt; positions: of the model, where they are known."""
+        """Problems that leave no room for a prompt; positions: of the model, if known."""
         wanted = self.max_prompt_tokens + self.answer_max_tokens
         return _no_room("rlhf", self.answer_max_tokens, min(wanted, positions or wanted), _POSITIONS)
 
@@ -399,7 +402,7 @@ class RlhfConfig(ChatTrainerConfig):
     @classmethod
     def _no_guard(cls, guard: GuardConfig) -> GuardConfig:
         if guard.enabled:
-            raise ValueError("expected enabled: false: the guard watches losses, and PPO's says nothing")
+            raise ValueError("expected enabled: false: the guard watches losses, and PPO's loss carries no such signal")
         return guard
 
     @model_validator(mode="after")

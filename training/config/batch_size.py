@@ -1,4 +1,4 @@
-"""Batch-size warm-up: how many examples each batch has, and how many batches a length of training comes to."""
+"""Batch-size warm-up: number of examples per batch, and number of batches in a length of training."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class BatchSizeRampup:
         return min(self.full, self.first * (1 + seen * steps // self.over))
 
     def examples(self, batches: int) -> int:
-        """Examples of the first so many batches together."""
+        """Return the number of examples in the first N batches."""
         if batches < len(self._seen):
             return self._seen[batches]
         return self._seen[-1] + (batches - len(self._seen) + 1) * self.full
 
     def place(self, batches: int) -> int:
-        """The place in the data, epoch after epoch, behind the first so many batches: the first epoch leaves out what
-        fills no whole batch at its end."""
+        """Return the position in the data, epoch after epoch, after the first N batches: the first epoch leaves out the
+        incomplete batch at its end."""
         more = batches - self._in_first
         return self.examples(batches) if more <= 0 else self.epoch + more * self.full
 
     def batches(self, examples: float | Fraction) -> int:
-        """The least number of batches from the first one on that have so many examples."""
+        """Return the least number of batches, from the first one on, that contain this number of examples."""
         if examples <= self._seen[-1]:
             return bisect_left(self._seen, examples)
         return len(self._seen) - 1 + math.ceil((examples - self._seen[-1]) / self.full)

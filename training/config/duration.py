@@ -38,14 +38,14 @@ class Duration:
     unit: Unit
 
     def __str__(self) -> str:
-        """Six digits of a fraction, never an exponent; what it says reads back as the same."""
+        """Six digits of a fraction, never an exponent; the text parses back to the same value."""
         shown = self.value if self.value.is_integer() else float(f"{self.value:g}")
         number = str(int(shown)) if shown.is_integer() else f"{Decimal(repr(shown)):f}"
         return f"{number} %" if self.unit == "percent" else f"{number} {self.unit}"
 
     @property
     def exact(self) -> Fraction:
-        """The value as it is written: 7 % of 100 batches are 7, where floats have 7.000000000000001."""
+        """The value as written: 7 % of 100 batches are 7, not 7.000000000000001 as in floats."""
         return Fraction(repr(self.value))
 
     def batches(self, *, batch_tokens: int, epoch_batches: int, whole: int = 0) -> int:
@@ -106,4 +106,4 @@ def _with_unit(value: Any) -> Any:
 Length = Annotated[str, BeforeValidator(_with_unit), AfterValidator(_length)]
 LengthOrShare = Annotated[str, BeforeValidator(_with_unit), AfterValidator(lambda text: str(parse_duration(text)))]
 Distance = Annotated[str, BeforeValidator(_with_unit), AfterValidator(_distance)]
-"""How often something happens: a length, or a percentage of the whole; never 0."""
+"""An interval: a length, or a percentage of the total; never 0."""

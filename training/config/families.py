@@ -15,20 +15,20 @@ from infra.errors import Problem
 
 @dataclass(frozen=True)
 class Family:
-    """What tests/training/test_families.py holds against transformers for a causal family.
+    """Properties of a causal family that tests/training/test_families.py compares with transformers.
 
     windows: where attention looks back over `sliding_window` tokens alone: nowhere (none), in every layer if the config
         names a window (one), or in the layers that `layer_types` calls sliding_attention (by_layer).
-    varlen: whether the family hands `cu_seq_lens` on to a flash kernel.
-    plain_head: whether logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
-    router: whether it is a mixture of experts, whose balancing loss belongs to its training.
-    idle_experts: whether an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
+    varlen: True if the family hands `cu_seq_lens` on to a flash kernel.
+    plain_head: True if logits are hidden @ weight.T and nothing else, so that the loss can be computed in chunks.
+    router: True if it is a mixture of experts, whose balancing loss belongs to its training.
+    idle_experts: True if an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
         momentum or weight decay still moves it, as transformers 4 trained the family; elsewhere it has none and stays.
-    tensor_parallel: whether ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
-    context_parallel: whether ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
-    pipeline_parallel: whether its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
-    vllm: whether a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
-    linear: whether its matrices are torch's linear layers, as `training.model.float8` takes them.
+    tensor_parallel: True if ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
+    context_parallel: True if ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
+    pipeline_parallel: True if its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
+    vllm: True if a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
+    linear: True if its matrices are torch's linear layers, as `training.model.float8` takes them.
     """
 
     windows: Literal["none", "one", "by_layer"] = "none"
@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def is_mixture(model_type: str) -> bool:
-    """Whether a proven family is a mixture of experts."""
+    """Return True if a proven family is a mixture of experts."""
     return model_type in FAMILIES and FAMILIES[model_type].router
 
 
@@ -82,8 +82,8 @@ LEARNED_POSITIONS = {"gpt2", "opt"}
 
 
 def windows(config: Any) -> dict[str, int | None]:
-    """How many tokens each kind of layer looks back over, itself among them; None for all. One entry under "" where all
-    layers are of one kind. Empty for a family that is not proven.
+    """Return the number of tokens that each kind of layer looks back over, the current one included; None for all. One
+    entry under "" if all layers are of one kind. Empty for a family that is not proven.
 
     config: of transformers.
     """
@@ -161,7 +161,7 @@ def sequences_problem(
     pretraining (launch.context_parallel), if they cannot.
 
     model_type: None where it is not known yet; so length, of a sequence in tokens.
-    values: the config of transformers as a mapping, as far as it is known.
+    values: the config of transformers as a mapping, as far as known.
     """
     if count == 1:
         return None
@@ -178,7 +178,7 @@ def sequences_problem(
     scaling = values.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("dynamic", "longrope"):
-        message = f"expected positions that do not hang on the longest sequence of a batch, not rope_scaling {kind}"
+        message = f"expected positions that do not depend on the longest sequence of a batch, not rope_scaling {kind}"
         fix = "leave launch.context_parallel out, or take another rope_scaling, such as yarn"
         return Problem("no_context_parallel", path, message, fix)
     parts = count * math.lcm(2, tensor_ranks)
@@ -236,7 +236,7 @@ def expert_ranks_problem(
     ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
 
     model_type: None where it is not known yet.
-    values: the config of transformers as a mapping, as far as it is known.
+    values: the config of transformers as a mapping, as far as known.
     shares_of_examples: of launch.
     """
     if model_type is None or max(count, *shares_of_examples) == 1:

@@ -12,9 +12,9 @@ from infra.errors import Problem
 from infra.io.json import parse_own_json
 from infra.project import python_path
 
-FIX = "name a function of a module that is installed or lies on PYTHONPATH"
+FIX = "name a function of a module that is installed or on PYTHONPATH"
 _PATIENCE_S = 120
-# In a process of its own: a module may be large, print, or change what its importer relies on.
+# In a separate process: a module may be large, print, or change what its importer relies on.
 _LOOK = """
 import importlib, json, os, sys
 answer = os.fdopen(os.dup(1), "w")

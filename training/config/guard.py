@@ -1,4 +1,4 @@
-"""What a person may set for the guard against loss spikes and divergence."""
+"""Config of the guard against loss spikes and divergence."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class GuardConfig(Config):
     """
 
     enabled: bool = True
-    """Whether the guard watches."""
+    """Enable the guard."""
     window: int = Field(100, ge=10)
-    """Batches whose median absolute deviation says what is usual."""
+    """Batches whose median absolute deviation defines what is usual."""
     window_least: int = Field(20, ge=3)
-    """Batches that the window needs before it says anything; until then the spread of the examples of each batch says
-    how far a batch's loss may lie from the next one's. Also the last batches whose median a loss is held against."""
+    """Minimum number of batches in the window before it is used; until then the spread of the examples of each batch
+    bounds the distance to the next batch's loss. Also the number of last batches whose median a loss is compared
+    with."""
     limit: float = Field(6.0, gt=0)
     """Spreads above the usual at which a batch counts in full for an alarm; half of it counts nothing, and less counts
     against one. Half is enough where the gradient norm or the activation norm is so far above its own. A spread is
@@ -36,10 +37,9 @@ class GuardConfig(Config):
     least_loss_scale: float = Field(1.0e-4, gt=0)
     """fp16 only: a loss scale below this is an alarm; 1e-4 is fairseq's `min_loss_scale`, by which OPT was trained."""
     rollback_every: int = Field(100, ge=1)
-    """Batches from one checkpoint that the guard may go back to until the next. Unlike `checkpoint_every` it bears on
-    the result."""
+    """Batches between checkpoints that the guard may roll back to. Unlike `checkpoint_every` it affects the result."""
     healthy_after: int = Field(20, ge=0)
-    """A checkpoint is healthy if no suspicious batch came within so many batches after it."""
+    """A checkpoint is healthy if no suspicious batch occurred within this number of batches after it."""
     cut: float = Field(0.5, gt=0, lt=1)
     """Learning rate after a correction as a multiple of the healthy one. Each further try at the same place cuts as
     much as all tries there before it together; cuts at other places are not multiplied with each other."""

@@ -1,4 +1,4 @@
-"""What a person may set for a mixture of sources that is made while training: weights, and phases with other ones."""
+"""Config of a mixture of sources that is made during training: weights, and phases with other weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Unit = Literal["proportion", "repeat", "choose"]
 
 
 class MixtureWeights(Config):
-    """How much is read of each source, in one of three ways, named as in mosaicml-streaming's Stream. A source that
-    is not named is not read."""
+    """Amount to read of each source, in one of three ways, named as in mosaicml-streaming's Stream. A source that is
+    not listed is not read."""
 
     proportion: dict[str, Weight] = Field(default_factory=dict)
     """Source → its part of the sequences that are read, relative to the others' parts."""
@@ -64,14 +64,15 @@ class MixturePhase(MixtureWeights):
     def _is_within(cls, begins: str) -> str:
         duration = parse_duration(begins)
         if duration.value <= 0:
-            raise ValueError("expected more than 0: the weights of the beginning stand in the mixture itself")
+            raise ValueError("expected more than 0: the initial weights are those of the mixture itself")
         if duration.unit == "percent" and duration.value >= 100:
             raise ValueError("expected less than 100 %")
         return begins
 
 
 def phase_problem(begins: Sequence[int], last: int) -> Problem | None:
-    """What is wrong with phases after the first that begin after so many batches, in a training of `last` of them."""
+    """Return the problem with later phases that begin after the numbers of batches in `begins`, in a training of `last`
+    batches; None if there is none."""
     for number, (before, after) in enumerate(pairwise([0, *begins, last])):
         if begins and after <= before:
             found = ", ".join(f"{one:,}" for one in begins)
@@ -106,7 +107,8 @@ class MixtureConfig(MixtureWeights):
         return (self, *self.phases)
 
     def problems(self, sources: Collection[str]) -> Iterator[Problem]:
-        """What does not fit shards of these sources: names that none of them has, and sources that nobody names."""
+        """Yield what does not fit shards of these sources: names that none of them has, and sources that no phase
+        names."""
         named = set()
         for number, phase in enumerate(self.all_phases):
             where = f"phases.{number - 1}.{phase.unit}" if number else phase.unit

@@ -1,4 +1,4 @@
-"""What a person may set for a model's architecture; every default names its source."""
+"""Config of a model's architecture; every default names its source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_OF_THE_ARCHITECTURE = {
 
 
 def _read_config(value: Any, info: ValidationInfo) -> Any:
-    """The mapping itself, or what stands in the config.json that a path leads to."""
+    """The mapping itself, or the content of the config.json at a path."""
     if not isinstance(value, str):
         return as_json(value)
     path = Path(absolute(value, info))
@@ -74,12 +74,12 @@ class ModelConfig(Config):
     positions: int | None = Field(None, ge=1)
     """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
     tie_embeddings: bool | None = None
-    """Whether the output layer shares the input embedding (Press & Wolf 2017; GPT-2); by default as in the preset, and
-    shared without one."""
+    """Share the input embedding with the output layer (Press & Wolf 2017; GPT-2); by default as in the preset, and true
+    without one."""
     activation: Literal["relu", "gelu", "gelu_new", "silu", "relu2"] | None = None
-    """What the MLP applies: of llama and qwen3 to one of two products, of which it gates the other (silu is SwiGLU,
-    gelu_new GEGLU, relu ReGLU; Shazeer 2020). gelu_new is GPT-2's approximation, relu2 the square of relu (So et al.
-    2021). By default the family's: gelu_new for gpt2, gelu for bert, relu for t5, silu for llama and qwen3."""
+    """Activation of the MLP; in llama and qwen3 of one of two products, which gates the other (silu is SwiGLU, gelu_new
+    GEGLU, relu ReGLU; Shazeer 2020). gelu_new is GPT-2's approximation, relu2 the square of relu (So et al. 2021). By
+    default the family's: gelu_new for gpt2, gelu for bert, relu for t5, silu for llama and qwen3."""
     init: Literal["gpt2", "plain", "small", "fan_in"] = "gpt2"
     """Fresh weights. gpt2: N(0, init_std²), residual projections divided by sqrt(2 × layers) (GPT-2, section 2.3).
     plain: N(0, init_std²) throughout (BERT). small: N(0, 2/(5 × width)) (Nguyen & Salazar 2019, section 2.2), residual
@@ -87,30 +87,30 @@ class ModelConfig(Config):
     residual projections divided by sqrt(2 × layers), an untied output layer zero (Yang et al. 2022, appendix D.2). A t5
     has T5's own and takes no other."""
     residual_init: Literal["scaled", "zero"] = "scaled"
-    """Fresh residual projections: as `init` says, or zero, so that every block begins as the identity (Goyal et al.
-    2017, section 5.1; Zhang et al. 2019, "Fixup")."""
+    """Initial residual projections: according to `init`, or zero, so that every block begins as the identity (Goyal et
+    al. 2017, section 5.1; Zhang et al. 2019, "Fixup")."""
     embedding_init: Literal["random", "bigram"] = "random"
-    """Fresh embedding and output layer: as `init` says, or fitted to the bigrams of the first 2^24 training tokens, so
-    that before its first batch the model knows which token follows which (training/model/bigram_start.py). For llama
-    and qwen3 with untied embeddings; best with `residual_init: zero` and rates of the embeddings
+    """Initial embedding and output layer: according to `init`, or fitted to the bigrams of the first 2^24 training
+    tokens, so that before its first batch the model knows which token follows which (training/model/bigram_start.py).
+    For llama and qwen3 with untied embeddings; best with `residual_init: zero` and learning rates of the embeddings
     near those of the rest."""
     attention_init: Literal["random", "induction"] = "random"
-    """Fresh attention: as `init` says, or with heads that look at the tokens before, and one that looks at what
-    followed the present token earlier (induction heads; Olsson et al. 2022), which a small model else spends its first
-    million tokens on (training/model/induction_start.py). For qwen3 with embedding_init: bigram and two layers or
-    more."""
+    """Initial attention: according to `init`, or with heads that attend to the preceding tokens, and one that attends
+    to what followed the current token earlier (induction heads; Olsson et al. 2022), which a small model otherwise
+    spends its first million tokens on learning (training/model/induction_start.py). For qwen3 with embedding_init:
+    bigram and two layers or more."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on attention, residuals and embeddings (gpt2, bert, t5), on attention (llama, qwen3); 0 for one pass over
     the data."""
     vocab_multiple: int = Field(1, ge=1)
-    """Embedding and output layer have as many rows as the tokenizer has ids, rounded up to a multiple of this, with
-    which a GPU's matrix products are faster: 128 in Megatron-LM, 64 in nanoGPT (50,257 to 50,304 by both). The
-    tokenizer stays as it is, and ids beyond it are never sampled. Not for a transformers config with a vocab_size."""
+    """Multiple to which the rows of embedding and output layer are rounded up from the tokenizer's number of ids, which
+    makes a GPU's matrix products faster: 128 in Megatron-LM, 64 in nanoGPT (50,257 to 50,304 by both). The tokenizer is
+    unchanged, and ids beyond it are never sampled. Not for a transformers config with a vocab_size."""
     transformers: TransformersConfig = None
     """Any transformers config: a mapping with `model_type`, e.g. {model_type: mistral, hidden_size: 512, …}, or a
-    folder with config.json, whose text and not its place bears on identity; token ids come from the tokenizer."""
+    folder with config.json, whose content and not its path affects identity; token ids come from the tokenizer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -201,7 +201,8 @@ class ModelConfig(Config):
         return str(self.transformers["model_type"]) if self.transformers is not None else self.shape().family
 
     def longest_sequence(self) -> int | None:
-        """Positions the model has, where the config alone can tell; T5's relative ones have no end."""
+        """Return the number of positions of the model, if the config alone determines it; T5's relative ones have no
+        end."""
         if self.transformers is None:
             shape = self.shape()
             return None if shape.family == "t5" else shape.positions

@@ -1,4 +1,4 @@
-"""What a person may set for pretraining, or for a model to start from; every default names its source."""
+"""Config of pretraining, or of a model to start from; every default names its source."""
 
 from __future__ import annotations
 
@@ -42,32 +42,33 @@ class PretrainConfig(TrainerConfig):
     GPT-NeoX-20B and OPT-175B. What it sets is part of the identity, its name is not."""
 
     objective: Literal["causal", "masked", "prefix", "span_corruption"] = "causal"
-    """What is learnt. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin et
-    al. 2018, section 3.1), with a bert model. prefix: each document's rest from a beginning that is seen in both
-    directions (Raffel et al. 2020, section 3.2; Wang et al. 2022), with any causal model. span_corruption: 15 % of the
-    tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5 model."""
+    """Training objective. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin
+    et al. 2018, section 3.1), with a bert model. prefix: the rest of each document, after a beginning that is attended
+    to in both directions (Raffel et al. 2020, section 3.2; Wang et al. 2022), with any causal model. span_corruption:
+    15 % of the tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5
+    model."""
     model: ModelConfig = ModelConfig(preset="gpt-125m")
     """The model to train from scratch. A step that goes on from the model of another (its input `model`) takes that
     one, and leaves this out."""
     duration: Length = "2_500_000_000 tokens"
-    """Length of training; 20 tokens a parameter (Chinchilla, section 3), here for 125M parameters."""
+    """Length of training; 20 tokens per parameter (Chinchilla, section 3), here for 125M parameters."""
     global_batch_tokens: int = Field(524_288, ge=1)
     """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
     batch_warmup: BatchWarmup | None = None
     """Smaller batches at first; none by default, as in OPT and Llama."""
     mixture: MixtureConfig | None = None
-    """How much is read of each source of the shards, and when, with shards that are packed `by_source`. By default all
-    training text once an epoch, as it lies in the shards. Another mixture needs no new shards."""
+    """Amount to read of each source of the shards, and when, with shards that are packed `by_source`. By default all
+    training text once per epoch, in the shards' order. Another mixture needs no new shards."""
     shuffle_block: int = Field(4_000_000, ge=1)
-    """Sequences (of each source) over which they are shuffled; streaming's own. Remote shards in a bounded cache need
-    fewer: so many sequences, and a quarter more, are in use at once."""
+    """Sequences (of each source) over which they are shuffled; the default is streaming's. Remote shards in a bounded
+    cache need a smaller value: this number of sequences, and a quarter more, are in use at once."""
     attention: Literal["document", "sequence"] | None = None
-    """How far a token looks back in a packed sequence: to its document's beginning, with positions counted from there
-    (as Llama 3, section 3.2), or to the sequence's (GPT-3, section 2.2). Left out, to the sequence's in causal families
-    with learned positions (gpt2, opt), whose far positions would otherwise be trained by long documents alone, and to
-    the document's in all others."""
+    """Range of attention in a packed sequence: document, to the beginning of the token's document, with positions
+    counted from there (as Llama 3, section 3.2), or sequence, to the beginning of the sequence (GPT-3, section 2.2). By
+    default sequence in causal families with learned positions (gpt2, opt), whose far positions would otherwise be
+    trained by long documents alone, and document in all others."""
     evaluate_every: Length = outside_identity("200 batches")
-    """How often the validation loss is measured during training; the weights do not depend on it."""
+    """Interval between measurements of the validation loss during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
     """Validation tokens of each such measurement, spread over the validation side."""
     validation_tokens: int = measured_only(8_000_000, ge=1)
@@ -125,17 +126,17 @@ class PretrainConfig(TrainerConfig):
         return self
 
     def within_documents(self, architecture: str = "") -> bool:
-        """Whether attention stays within documents. architecture: of the model at hand, where it is another's."""
+        """Return True if attention stays within documents. architecture: of the model at hand, if it is another's."""
         if self.attention is None:
             return (architecture or self.model.architecture()) not in LEARNED_POSITIONS
         return self.attention == "document"
 
     def continues_text(self) -> bool:
-        """Whether later stages can use the model as a causal one."""
+        """Return True if later stages can use the model as a causal one."""
         return self.objective in ("causal", "prefix")
 
     def problems_of_continuing(self) -> list[Problem]:
-        """What a pretraining that goes on from the model of another step cannot have."""
+        """Return the settings that a pretraining cannot have if it continues from another step's model."""
         found = []
         if not self.continues_text():
             message = f"a pretraining that goes on from a model has causal or prefix, not {self.objective}"
@@ -148,7 +149,7 @@ class PretrainConfig(TrainerConfig):
     def problems(
         self, sequence_length: int, vocab_size: int | None = None, *, continues: bool = False
     ) -> list[Problem]:
-        """What does not fit sequences of this length or token ids below `vocab_size`; empty if all does.
+        """Return what does not fit sequences of this length or token ids below `vocab_size`; empty if all does.
 
         continues: the model is that of another step, of which nothing is known here.
         """
@@ -203,7 +204,8 @@ class PretrainConfig(TrainerConfig):
         return found
 
     def _phases_out_of_order(self) -> list[Problem]:
-        """As far as no length is in epochs and no batch is smaller than the others: else only the data tell."""
+        """Checked only if no length is in epochs and no batch is smaller than the others: otherwise it depends on the
+        data."""
         begins = [phase.begins for phase in self.mixture.phases] if self.mixture else []
         lengths = [self.duration, *begins]
         if self.batch_warmup or "epochs" in [parse_duration(length).unit for length in lengths]:
@@ -221,8 +223,8 @@ class BaseModelConfig(StageConfig):
     seed: Seed = 17
     """Seeds the embeddings of chat tokens that the model does not have yet."""
     chat_template: Literal["model", "stemma"] = "model"
-    """Which chat template the model has from here on, in tuning, chat, serve and export. model: its own, byte for byte;
-    this project's where it has none. stemma: this project's, whose tokens it is given."""
+    """Chat template of the model from here on, in tuning, chat, serve and export. model: its own, byte for byte; this
+    project's if it has none. stemma: this project's, whose tokens are added to it."""
 
     def sources(self) -> list[Source]:
         return [Source("base_model.path", expand([self.path]))]

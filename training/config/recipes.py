@@ -12,7 +12,7 @@ from typing import Any
 
 _CHOICES_OF_A_MODEL = ("preset", "family", "transformers")
 
-# Brown et al. 2020, table 2.1: preset, tokens a batch (0.5M, 1M, 2M and 3.2M in the table), peak learning rate.
+# Brown et al. 2020, table 2.1: preset, tokens per batch (0.5M, 1M, 2M and 3.2M in the table), peak learning rate.
 _GPT3 = {
     "gpt3-125m": ("gpt-125m", 524_288, 6.0e-4),
     "gpt3-350m": ("gpt-350m", 524_288, 3.0e-4),
@@ -65,7 +65,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     # Black et al. 2022, "GPT-NeoX-20B", sections 2 and 3. What differs from GPT-3: rotary positions on a quarter of
     # each head, attention and MLP side by side, no sparse layers, initial weights by depth and width, little weight
-    # decay. The paper tells 1,538 sequences a batch; the settings that it was trained with make 1,536 (4 at once, 32
+    # decay. The paper states 1,538 sequences per batch; the settings that it was trained with make 1,536 (4 at once, 32
     # times, on 12 copies of the model), and 1,538 go on no such machines.
     "gpt-neox-20b": {
         "model": {
@@ -126,7 +126,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def with_recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`given`, the keys of `pretrain` as somebody wrote them, with those of its `recipe` that are not among them.
+    """`given`, the keys of `pretrain` in a config, with those of its `recipe` that it does not set.
 
     Sections are joined key by key; who names another model has none of the recipe's.
     """

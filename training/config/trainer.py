@@ -1,4 +1,4 @@
-"""What a person may set for every training: optimizer, schedule, checkpoints; every default names its source."""
+"""Config of every training: optimizer, schedule, checkpoints; every default names its source."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class OptimizerConfig(Config):
     given."""
 
     kind: Literal["adamw", "lion", "adafactor"] = "adamw"
-    """What steps the weights. lion: the sign of a momentum (Chen et al. 2023, section 5: a rate 3 to 10 times smaller
-    than AdamW's, a decay as many times larger, betas of 0.9 and 0.99). adafactor: second moments by rows and columns
-    of a matrix, and steps in proportion to a weight's own size (Shazeer & Stern 2018, algorithm 4: a rate of about
-    1e-2); it has no momentum, so `betas` and `eps` bear on nothing, and wants unsharded weights."""
+    """Optimizer. lion: the sign of a momentum (Chen et al. 2023, section 5: a learning rate 3 to 10 times smaller than
+    AdamW's, a decay as many times larger, betas of 0.9 and 0.99). adafactor: second moments by rows and columns of a
+    matrix, and steps in proportion to a weight's size (Shazeer & Stern 2018, algorithm 4: a learning rate of about
+    1e-2); it has no momentum, so `betas` and `eps` have no effect, and it needs unsharded weights."""
     learning_rate: float = Field(6.0e-4, gt=0)
     """Peak learning rate; 6.0e-4 for GPT-3 125M (table 2.1)."""
     embedding_scale: float = Field(1.0, gt=0)
@@ -57,8 +57,9 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(0.1, ge=0)
     """Decay of what `decayed` names. 0.1 in GPT-3, appendix B."""
     decayed: tuple[Literal["matrices", "embeddings", "norms", "biases"], ...] = ("matrices",)
-    """What decays: matrices between layers, embeddings (with the output layer), weights of norms, biases. Decayed norms
-    and biases only lose what they learnt; embeddings decay in GPT-2 and GPT-NeoX, not in OLMo 2 (section 3.3)."""
+    """Parameters with weight decay: matrices between layers, embeddings (with the output layer), weights of norms,
+    biases. Decayed norms and biases only lose what they learnt; embeddings decay in GPT-2 and GPT-NeoX, not in OLMo 2
+    (section 3.3)."""
     gradient_clip: float = Field(1.0, gt=0)
     """Largest global gradient norm; GPT-3, appendix B."""
 
@@ -82,7 +83,7 @@ class ScheduleConfig(Config):
     """The learning rate over training: linear warm-up, then a decay."""
 
     decay: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
-    """What follows the warm-up; cosine in GPT-3, appendix B. wsd (warm-up, stable, decay) stays at the peak and falls
+    """Schedule after the warm-up; cosine in GPT-3, appendix B. wsd (warm-up, stable, decay) stays at the peak and falls
     at the very end, so that a longer training can branch off (Hu et al. 2024, section 4)."""
     warmup: LengthOrShare = "1 %"
     """Length of the linear warm-up, or its percentage of training; 1 % in Mosaic LLMs (Part 1)."""
@@ -128,7 +129,7 @@ class Continues(Config):
 
 
 class TrainerConfig(StageConfig):
-    """What all training stages share."""
+    """Settings shared by all training stages."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer settings."""
@@ -139,15 +140,15 @@ class TrainerConfig(StageConfig):
     seed: Seed = 17
     """Seeds initial weights, data order, dropout and sampling."""
     checkpoint_every: Length = outside_identity("200 batches")
-    """How often a checkpoint is written to the work folder, from which a killed run continues."""
+    """Interval between checkpoints in the work folder, from which a killed run continues."""
     keep_checkpoints: int = outside_identity(2, ge=1)
-    """The newest so many checkpoints stay."""
+    """Number of newest checkpoints to keep."""
     keep_checkpoints_hours: float = outside_identity(0.0, ge=0)
-    """Older checkpoints stay too until they are so many hours old."""
+    """Also keep older checkpoints until they are this number of hours old."""
     keep_state: Literal["last", "none"] | KeepEvery = outside_identity("last")
-    """Which whole states (weights, optimizer, random states, place in the data) stay with the finished model, for
-    another training to go on from: the last, none, or one every so many batches. A state takes about three times the
-    room of the weights in fp32."""
+    """Complete training states (weights, optimizer, random states, position in the data) to keep with the finished
+    model, so that another training can continue from them: the last, none, or one at an interval in batches. A state
+    takes about three times the space of the weights in fp32."""
     continues: Continues | None = outside_identity(None)
     """Goes on from a kept state of another step instead of from the beginning. `duration` and `schedule` count from the
     beginning of the first training. The state's digest is part of the identity, its place in the pipeline is not."""
@@ -155,7 +156,7 @@ class TrainerConfig(StageConfig):
     @model_validator(mode="before")
     @classmethod
     def _groups_begin_at_the_stage_s_own(cls, given: Any) -> Any:
-        """What a group that is written in part leaves out is as this stage has it, not as the group's class has."""
+        """Defaults of a partly written group are this stage's, not those of the group's class."""
         if not isinstance(given, Mapping):
             return given
         filled = dict(given)

@@ -95,7 +95,7 @@ class _StreamOptions(_Keys):
 
 
 class GenerationRequest(_Keys, ABC):
-    """What both kinds of requests share."""
+    """Keys that both kinds of requests share."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""What an algorithm of reinforcement learning adds to sampled and rewarded answers: advantages, and a loss.
+"""Reinforcement-learning algorithms: advantages and a loss for sampled and rewarded answers.
 
 Sampling and rewards are the same for all (`training.rl.round`, `training.rl.rewards`). An algorithm is a file here,
 a line in ALGORITHMS, and its name in `training.config.alignment.RlhfConfig.algorithm`.

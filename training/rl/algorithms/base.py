@@ -1,4 +1,4 @@
-"""What every algorithm is given, and what it gives.
+"""Interface of every algorithm: inputs and outputs.
 
 Shapes: B answers, T answer tokens (padded on the right).
 """
@@ -36,33 +36,33 @@ class Sampled:
 
 
 class Algorithm(ABC):
-    """How a policy learns from a round of sampled answers."""
+    """Interface of an algorithm that updates a policy from a round of sampled answers."""
 
     has_values = False
-    """Whether a value function is trained beside the policy."""
+    """True if a value function is trained next to the policy."""
 
     def __init__(self, config: RlhfConfig) -> None:
         self.config = config
 
     def kept(self, sampled: Sampled) -> Tensor:
-        """Which answers are learnt from: their numbers, `RlhfConfig.learnt_answers` of them. All."""
+        """Return the indices of the answers that are learnt from, `RlhfConfig.learnt_answers` of them. Here all."""
         return torch.arange(len(sampled.scores))
 
     @abstractmethod
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
-        """What `loss` needs of a round besides ids, tokens, mask and `logprobs`, by name, each (B, …): `advantages`
-        (B, T) and more."""
+        """Return the values that `loss` needs of a round besides ids, tokens, mask and `logprobs`, by name, each (B,
+        …): `advantages` (B, T) and more."""
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
         CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
 
-        logprobs, values (B, T): of the policy and the value function as they are now.
+        logprobs, values (B, T): of the current policy and value function.
         """
         bounds = self.config.ratio_bounds
         found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
         return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
-        """What the loss is the mean over, by which parts of a minibatch are weighted: tokens."""
+        """Return the number of tokens that the loss is the mean over, by which parts of a minibatch are weighted."""
         return int(batch["mask"].sum())

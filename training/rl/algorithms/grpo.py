@@ -45,8 +45,8 @@ def mean_of_answers(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor:
-    """Scores (B,) less the mean of their group of answers to one prompt, over the standard deviation of the group, of
-    all scores (batch), or as they are (none)."""
+    """Scores (B,) minus the mean of their group of answers to one prompt, divided by the standard deviation of the
+    group, of all scores (batch), or by nothing (none)."""
     grouped = scores.view(-1, group)
     above = grouped - grouped.mean(1, keepdim=True)
     if scale != "none":
