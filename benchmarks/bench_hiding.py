@@ -17,7 +17,7 @@ MEGABYTE = 1_000_000
 
 
 def main() -> None:
-    files = [*sorted((PROJECT / "infra").rglob("*.py")), *sorted((PROJECT / "docs").glob("*.md"))]
+    files = [*sorted((PROJECT / "infra").rglob("*.py")), *sorted((PROJECT / "docs").rglob("*.md"))]
     prose = "".join(path.read_text(encoding="utf8") for path in files)[:MEGABYTE]
     texts = {"code and guides": prose, "one line of JSON": json.dumps({"text": prose})[:MEGABYTE]}
     if len(sys.argv) > 1:

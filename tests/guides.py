@@ -6,6 +6,13 @@ import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs"
+
+
+def guides() -> list[Path]:
+    """The pages of docs/ that are written by hand."""
+    made = (DOCS / "_build", DOCS / "reference" / "generated")
+    return [path for path in sorted(DOCS.rglob("*.md")) if not any(path.is_relative_to(folder) for folder in made)]
 
 
 def bash_lines(text: str) -> list[str]:

@@ -29,9 +29,9 @@ from infra.run import Run
 from tasks.stage import Stage, needs
 from tasks.stages import STAGES
 from tests.command import REPOSITORY, environment, write_config
+from tests.guides import DOCS, guides
 from tests.open_models import SHAPES
 
-DOCS = REPOSITORY / "docs"
 PACKAGES = ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"
 
@@ -159,13 +159,13 @@ def test_every_command_but_completion_takes_json_as_the_readme_says() -> None:
 
 
 def test_every_command_is_told_of_in_the_readme_or_a_guide() -> None:
-    told = "\n".join(path.read_text(encoding="utf8") for path in (REPOSITORY / "README.md", *DOCS.glob("*.md")))
+    told = "\n".join(path.read_text(encoding="utf8") for path in (REPOSITORY / "README.md", *guides()))
     assert not [name for name in COMMANDS if not re.search(rf"(stemma |`){name}\b", told)]
 
 
 def test_every_launch_section_that_a_guide_shows_is_one_that_is_taken() -> None:
     """Some blocks show several, a line each."""
-    shown = [block for path in sorted(DOCS.glob("*.md")) for block in blocks(path.read_text(encoding="utf8"), "yaml")]
+    shown = [block for path in guides() for block in blocks(path.read_text(encoding="utf8"), "yaml")]
     single = [line for block in shown for line in block.splitlines() if line.startswith("launch: {")]
     whole = [block for block in shown if re.search(r"^launch:( *#.*)?$", block, flags=re.MULTILINE)]
     for text in (*single, *whole):
@@ -174,7 +174,7 @@ def test_every_launch_section_that_a_guide_shows_is_one_that_is_taken() -> None:
 
 
 def test_every_option_that_a_guide_gives_to_a_command_is_one_of_it() -> None:
-    pages = (REPOSITORY / "README.md", *sorted(DOCS.glob("*.md")))
+    pages = (REPOSITORY / "README.md", *guides())
     shown = [block for path in pages for kind in ("bash", "console") for block in blocks(path.read_text("utf8"), kind)]
     commands = []
     for line in "\n".join(shown).replace("\\\n", " ").splitlines():
@@ -199,11 +199,11 @@ def test_guides_name_only_files_that_are_there() -> None:
     """By their path, or a file of training/ by its name alone, all of which the guide to training tells of."""
     folders = (*PACKAGES, "tests", "benchmarks")
     files = [f"/{path.relative_to(REPOSITORY)}" for name in folders for path in (REPOSITORY / name).rglob("*.*")]
-    guides = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
-    for guide in guides:
+    written = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *guides())
+    for guide in written:
         named = re.findall(r"`([\w./-]+\.(?:py|sh))`", guide.read_text(encoding="utf8"))
         assert not [name for name in named if not any(path.endswith(f"/{name}") for path in files)], guide.name
-    table = page("docs/training.md").partition("| in `training/` |")[2].partition("## ")[0]
+    table = page("docs/training/index.md").partition("| in `training/` |")[2].partition("## ")[0]
     there = {path.split("/")[2] for path in files if path.startswith("/training/") and path.endswith(".py")}
     told = {name.rstrip("/") for name in re.findall(r"`(\w+(?:\.py|/))`", table)}
     assert told - {"composer.py", "native.py"} == there - {"__init__.py"}
@@ -275,3 +275,11 @@ def test_the_outputs_in_the_lineage_guide_are_those_of_its_config(
         assert masked(typed(*command.split()[2:])) == masked(shown[command])
     run("--set", "tokenizer.vocab_size=500")
     assert masked(typed("gc")) == masked(shown["$ stemma gc"])
+
+
+def test_no_page_is_longer_than_a_reader_takes_in() -> None:
+    """300 lines; a longer one is split by subject."""
+    lengths = {
+        path: len(path.read_text(encoding="utf8").splitlines()) for path in (REPOSITORY / "README.md", *guides())
+    }
+    assert not {str(path): length for path, length in lengths.items() if length > 300}

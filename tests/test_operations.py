@@ -1,4 +1,4 @@
-"""The week that docs/operations.md walks through can be walked: each command runs as it is written, in its order."""
+"""The week of docs/operations/index.md can be walked: each command runs as it is written, in its order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.command import REPOSITORY, environment, write_config
 from tests.guides import bash_lines
 from tests.pipelines import data_config
 
-GUIDE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf8")
+GUIDE = (REPOSITORY / "docs" / "operations" / "index.md").read_text(encoding="utf8")
 ENDS_WITH = re.compile(r"#.*\bends with (\d+)")
 
 
@@ -75,7 +75,7 @@ def test_every_command_of_the_week_runs_as_written(project: tuple[Path, dict[str
 def test_the_pages_it_links_are_there() -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", GUIDE) if not link.startswith("http")]
     assert links
-    assert not [link for link in links if not (REPOSITORY / "docs" / link).exists()]
+    assert not [link for link in links if not (REPOSITORY / "docs" / "operations" / link).exists()]
 
 
 def test_the_codes_it_explains_are_ones_that_can_come() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.command import REPOSITORY, environment, typed
-from tests.guides import bash_lines
+from tests.guides import bash_lines, guides
 from tests.pipelines import full_config
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf8")
@@ -59,7 +59,7 @@ def test_the_files_it_links_are_there(page: str) -> None:
 
 
 def test_the_files_that_the_guides_name_are_there() -> None:
-    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
+    pages = [*REPOSITORY.glob("*.md"), *guides()]
     package = r"`((?:cli|flows|tasks|training|evaluation|corpus|infra|configs|benchmarks|tests)/[\w./-]*)`"
     named = {(page.name, path) for page in pages for path in re.findall(package, page.read_text(encoding="utf8"))}
     assert len(named) > 50

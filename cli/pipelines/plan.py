@@ -19,7 +19,7 @@ from cli.common.output import as_json, print_table
 @click.option("--compute", type=float, metavar="FLOPS", help="Budget in FLOPs of the model.")
 @click.option("--money", type=float, metavar="USD", help="Or the budget in USD.")
 @click.option("--days", type=float, help="Or the budget in days on these devices.")
-@click.option("--gpu", help="The device, e.g. h100; see docs/planning.md. By default CONFIG's, or a100-80.")
+@click.option("--gpu", help="The device, e.g. h100; see docs/planning/index.md. By default CONFIG's, or a100-80.")
 @click.option("--gpus", type=int, help="Number of devices; by default CONFIG's, or 8.")
 @click.option("--price", type=float, help="USD per device-hour; by default a range of public lists.")
 @click.option("--capital", type=float, help="USD to buy one device; by default a list price.")

@@ -49,7 +49,7 @@ def _bands_needed(chance: float, min_recall: float) -> float:
 class NearDuplicates(Config):
     """Near duplicates: found by MinHash and locality-sensitive hashing (Broder, 1997; Lee et al., 2022), then verified.
 
-    Bands and rows follow from `threshold`, `min_recall` and `max_hashes`; see docs/corpus.md.
+    Bands and rows follow from `threshold`, `min_recall` and `max_hashes`; see docs/corpus/duplicates.md.
     """
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8

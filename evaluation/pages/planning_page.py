@@ -191,6 +191,6 @@ def _sliders(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         f'<div id="plan-sliders">{"".join(inputs)}</div><table>{"".join(outputs)}</table>'
         f'<script type="application/json" id="plan-data">{text}</script>'
     )
-    caption = "Move the sliders: all figures are computed in this page, by the formulas of docs/planning.md."
+    caption = "Move the sliders: all figures are computed in this page, by the formulas of docs/planning/index.md."
     weak = "MFU does not follow the other sliders: take it from a plan of that size."
     return Figure("What if", Markup(html), caption, weak, wide=True)

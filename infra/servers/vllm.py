@@ -76,7 +76,7 @@ def program_problem(config: VllmConfig) -> Problem | None:
     path = Path(_program(config))
     expectation = "a program that can be executed" if path.exists() else "a program that is there"
     message = f"expected {expectation}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
-    fix = 'install vLLM in an environment of its own (docs/alignment.md, "Answers by vLLM") and name its bin/vllm'
+    fix = "install vLLM in an environment of its own (docs/alignment/vllm.md) and name its bin/vllm"
     return Problem("no_vllm", "launch.vllm.program", message, fix)
 
 

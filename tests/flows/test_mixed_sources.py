@@ -21,7 +21,7 @@ Run = Callable[..., Answer]
 
 def _shown() -> dict[str, Any]:
     """The config of the guide."""
-    page = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf8")
+    page = (REPOSITORY / "docs" / "training" / "data.md").read_text(encoding="utf8")
     block = re.search(r"<!-- mixture:begin -->\n```yaml\n(.*?)```", page, re.DOTALL)
     assert block
     found: dict[str, Any] = yaml.safe_load(block[1])

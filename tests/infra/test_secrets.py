@@ -29,6 +29,7 @@ from infra.run import Run, read_journal
 from infra.secrets import HIDDEN, SHORTEST, Hider, HidingStream, recognised
 from tasks.pages.sheet import failed_sheet
 from tests.command import Answer, stemma, write_config
+from tests.guides import guides
 from tests.pipelines import data_config
 
 ENVIRON = {
@@ -165,7 +166,7 @@ def test_nothing_of_the_guides_and_results_is_hidden() -> None:
     for path in [
         REPOSITORY / "benchmarks" / "RESULTS.md",
         *sorted((REPOSITORY / "benchmarks" / "log").glob("*.md")),
-        *(REPOSITORY / "docs").rglob("*.md"),
+        *guides(),
         *(REPOSITORY / "configs").glob("*.yaml"),
     ]:
         text = path.read_text()

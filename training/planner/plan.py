@@ -34,7 +34,7 @@ from training.planner.verdict import verdict
 from training.planner.wish import Budget, Size, check, resolve
 
 MISS = 0.15
-"""Relative error of the time: the tolerance of the table of published figures in docs/planning.md."""
+"""Relative error of the time: the tolerance of the table of published figures in docs/planning/accuracy.md."""
 HOST = (0.9, 1.1, 1.3)
 """Power of a device with its share of the host, over its own limit: Patterson et al. 2021, table 4, has 330 W for each
 V100 of 300 W."""
@@ -402,7 +402,7 @@ def _assumptions(request: PlanRequest, found: Estimate, hours: float, faster: fl
     kernels, device = found.job.kernels, request.device
     said = [
         f"speed: {kernels.name} kernels: {kernels.said}; other kernels: --kernels",
-        f"time: within {MISS:.0%} of all but a few published trainings (docs/planning.md), hence the range",
+        f"time: within {MISS:.0%} of all but a few published trainings (docs/planning/accuracy.md), hence the range",
     ]
     if faster < 0.95 * hours:
         said.append(f"its lower end: with compiled kernels and FlashAttention about {faster:.3g} h")

@@ -1,6 +1,6 @@
-"""Figures in print, and what the plan makes of each: the table of docs/planning.md.
+"""Figures in print, and what the plan makes of each: the table of docs/planning/accuracy.md.
 
-python -m training.planner.published    writes the table into docs/planning.md
+python -m training.planner.published    writes the table into docs/planning/accuracy.md
 """
 
 from __future__ import annotations
@@ -334,6 +334,6 @@ def with_table(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(__file__).parents[2] / "docs" / "planning.md"
+    page = Path(__file__).parents[2] / "docs" / "planning" / "accuracy.md"
     page.write_text(with_table(page.read_text(encoding="utf8")), encoding="utf8")
     sys.exit(0)

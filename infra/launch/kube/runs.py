@@ -136,7 +136,8 @@ def main() -> None:
         return
     document, launch = launch_of(options.config)
     if launch.kubernetes.runs is None:
-        sys.exit(f"{options.config}: launch.kubernetes.runs: expected a section with `pool`, see docs/clusters.md")
+        guide = "docs/clusters/kubernetes.md"
+        sys.exit(f"{options.config}: launch.kubernetes.runs: expected a section with `pool`, see {guide}")
     root = root_folder(options.root) if options.root else default_root()
     run_document = run_manifest(launch, str(document.get("name") or ""), shown_root(root))
     sys.stdout.write(yaml.safe_dump(run_document, sort_keys=False))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from training.planner.published import ALLOWED, rows, with_table
 
-GUIDE = Path(__file__).parents[3] / "docs" / "planning.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "planning" / "accuracy.md"
 
 
 def test_each_figure_is_within_its_bound_or_its_miss_is_explained() -> None:

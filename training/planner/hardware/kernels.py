@@ -1,7 +1,7 @@
 """Efficiency of software on a device: the speed of its kernels, and their number of passes over memory.
 
-The numbers were chosen by hand to match the published rows that each names; all other rows of docs/planning.md are
-predictions with them.
+The numbers were chosen by hand to match the published rows that each names; all other rows of
+docs/planning/accuracy.md are predictions with them.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def own_law(path: Path) -> Law:
         values = [float(found[key]) for key in ("E", "A", "B", "alpha", "beta")]
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         message = f"expected a JSON file with the numbers E, A, B, alpha and beta of L(N, D): {error}"
-        raise ConfigError(Problem("bad_law", str(path), message, "see docs/planning.md, A law of your own")) from None
+        raise ConfigError(Problem("bad_law", str(path), message, "see docs/planning/index.md")) from None
     if not all(math.isfinite(value) for value in values) or min(values[1:]) <= 0:
         raise ConfigError(Problem("bad_law", str(path), "expected A, B, alpha and beta above zero", "fit again"))
     return parametric("own", f"your own fit, {path.name}", (values[0], values[1], values[2], values[3], values[4]))
@@ -105,7 +105,10 @@ def find_law(name: str) -> Law:
     known = ", ".join(LAWS)
     raise ConfigError(
         Problem(
-            "unknown_law", "--law", f"expected one of {known}, or a JSON file, not {name!r}", "see docs/planning.md"
+            "unknown_law",
+            "--law",
+            f"expected one of {known}, or a JSON file, not {name!r}",
+            "see docs/planning/index.md",
         )
     )
 
