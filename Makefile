@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof upgrade lock clean
+.PHONY: help demo test test-long test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof upgrade lock docs clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -78,9 +78,22 @@ upgrade: $(READY) ## the newest versions against the lock's, in .venv-candidate:
 lock: $(READY) ## pin the newest versions that pyproject.toml allows, with hashes
 	@infra/install.sh lock
 
+docs: $(READY) .venv-docs/.installed ## the documentation as a site in docs/_build/html, with warnings as errors
+	@"$(BIN)/python" -m cli.reference docs/reference/generated
+	@.venv-docs/bin/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees -c docs . docs/_build/html
+	@echo "built docs/_build/html/index.html; to look at it: python3 -m http.server --bind 127.0.0.1 -d docs/_build/html"
+
 clean: ## remove the environment; the store stays
 	rm -rf .venv
 
 $(READY): requirements.lock pyproject.toml infra/install.sh
 	@infra/install.sh
 	@touch $(READY)
+
+# Apart from .venv: the quickstart learns from the docstrings of the packages that are installed there.
+.venv-docs/.installed: docs/requirements.lock | $(READY)
+	@"$(BIN)/uv" venv --quiet --allow-existing --python "$(BIN)/python" .venv-docs
+	@"$(BIN)/uv" pip install --quiet --python .venv-docs/bin/python --no-deps --require-hashes -r docs/requirements.lock || \
+	{ "$(BIN)/uv" venv --quiet --clear --seed --python "$(BIN)/python" .venv-docs && \
+	  .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r docs/requirements.lock; }
+	@touch $@

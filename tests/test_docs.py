@@ -132,12 +132,12 @@ def test_the_stage_that_the_guide_adds_works(tmp_path: Path, monkeypatch: pytest
 def test_the_config_and_the_families_of_the_guide_to_open_models_are_those_that_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (shown,) = blocks(part("docs/open-models.md", "align"), "yaml")
-    (tmp_path / "rewards.py").write_text(blocks(page("docs/open-models.md"), "python")[0])
+    (shown,) = blocks(part("docs/tutorials/align-an-open-model.md", "align"), "yaml")
+    (tmp_path / "rewards.py").write_text(blocks(page("docs/tutorials/align-an-open-model.md"), "python")[0])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the stage, whose functions are looked for in its process
     tuned = graph(parse(yaml.safe_load(shown)))
     assert [tuned[name].inputs["model"] for name in ("sft", "dpo", "rloo")] == ["base_model", "sft", "dpo"]
-    text = (DOCS / "open-models.md").read_text(encoding="utf8").partition("## Families")[2]
+    text = (DOCS / "tutorials" / "align-an-open-model.md").read_text(encoding="utf8").partition("## Families")[2]
     rows = [[cell.strip(" `") for cell in line.split("|")[1:3]] for line in text.splitlines() if line.startswith("| `")]
     assert rows == [[name, shape[2]] for name, shape in SHAPES.items()]
 
