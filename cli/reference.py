@@ -24,7 +24,7 @@ from infra.config import MEASURED_ONLY, OUTSIDE_IDENTITY
 from infra.launch.config import LaunchConfig
 from infra.store.measurements import MEASURE
 from tasks.stage import Stage
-from tasks.stages import STAGES
+from tasks.stages import OUR_STAGES, SECTIONS
 
 Schema = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
     made = {"stages/index.md": _stages_page(), "commands/index.md": _commands_page()}
     made["stages/pipeline.md"] = _pipeline_page()
     made["stages/launch.md"] = _launch_page()
-    for stage in STAGES.values():
+    for stage in OUR_STAGES.values():
         made[f"stages/{stage.name}.md"] = _stage_page(stage)
     context = click.Context(stemma, info_name="stemma")
     for name in COMMANDS:
@@ -54,7 +54,7 @@ def _stages_page() -> str:
             "These pages are generated from the config classes. [Stages](/docs/stages.md) describes what each stage is",
             "for, and how to add one.",
             "",
-            *_toctree(["pipeline", "launch", *STAGES]),
+            *_toctree(["pipeline", "launch", *OUR_STAGES]),
         ]
     )
 
@@ -73,7 +73,7 @@ def _commands_page() -> str:
 
 def _pipeline_page() -> str:
     schema = PipelineConfig.model_json_schema(by_alias=True)
-    own = {key: value for key, value in schema["properties"].items() if key not in STAGES and key != "launch"}
+    own = {key: value for key, value in schema["properties"].items() if key not in OUR_STAGES and key != "launch"}
     lines = ["# The top of the file", "", _prose(PipelineConfig.__doc__ or ""), ""]
     for key, value in own.items():
         lines += _key_lines(key, value, schema, required=key in schema.get("required", ()))
@@ -94,7 +94,7 @@ def _stage_page(stage: Stage) -> str:
             lines += [f": `{one.name}`: {kinds}{', optional' if one.optional else ''}", ""]
         if stage.more:
             lines += [f": any other name: {', '.join(stage.more)}", ""]
-    if not stage.section and not stage.name.startswith(MEASURE):
+    if stage.name not in SECTIONS and not stage.name.startswith(MEASURE):
         lines += [f"Used under `steps`, by `uses: {stage.name}`; it has no section of its own.", ""]
     if stage.name.startswith(MEASURE):
         trained = stage.name.removeprefix(MEASURE)
