@@ -38,7 +38,7 @@ from infra.project import PROJECT, code_state
 
 LINES_OF_THE_DEAD = 15
 FP32_BOUND, BF16_BOUND = 1e-3, 2e-2
-"""Largest relative difference of a training loss from the CPU's, as tests/training/test_on_a_gpu.py has them."""
+"""Largest relative difference of a training loss from the CPU's, as tests/training/trainer/test_on_a_gpu.py has them."""
 SMALL = {
     "pretrain.duration": "150 batches",
     "ingest.read": "[{kind: docstrings, limit_mb: 24}]",
@@ -114,7 +114,9 @@ def machine(settings: Settings) -> list[dict[str, Any]]:
 
 def tests(settings: Settings) -> list[dict[str, Any]]:
     report = settings.out / "tests.xml"
-    files = [f"tests/training/test_{name}.py" for name in ("on_a_gpu", "families", "float8")]
+    files = [
+        f"tests/training/{name}.py" for name in ("trainer/test_on_a_gpu", "model/test_families", "model/test_float8")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     if done.returncode not in (0, 1):

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 
 from infra.servers.state import make_servers_folder
-from tests.command import environment
-from tests.processes import gone, wait_until
+from tests.support.command import environment
+from tests.support.processes import gone, wait_until
 
 WORKER = """
-import sys, tests.forked
-tests.forked._COMMAND = ["tests.forked"]  # the command imports the rest by itself, if it comes to that
-from tests.command import start
+import sys, tests.support.forked
+tests.support.forked._COMMAND = ["tests.support.forked"]  # the command imports the rest by itself, if it comes to that
+from tests.support.command import start
 command = start("up", "--root", sys.argv[1])
-assert isinstance(command, tests.forked.ForkedCommand)
+assert isinstance(command, tests.support.forked.ForkedCommand)
 print(command.pid, flush=True)
 command.communicate()
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.command import REPOSITORY
+from tests.support.command import REPOSITORY
 
 
 def proof(out: Path, *parts: str) -> tuple[str, dict[str, Any]]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.command import REPOSITORY, environment, typed
-from tests.guides import bash_lines, guides
-from tests.pipelines import full_config
+from tests.support.command import REPOSITORY, environment, typed
+from tests.support.guides import bash_lines, guides
+from tests.support.pipelines import full_config
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf8")
 

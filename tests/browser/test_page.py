@@ -14,10 +14,10 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from flows.runs.journal import latest
 from infra.run import read_journal
-from tests.command import environment, finish, start, stemma, write_config
-from tests.pipelines import data_config, full_config
-from tests.prefect_page import sheets
-from tests.processes import COLD, gone, progress_of, running_stage, wait_until
+from tests.support.command import environment, finish, start, stemma, write_config
+from tests.support.pipelines import data_config, full_config
+from tests.support.prefect_page import sheets
+from tests.support.processes import COLD, gone, progress_of, running_stage, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000

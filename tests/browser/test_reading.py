@@ -24,11 +24,11 @@ from evaluation.config import ReportConfig
 from evaluation.pages.comparison import STYLES, comparison_page
 from evaluation.report import render
 from infra.servers.http import post
+from tests.evaluation.pages.test_corpus_report import chain
+from tests.evaluation.pages.test_corpus_report import report as corpus_page
 from tests.evaluation.pipeline import write_pipeline
-from tests.evaluation.test_corpus_report import chain
-from tests.evaluation.test_corpus_report import report as corpus_page
 from tests.infra.lineage.conftest import MlflowServer
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = 1300, 375

@@ -20,10 +20,10 @@ from flows.runs.listing import runs
 from infra.project import code_state, lock_hash
 from infra.store.reference import resolve
 from infra.store.store import Store
-from tests.artifacts import make_artifact
-from tests.command import write_config
 from tests.evaluation.pipeline import write_pipeline
-from tests.pipelines import full_config
+from tests.support.artifacts import make_artifact
+from tests.support.command import write_config
+from tests.support.pipelines import full_config
 
 HH = "\n\nHuman: a\n\nAssistant:"
 

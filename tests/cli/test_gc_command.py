@@ -24,9 +24,9 @@ from infra.errors import StageError
 from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
 from infra.store.store import Store
-from tests.artifacts import make_artifact
-from tests.command import Answer
-from tests.small_disk import fill, small_disk
+from tests.support.artifacts import make_artifact
+from tests.support.command import Answer
+from tests.support.small_disk import fill, small_disk
 
 Run = Callable[..., Answer]
 

@@ -17,8 +17,8 @@ import pytest
 
 from infra.store.manifest import SourceRecord
 from infra.store.store import Store
-from tests.artifacts import make_artifact
-from tests.command import Answer, environment
+from tests.support.artifacts import make_artifact
+from tests.support.command import Answer, environment
 
 Run = Callable[..., Answer]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Answer
+from tests.support.command import Answer
 
 Run = Callable[..., Answer]
 

@@ -19,7 +19,7 @@ from corpus.tokenizer import tokenizer
 from infra.config import StageConfig
 from infra.launch.config import LaunchConfig
 from infra.run import Result, Run
-from tests.pipelines import DOCSTRING_RULES
+from tests.support.pipelines import DOCSTRING_RULES
 
 PACKAGES = ("click", "jinja2", "networkx")
 SOURCE = {"kind": "docstrings", "packages": PACKAGES, "limit_mb": 0.6}

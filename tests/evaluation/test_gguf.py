@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from evaluation.release.export import export
 from evaluation.release.quantized import GGUF
 from evaluation.results.artifacts import Artifact
-from tests.open_models import SENTENCES, save_model
+from tests.support.open_models import SENTENCES, save_model
 
 FOLDER = Path(os.environ.get("LLAMA_CPP", "not set"))
 PROMPT = "The cat saw the house in the city"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
-from tests.command import REPOSITORY
+from tests.support.command import REPOSITORY
 
 
 def test_a_forgotten_input_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from infra.errors import StageError
 from infra.io.contained import contained, contained_glob, homes
 from infra.io.sources import expand, files_below
 from infra.run import Run
-from tests.command import stemma
+from tests.support.command import stemma
 
 SECRET = "the password is swordfish"
 

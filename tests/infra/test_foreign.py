@@ -30,7 +30,7 @@ from infra.io.foreign import dangers
 from infra.launch.config import LaunchConfig
 from infra.lineage.registry import artifact_folder
 from infra.run import Run
-from tests.command import REPOSITORY, Answer, start_new, stemma
+from tests.support.command import REPOSITORY, Answer, start_new, stemma
 from training.adopt import import_model
 from training.chat.base import Chat
 from training.config import BaseModelConfig

@@ -18,8 +18,8 @@ import pytest
 
 from infra.process.forked import ForkServer, NotForkedError, Process
 from infra.process.lifetime import PARENT_FD
-from tests.command import REPOSITORY, environment
-from tests.processes import gone, wait_until
+from tests.support.command import REPOSITORY, environment
+from tests.support.processes import gone, wait_until
 
 PROGRAM = """
 import json, logging, os, random, signal, sys, threading, time

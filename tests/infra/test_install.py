@@ -15,7 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from tests.command import REPOSITORY
+from tests.support.command import REPOSITORY
 
 PROGRAM = "import importlib.metadata as m; print(sorted(f'{d.name} {d.version}' for d in m.distributions()))"
 

@@ -24,10 +24,10 @@ from infra.servers.http import post
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
 from infra.store.store import Store
-from tests.command import REPOSITORY, environment, finish, start, write_config
-from tests.pipelines import data_config
-from tests.postgres import postgres
-from tests.processes import running, wait_until
+from tests.support.command import REPOSITORY, environment, finish, start, write_config
+from tests.support.pipelines import data_config
+from tests.support.postgres import postgres
+from tests.support.processes import running, wait_until
 
 COMPOSE = REPOSITORY / "infra" / "compose.yaml"
 DOCKERFILE = REPOSITORY / "infra" / "Dockerfile"

@@ -22,9 +22,9 @@ from infra.servers.metrics import StoreCollector
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
 from infra.store.store import Store
-from tests.command import Answer, environment, write_config
-from tests.pipelines import data_config
-from tests.processes import wait_until
+from tests.support.command import Answer, environment, write_config
+from tests.support.pipelines import data_config
+from tests.support.processes import wait_until
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 

@@ -20,8 +20,8 @@ from infra.launch.config import LaunchConfig
 from infra.process.pace import Pace, read_reports, report, report_file
 from infra.process.partitions import map_partitions, partition_folder
 from infra.run import Run
-from tests.command import REPOSITORY, environment
-from tests.processes import gone, wait_until
+from tests.support.command import REPOSITORY, environment
+from tests.support.processes import gone, wait_until
 
 
 def square(factor: int, item: int, out: Path) -> dict[str, int]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.command import REPOSITORY, Answer, write_config
 from tests.evaluation.conftest import make_model
-from tests.pipelines import DOCSTRING_RULES, data_config
-from tests.ray_cluster import ray_cluster
+from tests.support.command import REPOSITORY, Answer, write_config
+from tests.support.pipelines import DOCSTRING_RULES, data_config
+from tests.support.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ from infra.errors import Problem
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a causal family that tests/training/test_families.py compares with transformers.
+    """Properties of a causal family that tests/training/model/test_families.py compares with transformers.
 
     windows: where attention looks back over `sliding_window` tokens alone: nowhere (none), in every layer if the config
         names a window (one), or in the layers that `layer_types` calls sliding_attention (by_layer).
@@ -24,10 +24,10 @@ class Family:
     router: True if it is a mixture of experts, whose balancing loss belongs to its training.
     idle_experts: True if an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
         momentum or weight decay still moves it, as transformers 4 trained the family; elsewhere it has none and stays.
-    tensor_parallel: True if ranks can share its layers, as tests/training/test_tensor_parallel.py holds it.
-    context_parallel: True if ranks can share its sequences, as tests/training/test_context_parallel.py holds it.
-    pipeline_parallel: True if its layers can be a pipeline's, as tests/training/test_pipeline_parallel.py holds it.
-    vllm: True if a server of vLLM takes new weights of it while it runs, as tests/training/test_vllm.py holds it.
+    tensor_parallel: True if ranks can share its layers, as tests/training/distributed/test_tensor_parallel.py holds it.
+    context_parallel: True if ranks can share its sequences, as tests/training/distributed/test_context_parallel.py holds it.
+    pipeline_parallel: True if its layers can be a pipeline's, as tests/training/distributed/test_pipeline_parallel.py holds it.
+    vllm: True if a server of vLLM takes new weights of it while it runs, as tests/training/serving/test_vllm.py holds it.
     linear: True if its matrices are torch's linear layers, as `training.model.float8` takes them.
     """
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.namespaces import Network, network
-from tests.processes import wait_until
+from tests.support.namespaces import Network, network
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.cluster
 ENDED = "[Ended(rank=0, code=0), Ended(rank=1, code=0)]"

@@ -25,10 +25,10 @@ from infra.launch.kube.launcher import Kubernetes
 from infra.launch.kube.manifest import manifest
 from infra.launch.kube.pods import Pods
 from infra.launch.machines import Over
-from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
-from tests.processes import wait_until
+from tests.support.command import REPOSITORY
+from tests.support.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
+from tests.support.processes import wait_until
 
 SETTINGS: dict[str, Any] = {
     "cluster": "kubernetes",

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import REPOSITORY
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.processes import wait_until
-from tests.slurm import slurm
+from tests.support.command import REPOSITORY
+from tests.support.processes import wait_until
+from tests.support.slurm import slurm
 
 pytestmark = pytest.mark.cluster
 CLUSTER = {"cluster": "slurm", "grace_s": 5, "lost_s": 20}

@@ -33,7 +33,7 @@ from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from tests.infra.lineage.relay_process import RelayProcess
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 BEGIN = 1_790_000_000.0
 DEADLINE_S = 120.0

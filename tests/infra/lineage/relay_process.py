@@ -11,8 +11,8 @@ from pathlib import Path
 from infra.lineage import migrations
 from infra.process.lifetime import die_with_parent
 from infra.servers.environment import server_environ
-from tests.command import REPOSITORY, session_folder
-from tests.forked import SessionServer
+from tests.support.command import REPOSITORY, session_folder
+from tests.support.forked import SessionServer
 
 _IMPORTS = ["infra.lineage.relay", "infra.lineage.delivery", "mlflow.store.tracking.sqlalchemy_store"]
 

@@ -21,12 +21,12 @@ import pytest
 import websockets
 
 from infra.servers.ports import any_free_port
-from tests.command import environment, finish, start_new, stemma, write_config
-from tests.pipelines import data_config
-from tests.postgres import PASSWORD, postgres
-from tests.processes import wait_until
-from tests.reboot import after_a_reboot
-from tests.receivers import webhook
+from tests.support.command import environment, finish, start_new, stemma, write_config
+from tests.support.pipelines import data_config
+from tests.support.postgres import PASSWORD, postgres
+from tests.support.processes import wait_until
+from tests.support.reboot import after_a_reboot
+from tests.support.receivers import webhook
 
 pytestmark = pytest.mark.cluster
 

@@ -1,5 +1,5 @@
 """The server process of vLLM: how it is started and ended, and what is said where it fails. The programs here are small
-ones of our own; tests/training/test_vllm.py asks a real vLLM."""
+ones of our own; tests/training/serving/test_vllm.py asks a real vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.launchers import VllmConfig
 from infra.process.lifetime import started_at
 from infra.servers.vllm import Vllm, program_of, program_problem, vllm_command
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 SLEEPS = "import time\ntime.sleep(600)\n"
 # A server that says its socket is ready, and answers no question.

@@ -10,9 +10,9 @@ import pytest
 
 from infra.store.roots import root_folder
 from infra.store.store import Store
-from tests.artifacts import Make, make_artifact
-from tests.object_store import bucket as make_bucket
-from tests.postgres import postgres
+from tests.support.artifacts import Make, make_artifact
+from tests.support.object_store import bucket as make_bucket
+from tests.support.postgres import postgres
 
 URL = "s3://models/lab"
 Host = Callable[[str], Store]

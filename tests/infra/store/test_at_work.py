@@ -14,10 +14,10 @@ from infra.leases import table as lease_table
 from infra.leases.table import LEASE_S, Holder
 from infra.store.at_work import GoingRun, nobody_at_work
 from infra.store.store import Store
-from tests.artifacts import make_artifact
 from tests.infra.store.conftest import Host
-from tests.leases import change_leases
-from tests.processes import wait_until
+from tests.support.artifacts import make_artifact
+from tests.support.leases import change_leases
+from tests.support.processes import wait_until
 
 ABOUT = {"pipeline": "chronicle", "host": "far", "since": "now"}
 FAR = "another machine"

@@ -20,7 +20,7 @@ from infra.store.ancestry import locate
 from infra.store.manifest import Manifest, SourceRecord
 from infra.store.reference import require_whole
 from infra.store.store import Store
-from tests.artifacts import Make
+from tests.support.artifacts import Make
 
 
 def test_a_finished_artifact_is_found_and_whole(store: Store, make: Make) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import environment
-from tests.namespaces import Network, network
-from tests.postgres import postgres
-from tests.processes import wait_until
+from tests.support.command import environment
+from tests.support.namespaces import Network, network
+from tests.support.postgres import postgres
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,7 @@ import os, sys, time
 from pathlib import Path
 from infra.leases import table as lease_table
 from infra.store.store import Store
-from tests.artifacts import make_artifact
+from tests.support.artifacts import make_artifact
 
 root, go, short = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 if short:

@@ -16,8 +16,8 @@ from infra.leases.lease import Lease, Leases
 from infra.leases.postgres import PostgresTable
 from infra.leases.table import Holder, TableAway
 from infra.servers.databases.database import Postgres
-from tests.leases import change_leases
-from tests.processes import wait_until
+from tests.support.leases import change_leases
+from tests.support.processes import wait_until
 
 
 class Server:

@@ -15,8 +15,8 @@ from infra.leases.table import Holder
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder
 from infra.store.store import Store
-from tests.command import environment
-from tests.postgres import PASSWORD
+from tests.support.command import environment
+from tests.support.postgres import PASSWORD
 
 URL = "STEMMA_DATABASE_URL"
 PLACE = """

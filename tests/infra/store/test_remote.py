@@ -19,9 +19,9 @@ from infra.store.promotions import FILE, Promotion, Promotions
 from infra.store.roots import root_folder
 from infra.store.states import CLOCK, STATES, kept_states
 from infra.store.store import Store
-from tests.artifacts import make_artifact
 from tests.infra.store.conftest import URL, Host
-from tests.object_store import cut_off, flips_a_bit, refused, unavailable
+from tests.support.artifacts import make_artifact
+from tests.support.object_store import cut_off, flips_a_bit, refused, unavailable
 
 
 def _keys(bucket: Any, below: str = "") -> list[str]:

@@ -19,8 +19,8 @@ from infra.servers.settings import settings_of
 from infra.servers.state import recorded
 from infra.store.promotions import Promotions
 from infra.store.store import Store
-from tests.artifacts import Make
-from tests.command import REPOSITORY
+from tests.support.artifacts import Make
+from tests.support.command import REPOSITORY
 
 
 def garbage(path: Path) -> None:
