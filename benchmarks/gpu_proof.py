@@ -38,7 +38,7 @@ from infra.project import PROJECT, code_state
 
 LINES_OF_THE_DEAD = 15
 FP32_BOUND, BF16_BOUND = 1e-3, 2e-2
-"""Largest relative difference of a training loss from the CPU's, as tests/training/trainer/test_on_a_gpu.py has them."""
+"""Largest relative difference of a training loss from the CPU's, as in tests/training/trainer/test_on_a_gpu.py."""
 SMALL = {
     "pretrain.duration": "150 batches",
     "ingest.read": "[{kind: docstrings, limit_mb: 24}]",

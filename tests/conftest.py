@@ -190,7 +190,7 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture
 def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A proxy before that server, in the environment of this test, that fails as it is told (`tests.support.object_store`)."""
+    """A proxy before that server, in this test's environment, that fails as told (`tests.support.object_store`)."""
     from tests.support.object_store import failing_proxy
 
     with failing_proxy(s3_port, monkeypatch) as server:

@@ -197,7 +197,7 @@ def test_every_option_that_a_guide_gives_to_a_command_is_one_of_it() -> None:
 
 def test_guides_name_only_files_that_are_there() -> None:
     """By their path, or a file of training/ by its name alone, all of which the guide to training tells of."""
-    folders = (*PACKAGES, "tests", "benchmarks")
+    folders = (*PACKAGES, "tests", "benchmarks", "tools")
     files = [f"/{path.relative_to(REPOSITORY)}" for name in folders for path in (REPOSITORY / name).rglob("*.*")]
     written = (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *guides())
     for guide in written:

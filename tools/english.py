@@ -27,6 +27,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 RULES = Path(__file__).with_name("english.toml")
 CEILINGS = Path(__file__).with_name("english_ceilings.json")
+BENCHMARK_DATA = "tools/benchmark_data/"
+"""Sentences for models: their English is what is measured."""
 TEXT_SUFFIXES = {".md", ".j2", ".html"}
 # A string is a sentence if it has this many words; shorter ones are keys, labels and parts of commands.
 SENTENCE_WORDS = 3
@@ -210,7 +212,9 @@ def checked_paths(root: Path = REPOSITORY) -> list[str]:
     return sorted(
         path
         for path in set(listing.split("\0"))
-        if Path(path).suffix in {".py", *TEXT_SUFFIXES} and (root / path).is_file()
+        if Path(path).suffix in {".py", *TEXT_SUFFIXES}
+        and (root / path).is_file()
+        and not path.startswith(BENCHMARK_DATA)
     )
 
 

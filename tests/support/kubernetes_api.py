@@ -1,4 +1,4 @@
-"""The API of the stand-in for a cluster (`tests.support.kubernetes_cluster`): its paths, who may ask for what, and TLS."""
+"""The API of the stand-in for a cluster (`tests.support.kubernetes_cluster`): its paths, rights and TLS."""
 
 from __future__ import annotations
 

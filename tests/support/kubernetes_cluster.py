@@ -1,6 +1,6 @@
-"""A stand-in for a Kubernetes cluster on loopback: the few calls of the API (`tests.support.kubernetes_api`) that a training
-and Prefect's Kubernetes worker make, over TLS with a token, a scheduler, a Job controller, and kubelets that start each
-pod's container as a process of this machine (`tests.support.kubernetes_pods`).
+"""A stand-in for a Kubernetes cluster on loopback: the few calls of the API (`tests.support.kubernetes_api`) that a
+training and Prefect's Kubernetes worker make, over TLS with a token, a scheduler, a Job controller, and kubelets that
+start each pod's container as a process of this machine (`tests.support.kubernetes_pods`).
 
 What is submitted is held against the published schema of its kind. Images, volumes and limits are not looked at.
 """

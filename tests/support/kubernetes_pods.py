@@ -1,4 +1,4 @@
-"""A pod of the stand-in for a cluster (`tests.support.kubernetes_cluster`): its container is a process of this machine."""
+"""A pod of the stand-in for a cluster (`tests.support.kubernetes_cluster`): its container is a local process."""
 
 from __future__ import annotations
 

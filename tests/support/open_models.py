@@ -37,7 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# Chat template (tests.support.chat_templates), padding, model_type, and what the family's config.json has besides its sizes.
+# Chat template (tests.support.chat_templates), padding, model_type, and what config.json has besides sizes.
 SHAPES: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "<|endoftext|>", "qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "llama3": (

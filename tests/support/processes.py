@@ -22,8 +22,8 @@ def wait_until(
 ) -> object:
     """Polls until `what()` is true and returns it; the more it costs to ask, the less often.
 
-    timeout_s: for what must have happened by then; by default `tests.support.command.patience_s`. command: without which it
-    will not happen; if that ends first, what it answered is told."""
+    timeout_s: for what must have happened; by default `tests.support.command.patience_s`. command: without
+    which it will not happen; if that ends first, what it answered is told."""
     deadline = time.monotonic() + (timeout_s or tests.support.command.patience_s)
     while (asked := time.monotonic()) < deadline:
         if found := what():

@@ -24,10 +24,10 @@ class Family:
     router: True if it is a mixture of experts, whose balancing loss belongs to its training.
     idle_experts: True if an expert that no token of a batch chose has a gradient of 0, by which an optimizer with
         momentum or weight decay still moves it, as transformers 4 trained the family; elsewhere it has none and stays.
-    tensor_parallel: True if ranks can share its layers, as tests/training/distributed/test_tensor_parallel.py holds it.
-    context_parallel: True if ranks can share its sequences, as tests/training/distributed/test_context_parallel.py holds it.
-    pipeline_parallel: True if its layers can be a pipeline's, as tests/training/distributed/test_pipeline_parallel.py holds it.
-    vllm: True if a server of vLLM takes new weights of it while it runs, as tests/training/serving/test_vllm.py holds it.
+    tensor_parallel: True if ranks can share its layers, held by tests/training/distributed/test_tensor_parallel.py.
+    context_parallel: True if ranks share its sequences, held by tests/training/distributed/test_context_parallel.py.
+    pipeline_parallel: True if it can be a pipeline, held by tests/training/distributed/test_pipeline_parallel.py.
+    vllm: True if a server of vLLM takes its new weights while it runs, held by tests/training/serving/test_vllm.py.
     linear: True if its matrices are torch's linear layers, as `training.model.float8` takes them.
     """
 

@@ -1,6 +1,6 @@
 """Losses of learning from preference pairs without sampling: DPO, IPO, KTO, ORPO, as functions of log-probabilities.
 
-Shapes: B pairs. `chosen` and `rejected (B,)` are log π/π_ref of the two answers to a prompt, or as a function says.
+Shapes: B pairs. `chosen` and `rejected (B,)` are log π/π_ref of the two answers to a prompt, unless stated.
 Each gives the loss of every pair (B,).
 """
 
@@ -22,7 +22,7 @@ def ipo(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
     while DPO would have it grow without limit.
 
     chosen, rejected: log π/π_ref per token, averaged over the answer. By sums, long answers would have the larger loss;
-    the paper's own figures are of means (trl's DPOTrainer says so after asking the authors).
+    the paper's own figures are of means (so trl's DPOTrainer, after asking the authors).
     """
     return (chosen - rejected - 1 / (2 * beta)) ** 2
 

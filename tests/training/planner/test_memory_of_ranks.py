@@ -240,7 +240,7 @@ def planned(case: Case) -> list[float]:
 
 
 def _hold_within_five_percent(case: Case) -> None:
-    """Measured once more where the first count is too high: what gloo's threads free late counts on (`tests.support.peak`)."""
+    """Measured once more where the first count is too high: gloo's threads free memory late (`tests.support.peak`)."""
     expected = [pytest.approx(size, rel=0.05) for size in planned(case)]
     counts = measured(case)
     if counts != expected:
