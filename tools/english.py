@@ -27,8 +27,6 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 RULES = Path(__file__).with_name("english.toml")
 CEILINGS = Path(__file__).with_name("english_ceilings.json")
-BENCHMARK_DATA = "tools/benchmark_data/"
-"""Sentences for models: their English is what is measured."""
 TEXT_SUFFIXES = {".md", ".j2", ".html"}
 # A string is a sentence if it has this many words; shorter ones are keys, labels and parts of commands.
 SENTENCE_WORDS = 3
