@@ -210,9 +210,7 @@ def checked_paths(root: Path = REPOSITORY) -> list[str]:
     return sorted(
         path
         for path in set(listing.split("\0"))
-        if Path(path).suffix in {".py", *TEXT_SUFFIXES}
-        and (root / path).is_file()
-        and not path.startswith(BENCHMARK_DATA)
+        if Path(path).suffix in {".py", *TEXT_SUFFIXES} and (root / path).is_file()
     )
 
 
