@@ -88,8 +88,19 @@ class Boilerplate(Config):
     """Shorter units, in bytes of UTF-8, stay: closing brackets and headings."""
 
 
+class Substrings(Config):
+    """Passages that occurred before, in the same document or an earlier one, are cut out: ExactSubstr of Lee et al.,
+    2022."""
+
+    min_bytes: int = Field(200, ge=16, le=100_000)
+    """Length of a passage, in bytes of UTF-8, from which on it is a repeat. The paper has 50 tokens, which are some 200
+    bytes of English, and of Chinese too."""
+    min_characters: int = Field(100, ge=1)
+    """A document that is cut to fewer characters is dropped; one that is not cut stays, however short."""
+
+
 class DedupeConfig(StageConfig):
-    """Drops exact and near-duplicate documents, and lines that occur across many documents."""
+    """Drops exact and near-duplicate documents, and lines and passages that occur across documents."""
 
     exact: bool = True
     """Keep one of the texts that are equal but for white space (C4, Raffel et al., 2020; Lee et al., 2022)."""
@@ -97,6 +108,8 @@ class DedupeConfig(StageConfig):
     """Near duplicates; null leaves them."""
     boilerplate: Boilerplate | None = None
     """Cut out lines or paragraphs that many documents share, before documents are compared; null leaves them."""
+    substrings: Substrings | None = None
+    """Cut out passages that occurred before, after documents are compared; null leaves them."""
     keep: Literal["first", "longest"] = "first"
     """Copy to keep: the one read first, so that sources listed earlier win, or the longest (the first of equally long
     ones)."""
@@ -107,6 +120,8 @@ class DedupeConfig(StageConfig):
 
     @model_validator(mode="after")
     def _does_something(self) -> DedupeConfig:
-        if not (self.exact or self.near or self.boilerplate):
-            raise ValueError("expected at least one of exact, near and boilerplate; leave the section out for none")
+        if not (self.exact or self.near or self.boilerplate or self.substrings):
+            raise ValueError(
+                "expected at least one of exact, near, boilerplate and substrings; leave the section out for none"
+            )
         return self

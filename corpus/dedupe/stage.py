@@ -1,7 +1,7 @@
-"""Drops documents that occur more than once, exactly or nearly, and lines that occur everywhere.
+"""Drops documents that occur more than once, exactly or nearly, and lines and passages that are repeated.
 
-Passes over the text, each partition by partition: signatures, the shingles of candidates, and what is kept; before
-them, where asked for, two that find and cut boilerplate.
+Passes over the text, each partition by partition: signatures, the shingles of candidates, and what is kept; where asked
+for, two before them that find and cut boilerplate, and three after them that find and cut repeated passages.
 
 python -m corpus.dedupe.stage --config dedupe.yaml --input documents=DIR --out DIR
 """
@@ -26,6 +26,8 @@ from corpus.dedupe.search import (
     mark_candidates,
     order_of_preference,
 )
+from corpus.dedupe.substrings import RULE as SUBSTRING_RULE
+from corpus.dedupe.substrings import cut_substrings
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept
 from corpus.documents.dropped import SCHEMA as DROPPED
 from corpus.documents.dropped import tell_of_vanished, warning
@@ -43,9 +45,9 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     aux/duplicates.parquet (each duplicate with its original and their similarity), aux/clusters.json (samples) and
     aux/counts.json.
 
-    Raises StageError `nothing_left` if every document is boilerplate. The first of similar documents by `keep` stays. A
-    document goes only if one that stays is as similar to it as `near.threshold` asks. Memory grows by about 300 bytes
-    per document, not with the text.
+    Raises StageError `nothing_left` if every document is boilerplate, or too short without what it repeats. The first
+    of similar documents by `keep` stays. A document goes only if one that stays is as similar to it as `near.threshold`
+    asks. Memory grows by about 300 bytes per document, not with the text.
     """
     read = Passes(run, document_parts(inputs["documents"]))
     parts, boilerplate = cut_boilerplate(config.boilerplate, read) if config.boilerplate else (read.parts, None)
@@ -73,20 +75,33 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     texts = dict(zip(shown.tolist(), (text for summary in written for text in summary["shown"]), strict=True))
 
     folders = passes.folders("write")
-    link_selections(folders, out_dir)
     counts = SourceCounts.sum(summary["counts"] for summary in written)
+    dropping = [*(read.folders("boilerplate") if boilerplate else ()), *folders]
+    substrings: dict[str, Any] = {}
+    if config.substrings:
+        kept = [folder / "documents" / "part-00000.parquet" for folder in folders]
+        cut = cut_substrings(config.substrings, config.across_sources, config.seed, kept, run)
+        folders, counts, substrings = cut.folders, cut.counts, cut.report
+        dropping += folders
+        if not counts.documents.total():
+            message = "every document is too short without what it repeats"
+            raise stage_error("nothing_left", "dedupe.substrings", message, "raise min_bytes, or lower min_characters")
+    link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)
     aux = out_dir / "aux"
-    dropping = [*(read.folders("boilerplate") if boilerplate else ()), *folders]
     concatenate((folder / "dropped.parquet" for folder in dropping), aux / "dropped.parquet", DROPPED)
-    concatenate((folder / "duplicates.parquet" for folder in folders), aux / "duplicates.parquet", DUPLICATES)
+    duplicates = (folder / "duplicates.parquet" for folder in passes.folders("write"))
+    concatenate(duplicates, aux / "duplicates.parquet", DUPLICATES)
     write_json(aux / "clusters.json", cluster_rows(clusters, texts, found, ids, names, sources))
     report = _counts(config, found, counts, names, sources)
     if boilerplate:
         report["read"] += boilerplate["dropped"]
         report["dropped"]["boilerplate"] = boilerplate["dropped"]
         report["boilerplate"] = boilerplate
+    if substrings:
+        report["dropped"][SUBSTRING_RULE] = substrings["dropped"]
+        report["substrings"] = substrings
     vanished = tell_of_vanished("dedupe", given, counts, aux / "dropped.parquet", run)
     write_json(aux / "counts.json", {**report, **({"vanished": vanished} if vanished else {})})
     return _result(report, warning(vanished))
@@ -153,6 +168,9 @@ def _result(report: Mapping[str, Any], warned: str) -> Result:
         **{f"dropped_{rule}": count for rule, count in report["dropped"].items()},
     }
     headline = f"kept {report['kept']:,} of {report['read']:,} documents: {exact:,} exact and {near:,} near duplicates"
+    if cut := report.get("substrings"):
+        figures["bytes_cut"] = cut["bytes_cut"]
+        headline += f"; cut {cut['passages']:,} repeated passages, {cut['bytes_cut'] / 1e6:,.1f} MB"
     headline += warned
     return Result(figures, headline)
 

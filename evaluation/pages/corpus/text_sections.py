@@ -116,6 +116,7 @@ _LOOSENED_BY = {
     "near_duplicate": "dedupe.near.threshold",
     "exact_duplicate": "dedupe.exact",
     "boilerplate": "dedupe.boilerplate",
+    "substring": "dedupe.substrings.min_characters",
     "test_item": "decontaminate.ngram",
 }
 """Config key behind a rule, for stages with few rules."""
@@ -188,6 +189,14 @@ def duplicates(corpus: Corpus) -> Section:
         folded.append((title, "stayed:\n{}\n\nwent:\n{}".format(*texts)))
     dropped = sum(counts.get("dropped", {}).values())
     lead = f"{dropped:,} of {counts.get('read', 0):,} documents repeat another one."
+    if cut := counts.get("substrings"):
+        lead += (
+            f" {count(cut['passages'], 'passage')} of at least {cut['min_bytes']:,} bytes that occurred before, "
+            f"{size(cut['bytes_cut'])}, were cut out; {cut['changed']:,} documents stay without theirs."
+        )
+        for row in cut["samples"][:6]:
+            title = f"{row['source']}: {row['bytes']:,} bytes cut, which {row['original_source']} has before"
+            folded.append((title, row["text"][:SAMPLE_CHARACTERS]))
     return Section("duplicates", "Duplicates", lead, figures, [table] if rows else [], folded=folded)
 
 
