@@ -73,9 +73,9 @@ def _commands_page() -> str:
 
 def _pipeline_page() -> str:
     schema = PipelineConfig.model_json_schema(by_alias=True)
-    own = {key: value for key, value in schema["properties"].items() if key not in OUR_STAGES and key != "launch"}
+    heading = {key: value for key, value in schema["properties"].items() if key not in OUR_STAGES and key != "launch"}
     lines = ["# The top of the file", "", _prose(PipelineConfig.__doc__ or ""), ""]
-    for key, value in own.items():
+    for key, value in heading.items():
         lines += _key_lines(key, value, schema, required=key in schema.get("required", ()))
     return _text(lines)
 
@@ -89,13 +89,13 @@ def _stage_page(stage: Stage) -> str:
     lines = [f"# {stage.name}", "", _prose(stage.about), "", f"Makes\n: {stage.makes}, version {stage.version}", ""]
     if stage.inputs or stage.more:
         lines += ["Inputs"]
-        for one in stage.inputs:
-            kinds = " or ".join(one.takes)
-            lines += [f": `{one.name}`: {kinds}{', optional' if one.optional else ''}", ""]
+        for source in stage.inputs:
+            kinds = " or ".join(source.takes)
+            lines += [f": `{source.name}`: {kinds}{', optional' if source.optional else ''}", ""]
         if stage.more:
             lines += [f": any other name: {', '.join(stage.more)}", ""]
     if stage.name not in SECTIONS and not stage.name.startswith(MEASURE):
-        lines += [f"Used under `steps`, by `uses: {stage.name}`; it has no section of its own.", ""]
+        lines += [f"Used under `steps`, by `uses: {stage.name}`; it has no section.", ""]
     if stage.name.startswith(MEASURE):
         trained = stage.name.removeprefix(MEASURE)
         lines += [f"It runs after each training by [`{trained}`]({trained}.md), whose keys it reads.", ""]
@@ -104,7 +104,7 @@ def _stage_page(stage: Stage) -> str:
 
 
 def _config_lines(path: str, schema: Schema) -> Iterator[str]:
-    """The keys of a config, then those of each group inside it, under a heading of its own."""
+    """The keys of a config, then those of each group inside it, each under a separate heading."""
     yield from ["## Keys", ""]
     yield from _keys(path, schema, schema)
     shown = set()
@@ -173,8 +173,8 @@ def _references(value: Schema, suffix: str = "") -> Iterator[tuple[str, str]]:
     if _name(value):
         yield suffix, _name(value)
     for union in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        for one in value.get(union, ()):
-            yield from _references(one, suffix)
+        for option in value.get(union, ()):
+            yield from _references(option, suffix)
     if isinstance(value.get("items"), Mapping):
         yield from _references(value["items"], f"{suffix}.N")
     if isinstance(value.get("additionalProperties"), Mapping):
@@ -205,10 +205,10 @@ def _type(value: Schema, root: Schema) -> str:
     if "const" in value:
         return _code(_shown(value["const"]))
     if "enum" in value:
-        return "one of " + ", ".join(_code(_shown(one)) for one in value["enum"])
+        return "one of " + ", ".join(_code(_shown(option)) for option in value["enum"])
     for union in ("anyOf", "oneOf", "allOf"):
         if union in value:
-            return " or ".join(dict.fromkeys(_type(one, root) for one in value[union]))
+            return " or ".join(dict.fromkeys(_type(option, root) for option in value[union]))
     kind = value.get("type")
     if kind == "array":
         inner = value.get("items")
@@ -239,7 +239,7 @@ def _command_lines(command: click.Command, context: click.Context, level: int) -
 
 
 def _help_lines(text: str) -> Iterator[str]:
-    """Paragraphs as prose; those that click must not wrap, marked by a backspace, as they are."""
+    """Paragraphs as prose; those that click must not wrap, marked by a backspace, unchanged."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):
             yield from ["```text", paragraph.removeprefix("\b").strip("\n"), "```", ""]

@@ -20,7 +20,7 @@ SHOWN = 30
 @click.command("compare")
 @click.argument("sides", nargs=-1, required=True, metavar="A B …", shell_complete=artifacts)
 @click.option(
-    "--all", "whole", is_flag=True, help=f"Print all rows, not only the first {SHOWN} and figures that differ."
+    "--all", "all_rows", is_flag=True, help=f"Print all rows, not only the first {SHOWN} and figures that differ."
 )
 @click.option(
     "--page",
@@ -30,7 +30,7 @@ SHOWN = 30
 @root_option
 @as_json
 def command(
-    sides: tuple[str, ...], whole: bool, page: Path | None, root: str | None, as_json: bool
+    sides: tuple[str, ...], all_rows: bool, page: Path | None, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Compare runs, configs or models with the first: what differs in settings, data, code and versions, figures side
     by side, and differences over the same items with their intervals. Writes a page with all of it and the curves.
@@ -56,7 +56,7 @@ def command(
     print_warnings([Problem(**warning) for warning in document["warnings"]])
     trouble = _write(page_path, comparison_page(document, names, built))
     if not as_json:
-        _print(document, names, whole)
+        _print(document, names, all_rows)
         click.echo(f"\npage: {page_path}" if not trouble else f"\nthe page was not written: {trouble}")
     document = {"status": "done", "root": store.place, **document}
     return {**document, "page": None if trouble else str(page_path.absolute())}, 0

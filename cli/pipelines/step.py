@@ -47,10 +47,10 @@ def show(name: str, as_json: bool) -> tuple[dict[str, Any], int]:
 def _print(stage: dict[str, Any]) -> None:
     origin = f", of the installed package {_package(stage)}" if stage["package"] else ""
     click.echo(f"{stage['stage']}, version {stage['version']}{origin}\n{stage['about']}\n")
-    for one in stage["inputs"]:
-        optional = " (optional)" if one["optional"] else ""
-        kinds = " or ".join(kind.replace("_", " ") for kind in one["kinds"])
-        click.echo(f"reads {one['input']}: {kinds}, made by {', '.join(one['made_by']) or 'no stage'}{optional}")
+    for source in stage["inputs"]:
+        optional = " (optional)" if source["optional"] else ""
+        kinds = " or ".join(kind.replace("_", " ") for kind in source["kinds"])
+        click.echo(f"reads {source['input']}: {kinds}, made by {', '.join(source['made_by']) or 'no stage'}{optional}")
     if stage["more_inputs"]:
         kinds = ", ".join(kind.replace("_", " ") for kind in stage["more_inputs"])
         click.echo(f"reads further inputs by any name: {kinds}")

@@ -15,10 +15,10 @@ SHOWN = 10
 
 @click.command("ls")
 @click.argument("kind", type=click.Choice(["runs", "models", "artifacts"]), required=False)
-@click.option("--all", "whole", is_flag=True, help=f"All of them; otherwise the {SHOWN} newest of each.")
+@click.option("--all", "all_rows", is_flag=True, help=f"All of them; otherwise the {SHOWN} newest of each.")
 @root_option
 @as_json
-def command(kind: str | None, whole: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+def command(kind: str | None, all_rows: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """List what the store holds, newest first, with what came out: runs and models, or what KIND names.
 
     With --json always all of them, with all figures.
@@ -36,7 +36,7 @@ def command(kind: str | None, whole: bool, root: str | None, as_json: bool) -> t
             tables[name] = listing.artifacts(store, models_only=name == "models")
     if not as_json:
         for name, rows in tables.items():
-            _print(name, rows, len(rows) if whole else SHOWN, store.root)
+            _print(name, rows, len(rows) if all_rows else SHOWN, store.root)
     return {"status": "done", "root": store.place, **tables}, 0
 
 
