@@ -68,7 +68,7 @@ def test_the_picture_of_the_quickstart_is_that_of_its_config() -> None:
 def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -> None:
     """After a change of its stages both are captured again: `make demo`, and the check that the guide names."""
     stages = list(graph(load(QUICKSTART)))
-    (run,), (check,) = blocks(part("README.md", "demo")), blocks(part("docs/rerunning.md", "check"))
+    (run,), (check,) = blocks(part("docs/tutorials/first-model.md", "demo")), blocks(part("docs/rerunning.md", "check"))
     for shown in (run, check):
         rows = shown.partition("\n\n")[0].splitlines()[1:]
         assert [row.split()[0] for row in rows if not row.startswith(" ")] == stages
@@ -82,8 +82,8 @@ def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -
     assert run.split("\n")[0].split() == ["stage", "status", "seconds", "key", "figure"]
 
 
-def test_the_config_that_the_readme_shows_reads_files_of_those_fields(tmp_path: Path) -> None:
-    shown = yaml.safe_load(blocks(part("README.md", "own-data"), "yaml")[0])
+def test_the_config_that_the_tutorial_shows_reads_files_of_those_fields(tmp_path: Path) -> None:
+    shown = yaml.safe_load(blocks(part("docs/tutorials/own-text.md", "own-data"), "yaml")[0])
     for folder, name in (("books", "a.txt"), ("crawl", "a.jsonl"), ("wiki", "a.jsonl")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text(json.dumps({"text": "Once upon a time. " * 40}) + "\n")
@@ -92,7 +92,7 @@ def test_the_config_that_the_readme_shows_reads_files_of_those_fields(tmp_path: 
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}) + "\n")
     shown["ingest"]["read"][0]["paths"] = ["books/*.txt", "crawl/*.jsonl", "wiki/*.jsonl"]  # unpacked, as JSON Lines
     whole = {**yaml.safe_load(QUICKSTART.read_text()), **shown}
-    assert "take out\n`sft.text_sources`" in (REPOSITORY / "README.md").read_text(encoding="utf8")
+    assert "take out\n`sft.text_sources`" in page("docs/tutorials/own-text.md")
     del whole["sft"]["text_sources"]
     said = typed("check", write_config(tmp_path / "mine.yaml", whole), "--root", tmp_path / "store")
     assert said.startswith("nothing of this is built yet")
@@ -147,7 +147,7 @@ def test_every_stage_has_a_row_in_the_guide() -> None:
     assert not [name for name in STAGES if f"`{name}`" not in rows and f"`{name}_" not in rows]
 
 
-def test_every_command_but_completion_takes_json_as_the_readme_says() -> None:
+def test_every_command_but_completion_takes_json_as_the_tutorial_says() -> None:
     def takes_json(name: str) -> bool:
         command = stemma.get_command(click.Context(stemma), name)
         assert command is not None

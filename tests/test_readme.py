@@ -17,6 +17,7 @@ from tests.support.guides import bash_lines, guides
 from tests.support.pipelines import full_config
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf8")
+TUTORIAL = (REPOSITORY / "docs" / "tutorials" / "first-model.md").read_text(encoding="utf8")
 
 
 GUIDE = (REPOSITORY / "docs" / "rerunning.md").read_text(encoding="utf8")
@@ -82,12 +83,12 @@ def after_demo(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.cluster
-def test_every_command_of_the_readme_runs(after_demo: tuple[Path, dict[str, str]]) -> None:
+def test_every_command_of_the_first_tutorial_runs(after_demo: tuple[Path, dict[str, str]]) -> None:
     folder, env = after_demo
-    guide, readme = commands(GUIDE), commands(README)
-    assert len(guide) >= 4 and len(readme) >= 8
-    # What both tell is typed where the README has it, which ends with `down`.
-    for line in [*(line for line in guide if line not in readme), *readme]:
+    guide, tutorial = commands(GUIDE), commands(TUTORIAL)
+    assert len(guide) >= 4 and len(tutorial) >= 8
+    # What both tell is typed where the tutorial has it, which ends with `down`.
+    for line in [*(line for line in guide if line not in tutorial), *tutorial]:
         words = shlex.split(line)[1:]
         done = typed(*words, env=env, cwd=folder)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
