@@ -60,7 +60,7 @@ def test_every_page_is_in_the_tree_of_the_site(reference: dict[str, str]) -> Non
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
     broken = []
-    for page in (*guides(), *REPOSITORY.glob("*.md")):
+    for page in (*guides(), *REPOSITORY.glob("*.md"), *(REPOSITORY / "benchmarks").rglob("*.md")):
         links = re.findall(r"\]\(([^()#\s]*)(?:#([^()\s]*))?\)", unfenced(page.read_text(encoding="utf8")))
         for target, anchor in links:
             if target.startswith(("http:", "https:", "mailto:")):
