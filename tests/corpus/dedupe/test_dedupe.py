@@ -19,9 +19,7 @@ from corpus.dedupe.stage import dedupe
 from corpus.documents.marks import hash_marked_words, mark_tables
 from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents
 from corpus.documents.words import character_table, hash_words
-from infra.errors import Cancelled
-from infra.launch.config import LaunchConfig
-from infra.run import Run
+from tests.corpus.dedupe.interrupted import check_same_bytes
 
 TEXTS = ("The river bends twice before the mill.", "The lamp went out, and nobody spoke.")
 
@@ -93,22 +91,7 @@ def test_planted_near_duplicates_of_real_texts_are_found_and_nothing_else(build,
 
 def test_same_bytes_for_any_number_of_workers_and_after_an_interruption(tmp_path, payload, real):
     documents = written(tmp_path / "in", real[0], parts=5)
-    made = []
-    for workers in (1, 2):
-        out, work = tmp_path / f"out-{workers}", tmp_path / f"work-{workers}"
-        out.mkdir()
-        run = Run(work, LaunchConfig(workers=workers))
-        if workers == 1:
-            cut_off = Run(work, run.launch, is_cancelled=lambda done=work / "shingles" / "00001": done.exists())
-            with pytest.raises(Cancelled):
-                dedupe(DedupeConfig(), {"documents": documents}, out, cut_off)
-            before = (work / "shingles" / "00001").stat().st_ctime_ns
-            assert not list(out.iterdir())
-        dedupe(DedupeConfig(), {"documents": documents}, out, run)
-        made.append(payload(out))
-        if workers == 1:
-            assert (work / "shingles" / "00001").stat().st_ctime_ns == before
-    assert made[0] == made[1]
+    check_same_bytes(tmp_path, documents, DedupeConfig(), "shingles", payload)
 
 
 def test_longest_is_kept_where_asked_for_and_sources_can_be_left_apart(build, tmp_path):

@@ -23,9 +23,10 @@ from corpus.dedupe.substring_kernels import WORD_BYTES, Rolling
 from corpus.dedupe.substrings import cut_substrings
 from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents
 from corpus.documents.selection import read_table
-from infra.errors import Cancelled, StageError
+from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from tests.corpus.dedupe.interrupted import check_same_bytes
 
 UNSPACED = ((0xE00, 0xEFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF))
 ONLY = {"exact": False, "near": None}
@@ -221,22 +222,7 @@ def test_the_stage_cuts_after_duplicates_are_gone_and_reports_it(build, tmp_path
 
 def test_same_bytes_for_any_number_of_workers_and_after_an_interruption(tmp_path, payload, repeating):
     documents = written(tmp_path / "in", repeating, parts=4)
-    config = DedupeConfig(**ONLY, substrings={})
-    made = []
-    for workers in (1, 2):
-        out, work = tmp_path / f"out-{workers}", tmp_path / f"work-{workers}"
-        out.mkdir()
-        run = Run(work, LaunchConfig(workers=workers))
-        if workers == 1:
-            cut_off = Run(work, run.launch, is_cancelled=lambda done=work / "windows" / "00001": done.exists())
-            with pytest.raises(Cancelled):
-                dedupe(config, {"documents": documents}, out, cut_off)
-            before = (work / "windows" / "00001").stat().st_ctime_ns
-        dedupe(config, {"documents": documents}, out, run)
-        made.append(payload(out))
-        if workers == 1:
-            assert (work / "windows" / "00001").stat().st_ctime_ns == before
-    assert made[0] == made[1]
+    check_same_bytes(tmp_path, documents, DedupeConfig(**ONLY, substrings={}), "windows", payload)
 
 
 def test_a_corpus_of_short_repetitions_is_refused_and_not_emptied(build, tmp_path):
