@@ -78,7 +78,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "validate",
             about="A Great Expectations suite that stops the flow when the data is not what it should be.",
-            version=4,
+            version=5,
             config=ValidateConfig,
             function="corpus.validate:validate",
             inputs=(needs("data", "documents", "shards", "instructions", "preferences"),),
@@ -94,7 +94,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=4,
+            version=5,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),

@@ -1,7 +1,7 @@
 """Clusters of embeddings by spherical k-means, and the duplicates within each.
 
-All embeddings have length 1, so a product of two is their cosine similarity. Memory holds a sample of the embeddings, the
-centroids, and 12 bytes per document; the rest is read in pieces.
+All embeddings have length 1, so a product of two is their cosine similarity. Memory holds a sample of the embeddings,
+the centroids, and 12 bytes per document; the rest is read in pieces.
 """
 
 from __future__ import annotations

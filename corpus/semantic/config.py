@@ -41,7 +41,8 @@ class SemanticDedupeConfig(StageConfig):
     sample_documents: int = Field(100_000, ge=1)
     """Documents, drawn at random, on which the centroids are computed."""
     iterations: int = Field(100, ge=1)
-    """Maximum number of iterations of k-means (100: the paper); it ends earlier where no document changes its cluster."""
+    """Maximum number of iterations of k-means (100: the paper's code); it ends earlier where no document changes its
+    cluster."""
     max_tokens: int = Field(2048, ge=8)
     """Tokens of a document that are read, from its beginning, in windows of as many as the model has positions for.
     Documents that differ only after them count as equal; the stage reports the number of longer documents."""
