@@ -37,19 +37,19 @@ RUN = LaunchConfig(device="cpu", workers=1)
 
 
 def planted(documents: int, copies: int) -> tuple[list[str], dict[int, tuple[str, int]]]:
-    """Texts, and of each planted one its kind and the number of its original."""
+    """Texts, and of each planted item its kind and the number of its original."""
     generator = random.Random(17)
     texts = real_texts(SHARED / "web_demo")
     others = real_texts(without="web_demo")
     texts += generator.sample(others, max(0, documents - len(texts)))
-    found: dict[int, tuple[str, int]] = {}
+    plants: dict[int, tuple[str, int]] = {}
 
     def plant(kind: str, original: int, text: str) -> None:
-        found[len(texts)] = (kind, original)
+        plants[len(texts)] = (kind, original)
         texts.append(text)
 
     for beginning, text in json.loads(PARAPHRASES.read_text(encoding="utf8")).items():
-        [original] = [number for number, one in enumerate(texts) if one.startswith(beginning)]
+        [original] = [number for number, item in enumerate(texts) if item.startswith(beginning)]
         plant("paraphrase by hand", original, text)
     long = [number for number, text in enumerate(texts) if len(_sentences(text)) >= 6]
     for kind in ("sentences in another order", "a third of the sentences left out", "a quarter of the words left out"):
@@ -58,10 +58,10 @@ def planted(documents: int, copies: int) -> tuple[list[str], dict[int, tuple[str
             if kind.startswith("sentences"):
                 plant(kind, original, " ".join(generator.sample(sentences, len(sentences))))
             elif kind.startswith("a third"):
-                plant(kind, original, " ".join(one for number, one in enumerate(sentences) if number % 3))
+                plant(kind, original, " ".join(item for number, item in enumerate(sentences) if number % 3))
             else:
                 plant(kind, original, " ".join(word for number, word in enumerate(words) if number % 4))
-    return texts, found
+    return texts, plants
 
 
 def _sentences(text: str) -> list[str]:
@@ -69,7 +69,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def semantic_pairs(file: EmbeddingFile, config: SemanticDedupeConfig) -> dict[int, tuple[int, float]]:
-    """Dropped document → (the one that stays, similarity)."""
+    """Dropped document → (the item that stays, similarity)."""
     pairs: dict[int, tuple[int, float]] = {}
     clusters = find_clusters(file, config, lambda: None)
     for members in clusters.members():
@@ -82,11 +82,13 @@ def semantic_pairs(file: EmbeddingFile, config: SemanticDedupeConfig) -> dict[in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", help="folder of an encoder; without item nothing is measured")
     parser.add_argument("--documents", type=int, default=1500)
     parser.add_argument("--planted", type=int, default=60)
     parser.add_argument("--show", type=int, default=12, help="drops that were not planted, to be read")
     options = parser.parse_args()
+    if not options.model:
+        parser.exit(0, "no encoder to measure: name the folder of item by --model\n")
     texts, plants = planted(options.documents, options.planted)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -94,27 +96,23 @@ def main() -> None:
             for number, text in enumerate(texts):
                 writer.write(make_document(text, f"all/{number}")._replace(id=f"{number:016x}"))
         run = Run(folder / "work", RUN)
-        begun, cpu = time.monotonic(), time.process_time()
+        started, cpu = time.monotonic(), time.process_time()
         config = SemanticDedupeConfig(model=options.model)
         file, cut = embed_documents(config, Passes(run, document_parts(folder / "in")))
-        seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+        seconds, cpu = time.monotonic() - started, time.process_time() - cpu
         size = sum(len(text.encode()) for text in texts)
-        print(
-            f"{len(texts)} documents, {size / 1e6:.1f} MB, embedded in {seconds:.0f} s, {cpu:.0f} s of processors; {cut} cut"
-        )
+        speed = f"embedded in {seconds:.0f} s, {cpu:.0f} s of processors"
+        print(f"{len(texts)} documents, {size / 1e6:.1f} MB, {speed}; {cut} cut")
         (folder / "out").mkdir()
         dedupe(DedupeConfig(), {"documents": folder / "in"}, folder / "out", Run(folder / "near", RUN))
         left = {int(document.id, 16) for document in read_documents(folder / "out")}
         kinds = sorted({kind for kind, _ in plants.values()})
-        print("found of", {kind: sum(one == kind for one, _ in plants.values()) for kind in kinds})
-        row = {kind: sum(one == kind and number not in left for number, (one, _) in plants.items()) for kind in kinds}
+        print("found of", {kind: sum(item == kind for item, _ in plants.values()) for kind in kinds})
+        row = {kind: sum(item == kind and number not in left for number, (item, _) in plants.items()) for kind in kinds}
         print("dedupe", row, "others", sum(number not in left for number in range(len(texts)) if number not in plants))
         for threshold in THRESHOLDS:
             pairs = semantic_pairs(file, config.model_copy(update={"threshold": threshold}))
-            of = {
-                number: {document for document in (number, pairs.get(number, (number, 0))[0])}
-                for number in range(len(texts))
-            }
+            of = {number: {number, pairs.get(number, (number, 0.0))[0]} for number in range(len(texts))}
             row = dict.fromkeys(kinds, 0)
             for copy, (kind, original) in plants.items():
                 row[kind] += bool(of[copy] & of[original])

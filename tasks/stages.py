@@ -112,7 +112,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "semantic_dedupe",
-            about="Documents of which none says the same as another.",
+            about="Documents that all differ in meaning.",
             version=1,
             config=SemanticDedupeConfig,
             function="corpus.semantic.stage:semantic_dedupe",

@@ -199,8 +199,8 @@ class ChunkSplitter:
 
 
 def _with_format(words: list[str], chunk: str) -> list[str]:
-    """The words of a chunk as they stand in it, with its format characters. words: without them, at least one."""
-    starts = []
+    """Return the words of a chunk with its format characters. words: without them, at least one."""
+    starts: list[int] = []
     end = 0
     for word in words:
         starts.append(chunk.index(word[0], end) if starts else 0)

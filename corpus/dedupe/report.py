@@ -1,4 +1,4 @@
-"""What dedupe reports of duplicates: samples of clusters, the sources that repeat each other, and similarities."""
+"""Report of the duplicates in a corpus: samples of clusters, the sources that repeat each other, and similarities."""
 
 from __future__ import annotations
 

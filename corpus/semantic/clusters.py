@@ -46,9 +46,9 @@ def find_clusters(file: EmbeddingFile, config: SemanticDedupeConfig, tick: Calla
     there one document is kept of all, so that it takes little time at any size.
     """
     generator = np.random.default_rng(config.seed)
-    wanted = config.clusters or max(1, -(-file.rows // DOCUMENTS_PER_CLUSTER))
+    requested = config.clusters or max(1, -(-file.rows // DOCUMENTS_PER_CLUSTER))
     labels, similarities = np.zeros(file.rows, np.int32), np.zeros(file.rows, np.float32)
-    pending = [(np.arange(file.rows), wanted)]
+    pending = [(np.arange(file.rows), requested)]
     count = 0
     while pending:
         documents, parts = pending.pop()

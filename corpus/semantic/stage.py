@@ -35,20 +35,20 @@ def semantic_dedupe(config: SemanticDedupeConfig, inputs: Mapping[str, Path], ou
     (samples) and aux/counts.json.
 
     A document goes only if one that stays is as similar to it as `threshold` asks. Memory grows by about 60 bytes per
-    document; embeddings lie on disk. Raises StageError as `corpus.semantic.encoder.TextEncoder`.
+    document; embeddings are on disk. Raises StageError as `corpus.semantic.encoder.TextEncoder`.
     """
     passes = Passes(run, document_parts(inputs["documents"]))
     file, cut = embed_documents(config, passes)
     clusters = find_clusters(file, config, run.stop_if_cancelled)
-    found = _duplicates(file, clusters, config, run)
+    duplicates = _duplicates(file, clusters, config, run)
     names, sources, ids = _facts(passes)
-    shown = clusters_to_show(found)
+    shown = clusters_to_show(duplicates)
     numbers = np.unique([*shown, *(document for members in shown.values() for document in members)]).astype(int)
     decisions = Decisions(run.work_dir / "decisions")
     decisions.save(
-        originals=found.originals,
-        similarities=found.similarities,
-        exact=found.exact,
+        originals=duplicates.originals,
+        similarities=duplicates.similarities,
+        exact=duplicates.exact,
         ids=ids,
         sources=sources,
         shown=numbers,
@@ -64,21 +64,21 @@ def semantic_dedupe(config: SemanticDedupeConfig, inputs: Mapping[str, Path], ou
     write_sources(out_dir, given, counts)
     concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
     concatenate((folder / "duplicates.parquet" for folder in folders), aux / "duplicates.parquet", DUPLICATES)
-    write_json(aux / "clusters.json", cluster_rows(shown, texts, found, ids, names, sources))
+    write_json(aux / "clusters.json", cluster_rows(shown, texts, duplicates, ids, names, sources))
     vanished = tell_of_vanished("semantic_dedupe", given, counts, aux / "dropped.parquet", run)
-    report = _report(config, found, clusters, counts, names, sources) | {"cut": cut}
+    report = _report(config, duplicates, clusters, counts, names, sources) | {"cut": cut}
     write_json(aux / "counts.json", {**report, **({"vanished": vanished} if vanished else {})})
     return _result(report, warning(vanished))
 
 
 def _duplicates(file: EmbeddingFile, clusters: Clusters, config: SemanticDedupeConfig, run: Run) -> Duplicates:
-    found = Duplicates.none_of(file.rows)
+    duplicates = Duplicates.none_of(file.rows)
     for cluster, members in enumerate(clusters.members()):
         ordered = in_order(members, clusters.similarities, config.keep)
         originals, similarities = find_duplicates(file, ordered, config.threshold, run.stop_if_cancelled)
-        found.originals[ordered], found.similarities[ordered] = originals, similarities
-        run.progress(cluster + 1, clusters.count, "clusters", f"{int((found.originals >= 0).sum()):,} duplicates")
-    return found
+        duplicates.originals[ordered], duplicates.similarities[ordered] = originals, similarities
+        run.progress(cluster + 1, clusters.count, "clusters", f"{int((duplicates.originals >= 0).sum()):,} duplicates")
+    return duplicates
 
 
 def in_order(documents: Numbers, similarities: Similarities, keep: str) -> Numbers:
@@ -97,33 +97,33 @@ def _facts(passes: Passes) -> tuple[list[str], Indices, np.ndarray]:
     tables = [read_table(part, ["id", "source"]) for part in passes.parts]
     named = [source_numbers(table["source"]) for table in tables]
     names = sorted({name for some, _ in named for name in some})
-    place = {name: number for number, name in enumerate(names)}
-    sources = [np.array([place[name] for name in some], np.int32)[numbers] for some, numbers in named]
+    rank = {name: number for number, name in enumerate(names)}
+    sources = [np.array([rank[name] for name in some], np.int32)[numbers] for some, numbers in named]
     ids = [np.array(table["id"].to_pylist(), dtype=bytes) for table in tables]
     return names, np.concatenate(sources), np.concatenate(ids)
 
 
 def _report(
     config: SemanticDedupeConfig,
-    found: Duplicates,
+    duplicates: Duplicates,
     clusters: Clusters,
     counts: SourceCounts,
     names: Sequence[str],
     sources: Indices,
 ) -> dict[str, Any]:
-    gone = found.originals >= 0
-    _, sizes = np.unique(found.originals[gone], return_counts=True)
+    removed = duplicates.originals >= 0
+    _, sizes = np.unique(duplicates.originals[removed], return_counts=True)
     return {
-        "read": gone.size,
+        "read": removed.size,
         "kept": counts.documents.total(),
         "kept_bytes": counts.bytes.total(),
-        "dropped": {SEMANTIC_RULE: int(gone.sum())},
+        "dropped": {SEMANTIC_RULE: int(removed.sum())},
         "groups": sizes.size,
         "largest_group": int(sizes.max(initial=0)) + 1,
         "clusters": clusters.count,
         "largest_cluster": int(np.bincount(clusters.labels).max()),
-        "pairs": pair_counts(found, names, sources),
-        "near": {"similarities": similarity_histogram(found, config.threshold)},
+        "pairs": pair_counts(duplicates, names, sources),
+        "near": {"similarities": similarity_histogram(duplicates, config.threshold)},
     }
 
 

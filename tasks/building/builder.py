@@ -241,7 +241,7 @@ class Build:
 
     def _check_disk(self) -> None:
         """Raise StageError `disk_full` if less is free than the stage needs; what an earlier, broken build left counts
-        as written. The inputs tell of a need of its own once they are on this machine."""
+        as written. The stage's config computes the need from its inputs, once they are on this machine."""
         needed = LOW_DISK_BYTES
         if self.folders and isinstance(self.node.config, NeedsDisk):
             written = sum(file.stat().st_size for file in self.scratch.rglob("*") if file.is_file())

@@ -35,7 +35,7 @@ CPU = LaunchConfig(device="cpu", workers=1)
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with random weights and 32 positions, all of whose sentences are bags of words: it has no embeddings of
-    positions to speak of."""
+    positions that differ."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -86,14 +86,14 @@ def random_embeddings(count: int, seed: int) -> np.ndarray:
 def all_pairs(embeddings: np.ndarray, order: Sequence[int], threshold: float) -> dict[int, int]:
     """By brute force: document → the most similar one of those that were kept before it."""
     kept: list[int] = []
-    found = {}
+    clusters_found = {}
     for document in order:
         similar = embeddings[kept] @ embeddings[document]
         if kept and similar.max() >= threshold:
-            found[document] = kept[similar.argmax()]
+            clusters_found[document] = kept[similar.argmax()]
         else:
             kept.append(document)
-    return found
+    return clusters_found
 
 
 @pytest.mark.parametrize(("clusters", "keep"), [(1, "first"), (1, "farthest"), (12, "farthest"), (12, "nearest")])
@@ -106,19 +106,21 @@ def test_duplicates_are_those_of_all_pairs_within_a_cluster(
     embeddings = random_embeddings(3000, 4)
     file = embedding_file(tmp_path / "embeddings.bin", embeddings)
     config = SemanticDedupeConfig(model="m", threshold=0.9, clusters=clusters)
-    found = find_clusters(file, config, lambda: None)
-    assert found.count == clusters
+    clusters_found = find_clusters(file, config, lambda: None)
+    assert clusters_found.count == clusters
     duplicates: dict[int, int] = {}
     expected: dict[int, int] = {}
-    for members in found.members():
+    for members in clusters_found.members():
         centre = embeddings[members].mean(0)
-        ordered = in_order(members, found.similarities, keep)
+        ordered = in_order(members, clusters_found.similarities, keep)
         to_centre = embeddings[members] @ (centre / np.linalg.norm(centre))
-        assert np.allclose(found.similarities[members], to_centre, atol=1e-5), "k-means has converged"
+        assert np.allclose(clusters_found.similarities[members], to_centre, atol=1e-5), "k-means has converged"
         originals, similarities = find_duplicates(file, ordered, 0.9, lambda: None)
-        gone = originals >= 0
-        assert np.allclose(similarities[gone], (embeddings[ordered[gone]] * embeddings[originals[gone]]).sum(1))
-        duplicates |= dict(zip(ordered[gone].tolist(), originals[gone].tolist(), strict=True))
+        removed = originals >= 0
+        assert np.allclose(
+            similarities[removed], (embeddings[ordered[removed]] * embeddings[originals[removed]]).sum(1)
+        )
+        duplicates |= dict(zip(ordered[removed].tolist(), originals[removed].tolist(), strict=True))
         expected |= all_pairs(embeddings, ordered.tolist(), 0.9)
     assert duplicates == expected and len(expected) > 500
 
@@ -127,12 +129,12 @@ def test_most_duplicates_are_in_one_cluster(tmp_path: Path) -> None:
     embeddings = random_embeddings(3000, 5)
     file = embedding_file(tmp_path / "embeddings.bin", embeddings)
     config = SemanticDedupeConfig(model="m", clusters=12)
-    found = find_clusters(file, config, lambda: None)
-    assert np.bincount(found.labels).max() < 600
+    clusters_found = find_clusters(file, config, lambda: None)
+    assert np.bincount(clusters_found.labels).max() < 600
     pairs = np.array(list(all_pairs(embeddings, range(3000), 0.9).items()))
-    assert (found.labels[pairs[:, 0]] == found.labels[pairs[:, 1]]).mean() > 0.85
+    assert (clusters_found.labels[pairs[:, 0]] == clusters_found.labels[pairs[:, 1]]).mean() > 0.85
     again = find_clusters(file, config, lambda: None)
-    assert np.array_equal(found.labels, again.labels)
+    assert np.array_equal(clusters_found.labels, again.labels)
 
 
 def test_a_large_cluster_is_divided_and_equal_embeddings_stay_together(tmp_path: Path) -> None:
@@ -140,11 +142,11 @@ def test_a_large_cluster_is_divided_and_equal_embeddings_stay_together(tmp_path:
     embeddings[500:1500] = embeddings[500]
     file = embedding_file(tmp_path / "embeddings.bin", embeddings)
     config = SemanticDedupeConfig(model="m", clusters=1, max_cluster_documents=200)
-    found = find_clusters(file, config, lambda: None)
-    sizes = np.bincount(found.labels)
+    clusters_found = find_clusters(file, config, lambda: None)
+    sizes = np.bincount(clusters_found.labels)
     assert sizes.sum() == 2000 and sizes.min() > 0 and np.sort(sizes)[-2] <= 200
-    assert set(found.labels[500:1500]) == {sizes.argmax()} and sizes.max() < 1200
-    members = next(members for members in found.members() if members.size == sizes.max())
+    assert set(clusters_found.labels[500:1500]) == {sizes.argmax()} and sizes.max() < 1200
+    members = next(members for members in clusters_found.members() if members.size == sizes.max())
     originals, _ = find_duplicates(file, members, 0.99, lambda: None)
     assert (originals >= 0).sum() >= 999
 
@@ -180,8 +182,8 @@ def test_embeddings_are_means_of_hidden_states_over_all_windows_of_a_text(encode
     embeddings, is_cut = TextEncoder(config, "cpu")(texts)
     assert np.allclose(embeddings, expected, atol=1e-5)
     assert is_cut.tolist() == [False] * 5 + [True, True, False]
-    whole, is_cut = TextEncoder(SemanticDedupeConfig(model=str(encoder)), "cpu")(texts)
-    assert not is_cut.any() and np.abs(whole[5] - whole[6]).max() > 1e-3
+    complete, is_cut = TextEncoder(SemanticDedupeConfig(model=str(encoder)), "cpu")(texts)
+    assert not is_cut.any() and np.abs(complete[5] - complete[6]).max() > 1e-3
     assert np.allclose(embeddings[5], embeddings[6], atol=1e-6), "they differ after what is read of them"
 
 
@@ -262,7 +264,7 @@ def test_what_is_no_encoder_is_named(tmp_path: Path) -> None:
 def test_the_command_runs_it_between_dedupe_and_classify(
     tmp_path: Path, encoder: Path, run: Callable[..., Answer]
 ) -> None:
-    """The report's funnel has it, and a build tells how much disk its embeddings need."""
+    """The report's funnel has it, and a build reports how much disk its embeddings need."""
     nodes = graph(
         parse({"name": "x", "ingest": {}, "dedupe": {}, "semantic_dedupe": {"model": "e"}, "classify": {"model": "m"}})
     )

@@ -22,8 +22,8 @@ class SegmentedText:
     """The words of D documents with P code points, C chunks and W words.
 
     points (P,); doc_starts (D + 1,) into points; bounds (C, 2) into points; doc_chunks (D + 1,) into bounds;
-    chunk_words (C + 1,) and doc_words (D + 1,) into the words; hashes, lengths (in code points) and bits (W,), of which format characters are no
-    part.
+    chunk_words (C + 1,) and doc_words (D + 1,) into the words; hashes, lengths (in code points) and bits (W,).
+    Format characters are in none of the three.
     """
 
     points: Array

@@ -1,4 +1,4 @@
-"""Characters without a width (joiners, soft hyphens, byte order marks, marks of direction) are no words and no symbols."""
+"""Characters without a width (joiners, soft hyphens, byte order marks) are neither words nor symbols."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_measures_are_those_of_the_text_without_them(name: str) -> None:
     assert text != plain(text)
     assert measure(text) == measure(plain(text))
     segmenter = Segmenter(["the", "of", "and"])
-    found, expected = (segmenter.segment(*code_points([one])) for one in (text, plain(text)))
+    actual, expected = (segmenter.segment(*code_points([variant])) for variant in (text, plain(text)))
     for column in ("lengths", "hashes", "bits"):
-        assert getattr(found, column).tolist() == getattr(expected, column).tolist(), column
+        assert getattr(actual, column).tolist() == getattr(expected, column).tolist(), column
     values = []
-    for one in (text, plain(text)):
+    for variant in (text, plain(text)):
         lines = {"line_ends": [".", "।"], "min_sentences": 1}
         rules = QualityRules(
             CleanConfig(min_characters=len(plain(text)) - 2, gopher_quality={"min_words": 20}, c4=lines)
         )
-        verdicts, [left] = rules([one])
-        assert verdicts.broken == [None], one
+        verdicts, [left] = rules([variant])
+        assert verdicts.broken == [None], variant
         values.append((dict(rules.lines), plain(left).strip()))
     assert values[0] == values[1] and values[0][0]["c4.kept"] > 0
 
