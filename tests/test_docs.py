@@ -65,6 +65,19 @@ def test_the_picture_of_the_quickstart_is_that_of_its_config() -> None:
     assert not [name for name in nodes if f"{name}: {nodes[name].stage.about}" not in drawn]
 
 
+def test_labels_of_the_picture_stay_inside_their_boxes_in_wide_fonts() -> None:
+    """DejaVu Sans, the widest that browsers fall back to, takes 0.59 em for a character of such names, on average."""
+    name = "documents_of_a_step_with_a_long_name"
+    config = yaml.safe_load(QUICKSTART.read_text())
+    config["steps"] = {name: {"uses": "clean", "inputs": {"documents": "ingest"}}}
+    drawn = pipeline_picture(graph(parse(config)))
+    texts = re.findall(r'<text( class="small")?[^>]*?( textLength="\d+" [^>]*)?>([^<]*)</text>', drawn)
+    (width,) = set(re.findall(r'<rect[^>]* width="(\d+)"', drawn))
+    assert [text for _, squeezed, text in texts if squeezed] == [name]
+    wide = {text: len(text) * 0.59 * (10 if small else 13) for small, squeezed, text in texts if not squeezed}
+    assert not [text for text, pixels in wide.items() if pixels > int(width) - 18]
+
+
 def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -> None:
     """After a change of its stages both are captured again: `make demo`, and the check that the guide names."""
     stages = list(graph(load(QUICKSTART)))
