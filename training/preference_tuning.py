@@ -34,7 +34,7 @@ from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import TrainState
-from training.data.loaders import example_loader
+from training.data.examples import example_loader
 from training.data.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
 from training.data.rankings import prompt_clusters
 from training.generation.completions import Completions, generate, kl_of

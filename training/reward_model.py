@@ -24,7 +24,7 @@ from training.config import RewardModelConfig
 from training.core import ranks
 from training.core.hardware import prepare
 from training.core.plan import plan_of
-from training.data.loaders import example_loader
+from training.data.examples import example_loader
 from training.data.rankings import (
     FittedRankings,
     Ranking,

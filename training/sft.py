@@ -30,7 +30,7 @@ from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import Loader
 from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
-from training.data.loaders import example_loader
+from training.data.examples import example_loader
 from training.data.rankings import prompt_clusters
 from training.distributed.parallel import whole_weights
 from training.generation.sampling import sample
