@@ -16,7 +16,7 @@ from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import ModelConfig, OptimizerConfig
 from training.core.hardware import Hardware
-from training.data.rankings import Preferred, Ranking, ranking_batch
+from training.data.preferences import Preferred, Ranking, ranking_batch
 from training.generation.sampling import sample
 from training.model.attention import choose_attention
 from training.model.models import build, flops_per_token, hf_config, load
