@@ -75,7 +75,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do not fit the shards or the
     attention kernel the objective, and where the guard gives up.
     """
-    # Raises for settings that ranks cannot share, before they connect.
+    # The data: shards are checked, and the training is planned. Settings that ranks cannot share raise before they
+    # connect.
     ranks.share_examples(*run.launch.shares_of_examples)
     ranks.share_experts(run.launch.expert_parallel)
     data = PretrainData(config, inputs, run)
@@ -83,6 +84,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
     if data.train.location:
         data.check_tokenizer(tokenizer)
+
+    # The model, fresh or that of another step, and the objective that it learns.
     known = load_known(inputs["model"], config, tokenizer, data.length) if "model" in inputs else None
     within = config.within_documents(known.config.model_type if known else "")
     objective = objective_of(config, tokenizer, data.length, within)
@@ -93,7 +96,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     _choose_kernels(config, network, data.length, within, hardware, run)
     model = LanguageModel(network, hardware)
     parameters = sum(weight.numel() for weight in network.parameters())
-    # FLOPs by PaLM's formula: of models in which every token passes every layer.
+
+    # The plan of the data, with FLOPs by PaLM's formula: of models in which every token passes every layer.
     is_dense = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
     plan = replace(data.plan, flops_per_token=flops_per_token(network, data.length) if is_dense else 0.0)
     _compile(model, plan, data.length, hardware, run)
@@ -105,6 +109,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
             read = batches_of(data.in_order(data.train), counted, 256)
             bigrams = Bigram((packed.tokens for packed in read), vocab_size, len(counted) * (data.length - 1))
             _start_from_bigrams(config, network, bigrams, hardware, run)
+
+        # What is looked at during training: held-out loss, experts, a loss that does not fall, samples.
         every = plan.to_batches(config.evaluate_every)
         sources = sides(data.meta) if causal else []
         watched = data.validation_numbers(config.evaluate_tokens)
@@ -127,6 +133,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
         watches.append(validation)
         if objective.continues_text:
             watches.append(InLoopEvaluator(network, tokenizer, config, every, hardware, run))
+
+        # Train, and write the model with the record of the sequences that it has read.
         loader = data.loader(objective.batch, objective.count, hardware)
         estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
         done = fit("pretrain", model, loader, plan, config, hardware, run, watches, inputs=inputs)
