@@ -60,33 +60,33 @@ class Judgements:
 
         Raises StageError `missing_file`; faulty entries inside a file are set aside.
         """
-        asked = (
-            _Asked("review", export.id, "document", export.documents, tuple(MARKS))
+        sheet = (
+            _Questionnaire("review", export.id, "document", export.documents, tuple(MARKS))
             if isinstance(export, Review)
-            else _Asked("export", export.id, "pair", export.pairs, CHOICES)
+            else _Questionnaire("export", export.id, "pair", export.pairs, CHOICES)
         )
         judgements = cls()
         by_key: dict[tuple[str, str], Judgement] = {}
         for path in paths:
             for location, row in _rows_of_file(path):
-                judgements._add(location, row, asked, by_key)
+                judgements._add(location, row, sheet, by_key)
         judgements.used = list(by_key.values())
         return judgements
 
-    def _add(self, location: str, row: Any, asked: _Asked, by_key: dict[tuple[str, str], Judgement]) -> None:
+    def _add(self, location: str, row: Any, sheet: _Questionnaire, by_key: dict[tuple[str, str], Judgement]) -> None:
         if isinstance(row, Mapping) and row.get("skipped"):
             self.skipped += 1
             return
-        read = _read(row, asked)
+        read = _read(row, sheet)
         if isinstance(read, str):
             self.aside.append(Aside(location, read, row))
             return
         before = by_key.setdefault((read.annotator, read.item), read)
         if before.choice != read.choice:
-            message = f"{read.annotator} said {before.choice} of this {asked.kind} before, and now {read.choice}"
+            message = f"{read.annotator} said {before.choice} of this {sheet.kind} before, and now {read.choice}"
             self.aside.append(Aside(location, message, row))
         elif before.correction and read.correction not in ("", before.correction):
-            message = f"{read.annotator} has corrected this {asked.kind} before, in other words"
+            message = f"{read.annotator} has corrected this {sheet.kind} before, in other words"
             self.aside.append(Aside(location, message, row))
         else:  # the page was saved again: add text written since then
             by_key[read.annotator, read.item] = replace(
@@ -95,7 +95,7 @@ class Judgements:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Questionnaire:
     """What people were asked about. name: `export` or `review`. kind: of its items, which is their key in a row."""
 
     name: str
@@ -132,19 +132,19 @@ def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path.name}:{number}", line
 
 
-def _read(row: Any, asked: _Asked) -> Judgement | str:
+def _read(row: Any, sheet: _Questionnaire) -> Judgement | str:
     """Return the judgement in a row, or the reason why it is not one."""
     if not isinstance(row, Mapping):
         return "expected a JSON object"
-    item, annotator, choice = row.get(asked.kind), row.get("annotator"), row.get("choice")
-    if row.get("export", asked.id) != asked.id:
-        return f"it is of the {asked.name} {row['export']}, not of {asked.id}"
-    if not isinstance(item, str) or item not in asked.items:
-        return f"there is no {asked.kind} {item!r} in the {asked.name}"
+    item, annotator, choice = row.get(sheet.kind), row.get("annotator"), row.get("choice")
+    if row.get("export", sheet.id) != sheet.id:
+        return f"it is of the {sheet.name} {row['export']}, not of {sheet.id}"
+    if not isinstance(item, str) or item not in sheet.items:
+        return f"there is no {sheet.kind} {item!r} in the {sheet.name}"
     if not isinstance(annotator, str) or not annotator.strip():
         return "it names no annotator"
-    if choice not in asked.choices:
-        return f"expected a choice of {', '.join(asked.choices)}, not {choice!r}"
+    if choice not in sheet.choices:
+        return f"expected a choice of {', '.join(sheet.choices)}, not {choice!r}"
     left = row.get("left", "a")
     if left not in ("a", "b"):
         return f"expected a or b on the left, not {left!r}"
