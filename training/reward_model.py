@@ -225,7 +225,7 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
         "heldout_pairs": float(len(margins)),
         "heldout_prompts": float(len(np.unique(prompts))),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
-        **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
+        **({"heldout_rankings": float(len(heldout))} if any(len(ranking.pairs) > 1 for ranking in heldout) else {}),
         "p_value": clustered_sign_test(2 * right - 1, prompts, "greater"),
         **clustered_mean(margins, prompts).as_figures("margin"),
         "heldout_loss": _loss(apart, heldout),
@@ -255,10 +255,6 @@ def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
 def _decided(rankings: Sequence[Ranking]) -> NDArray[np.bool_]:
     """Return a mask of the pairs that have a better answer."""
     return np.array([not pair.is_tie for _, pair in each_pair(rankings)])
-
-
-def _has_rankings(rankings: Sequence[Ranking]) -> bool:
-    return any(len(one.pairs) > 1 for one in rankings)
 
 
 def _loss(margins: NDArray[np.float64], rankings: Sequence[Ranking]) -> float:
