@@ -221,7 +221,7 @@ def _quantizes(config: SftConfig) -> bool:
 
 
 def _loaded(folder: Path, config: SftConfig, run: Run) -> PreTrainedModel:
-    """Load the model that training begins with, with linear layers in 4 bits where `lora.quantize` says so."""
+    """Load the model that training begins with, with linear layers in 4 bits if `lora.quantize` is set."""
     network = load(folder)
     if _quantizes(config):
         quantized = quantize_frozen(network)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Export even if a gate rejected the model; its card states the rejection.")
 @click.option(
     "--quantize",
-    type=click.Choice(["int8", "fp8", "gguf"]),
+    type=click.Choice(["int8", "fp8", "gguf", "awq", "gptq"]),
     help="int8, fp8: weights of linear layers in 8 bits, by torchao, as transformers loads them. gguf: a file of "
-    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP.",
+    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP. awq, gptq: "
+    "prints how another tool writes them.",
 )
 @click.option("--adapters", is_flag=True, help="Only the adapters of an sft with lora, in PEFT's format.")
 @click.option(
@@ -39,7 +40,7 @@ def command(
     model: str,
     folder: Path,
     force: bool,
-    quantize: Literal["int8", "fp8", "gguf"] | None,
+    quantize: str | None,
     adapters: bool,
     base: str,
     root: str | None,
@@ -60,12 +61,14 @@ def command(
     if base and not adapters:
         raise click.UsageError("--base is for --adapters")
     from evaluation.release.export import REGISTERED_CARD, card_of, export
+    from evaluation.release.quantized import written_here
     from evaluation.release.registrations import newest_registration
     from evaluation.results.artifacts import read_artifacts
     from infra.errors import GateRefused
     from infra.store.reference import require_whole
     from infra.store.store import Store
 
+    quantization = written_here(quantize)
     store = Store(root_of(root), reading=True)
     source = model_folder(model, store.root)
     if (manifest := store.read(source)) is not None:
@@ -81,8 +84,13 @@ def command(
         card_folder, registration = registered
         registered = store.peek(registration, REGISTERED_CARD, folder=card_folder), registration
     card, card_from = card_of(artifact, registered)
-    document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}
-    document["warnings"] = [problem.as_json() for problem in refused]
+    document: dict[str, Any] = {
+        "status": "done",
+        "model": str(source),
+        "path": str(folder.absolute()),
+        "card_from": card_from,
+        "warnings": [problem.as_json() for problem in refused],
+    }
     if adapters:
         from evaluation.release.adapters import export_adapters
 
@@ -90,7 +98,7 @@ def command(
         if not as_json:
             _print_adapters(written, folder)
         return {**document, "adapters": asdict(written)}, 0
-    loaded = export(artifact, card, folder, quantize)
+    loaded = export(artifact, card, folder, quantization)
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")

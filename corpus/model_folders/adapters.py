@@ -1,7 +1,7 @@
 """Adapters of a fine-tuning (LoRA), kept in aux/adapters of the model that they were merged into.
 
-Weights and settings have the names of PEFT's files. The settings have another file name and no base model: a folder with
-adapter_config.json is loaded by transformers as an adapter of the model that this file names.
+Weights and settings have the names of PEFT's files. The settings have another file name and no base model: transformers
+loads a folder with adapter_config.json as an adapter of the model that this file names.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import shutil
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -103,20 +102,20 @@ def _bases(model: Artifact, base: str) -> list[tuple[str, Path]]:
     """Return names of the base model and their folders, in the order in which they are tried."""
     if base and Path(base).is_dir():
         return [(base, Path(base))]
-    found: list[tuple[str, Path]] = []
+    bases: list[tuple[str, Path]] = []
     reference = model.manifest.inputs.get("model") if model.manifest else None
     root = store_root(model.folder)
     if reference and (manifest := known_manifest(root, reference)):
         imported = str(manifest.config.get("path", "")) if manifest.stage == "base_model" else ""
         if imported and not base and not folder_problems(Path(imported), _OPTION):
-            found.append((imported, Path(imported)))
+            bases.append((imported, Path(imported)))
         folder = folder_of(root, reference, manifest)
         if not folder_problems(folder, _OPTION):
-            found.append((base or str(folder), folder))
-    if not found:
+            bases.append((base or str(folder), folder))
+    if not bases:
         message = "the model that the adapters were trained on is not on this machine"
         raise stage_error("no_base", _OPTION, message, "name its folder with --base")
-    return found
+    return bases
 
 
 def _write_files(model: Artifact, out: Path) -> None:

@@ -2,8 +2,8 @@
 
     cd EMPTY && python -I elsewhere_adapters.py BASE FOLDER THREADS
 
-It imports nothing of this project. It writes result.json and logits.npy (of the base model with adapters) to the working
-directory. result.json holds `check`, the snippet that was tried last, and `error` if one failed.
+It imports nothing of this project. It writes result.json and logits.npy, of the base model with adapters, to the
+working directory. result.json holds `check`, the snippet that was tried last, and `error` if one failed.
 """
 
 import json
@@ -14,19 +14,19 @@ from typing import Any
 TEXT = "Once upon a time"
 
 
-def try_snippets(base: str, folder: str, threads: int, found: dict[str, Any]) -> None:
-    """Load base model and adapters, generate and merge, and fill `found`."""
-    found["check"] = "import peft"
+def try_snippets(base: str, folder: str, threads: int, findings: dict[str, Any]) -> None:
+    """Load base model and adapters, generate and merge, and fill `findings`."""
+    findings["check"] = "import peft"
     import numpy as np
     import torch
     import transformers
     from peft import PeftModel
 
     torch.set_num_threads(threads)
-    found["checks"] = done = []
+    findings["checks"] = done = []
 
     def begin(check: str) -> None:
-        found["check"] = check
+        findings["check"] = check
         done.append(check)
 
     begin("PeftModel.from_pretrained(base, folder)")
@@ -42,20 +42,20 @@ def try_snippets(base: str, folder: str, threads: int, found: dict[str, Any]) ->
     model.generate(**inputs, max_new_tokens=4, do_sample=False)
 
     begin("merge_and_unload()")
-    whole = model.merge_and_unload()
-    found |= {
+    merged = model.merge_and_unload()
+    findings |= {
         "text": TEXT,
         "inputs": inputs["input_ids"][0].tolist(),
         "rows": rows,
-        "architecture": type(whole).__name__,
+        "architecture": type(merged).__name__,
         "chat_template": bool(tokenizer.chat_template),
     }
 
 
 if __name__ == "__main__":
-    found: dict[str, Any] = {}
+    findings: dict[str, Any] = {}
     try:
-        try_snippets(sys.argv[1], sys.argv[2], int(sys.argv[3]), found)
+        try_snippets(sys.argv[1], sys.argv[2], int(sys.argv[3]), findings)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-    Path("result.json").write_text(json.dumps(found), encoding="utf8")
+        findings["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    Path("result.json").write_text(json.dumps(findings), encoding="utf8")

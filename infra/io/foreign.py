@@ -23,8 +23,8 @@ ADAPTERS = "adapter_config.json"
 """PEFT's file. transformers loads a folder with it as the model that it names, wherever that is, with adapters."""
 MERGE = (
     "merge them with PEFT, and give that folder: PeftModel.from_pretrained(base model, folder).merge_and_unload()"
-    ".save_pretrained(new folder), with the tokenizer's files; adapters that this project exported are already merged in "
-    "the model that they were exported from"
+    ".save_pretrained(new folder), with the tokenizer's files; adapters of this project are already merged in the "
+    "model that they were exported from"
 )
 UNOPENED = ("name_or_path", "_name_or_path", "special_tokens_map_file")
 """Former locations of a model, as recorded by save_pretrained: they are never opened."""
@@ -34,7 +34,8 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz",
 
 @dataclass(frozen=True)
 class Danger:
-    """code: `foreign_code` for a model's own code, `adapter` for adapters, else `unsafe_file`. message: what is wrong. fix: what to do."""
+    """code: `foreign_code` for a model's own code, `adapter` for adapters, else `unsafe_file`. message: what is wrong.
+    fix: what to do."""
 
     path: Path
     message: str

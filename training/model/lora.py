@@ -152,8 +152,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     for name, layer in layers.items():
         parent, _, kind = name.rpartition(".")
         if not config.targets or kind in config.targets:
-            made = LoraNf4 if isinstance(layer, Nf4Linear) else LoraLinear
-            adapted = made(layer, config, generator)
+            adapted: LoraNf4 | LoraLinear
+            if isinstance(layer, Nf4Linear):
+                adapted = LoraNf4(layer, config, generator)
+            else:
+                adapted = LoraLinear(layer, config, generator)
             adapted.requires_grad_(False)
             for one in (adapted.lora_a, adapted.lora_b):
                 one.requires_grad_(True)

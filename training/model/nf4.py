@@ -1,4 +1,4 @@
-"""Frozen weights in 4 bits (NF4, Dettmers et al. 2023, "QLoRA"), for adapters that learn beside them.
+"""Frozen weights in 4 bits (NF4, Dettmers et al. 2023, "QLoRA"), under adapters that learn.
 
 Each block of 64 weights has a scale, its largest magnitude; a weight is the nearest of 16 values between -1 and 1 times
 the scale. The values are those quantiles of a normal distribution that the paper's appendix E lists. Scales are numbers
@@ -30,8 +30,8 @@ _CHUNK = 1 << 22
 class Nf4Linear(nn.Module):
     """A linear layer whose weight (O, I) is frozen in 4 bits.
 
-    codes: (N / 2,) uint8, two weights each, the first in the upper half. scales: (N / 64,) uint8, of blocks' scales less
-    `mean`, in 127ths of the largest of their block; 128 is 0. scale_steps: (N / 64 / 256,) fp32.
+    codes: (N / 2,) uint8, two weights each, the first in the upper half. scales: (N / 64,) uint8, the scales of blocks
+    less `mean`, in 127ths of the largest of their block; 128 is 0. scale_steps: (N / 64 / 256,) fp32.
     """
 
     codes: Tensor

@@ -62,7 +62,7 @@ def test_peft_loads_them_beside_the_base_model(base: Path, instructions_dir: Pat
     assert "PeftModel.from_pretrained(AutoModelForCausalLM" in card
     config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
     assert list(config["trainable_token_indices"]) == ["embed_tokens"] and config["r"] == 3
-    with pytest.raises(StageError, match="adapters of .*not a model") as caught:
+    with pytest.raises(StageError, match=r"adapters of .*not a model") as caught:
         check_model(tmp_path / "adapters", "base_model.path")
     assert caught.value.problems[0].code == "adapter" and "merge_and_unload" in caught.value.problems[0].fix
 

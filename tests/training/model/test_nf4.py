@@ -33,12 +33,12 @@ def layer(inputs: int = 256, outputs: int = 128, *, bias: bool = False) -> nn.Li
 def test_codes_are_torchao_s_but_at_the_bounds_and_a_weight_takes_less_than_4_2_bits() -> None:
     reference = pytest.importorskip("torchao.quantization")
     plain = layer()
-    ours, theirs = Nf4Linear(plain), reference.to_nf4(plain.weight.detach(), 64, 256)
+    quantized, expected = Nf4Linear(plain), reference.to_nf4(plain.weight.detach(), 64, 256)
     # torchao takes the nearest value with the scale in 8 bits, bitsandbytes and this project with the scale itself.
-    assert float((ours.codes == theirs.quantized_data).float().mean()) > 0.999
-    dense = ours.dense(torch.float32)
-    assert float((dense - theirs.to(torch.float32)).abs().mean() / plain.weight.abs().mean()) < 1e-3
-    stored = sum(part.numel() * part.element_size() for part in ours.buffers())
+    assert float((quantized.codes == expected.quantized_data).float().mean()) > 0.999
+    dense = quantized.dense(torch.float32)
+    assert float((dense - expected.to(torch.float32)).abs().mean() / plain.weight.abs().mean()) < 1e-3
+    stored = sum(part.numel() * part.element_size() for part in quantized.buffers())
     assert stored * 8 < 4.2 * plain.weight.numel()
     assert float((dense - plain.weight).abs().mean() / plain.weight.abs().mean()) < 0.09
 
@@ -52,9 +52,9 @@ def test_outputs_and_gradients_are_those_of_the_dense_weight() -> None:
     assert not weight[:1].any()
     inputs = torch.randn(2, 5, 40, requires_grad=True)
     quantized(inputs).square().sum().backward()
-    ours, inputs.grad = inputs.grad, None
+    gradient, inputs.grad = inputs.grad, None
     nn.functional.linear(inputs, weight, plain.bias).square().sum().backward()
-    torch.testing.assert_close(ours, inputs.grad)
+    torch.testing.assert_close(gradient, inputs.grad)
 
 
 def test_backward_keeps_no_dense_weight() -> None:
