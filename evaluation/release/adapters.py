@@ -164,7 +164,8 @@ def _card(card: str, base: str) -> str:
     card = card.replace("from transformers import Auto", "from peft import PeftModel\nfrom transformers import Auto", 1)
     load = "AutoModelForCausalLM.from_pretrained(folder)"
     with_base = f"AutoModelForCausalLM.from_pretrained({json.dumps(base)})"
-    card = card.replace(f"model = {load}", f"model = PeftModel.from_pretrained({with_base}, folder)", 1)
+    both = f"model = PeftModel.from_pretrained({with_base}, folder)"
+    card = card.replace(f"model = {load}", both, 1)
     return card.replace(
         "# this model's folder, or its name on the hub", "# the folder of these adapters, or their name on the hub", 1
     )

@@ -27,7 +27,7 @@ def written_here(kind: str | None) -> Quantization | None:
             "and transformers than this environment has, and AutoAWQ is not maintained"
         )
         fix = (
-            "export without the option, then in an environment of its own: pip install llmcompressor, and "
+            "export without the option, then in a separate environment: pip install llmcompressor, and "
             f"oneshot(model=folder, recipe={ELSEWHERE[kind]}(scheme='W4A16', targets=['Linear'], ignore=['lm_head']), "
             "dataset=texts that the model shall be good at)"
         )

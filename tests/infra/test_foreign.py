@@ -238,7 +238,7 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     assert len(files) > 200
     # As code: the model card shows such a call to others.
-    found = {
+    reading = {
         str(path.relative_to(REPOSITORY))
         for path in files
         if calls.search(text := path.read_text(encoding="utf8")) and any(map(calls.search, _calls(text)))
@@ -246,7 +246,7 @@ def test_a_folder_is_handed_to_transformers_in_one_place_alone() -> None:
     # Two are processes of strangers' snippets, which start once `check_model` has looked at the folder; the third reads
     # in 8 bits what the export itself has written.
     others = {f"evaluation/release/{name}.py" for name in ("elsewhere", "elsewhere_adapters", "quantized")}
-    assert found == {"corpus/model_folders/pretrained.py", *others}
+    assert reading == {"corpus/model_folders/pretrained.py", *others}
 
 
 def _calls(source: str) -> list[str]:

@@ -2,7 +2,8 @@
 
     python openai_clients.py URL MODEL MODEL_WITH_CALLS
 
-Imports nothing of this project. Writes the names of the clients that are installed and were tried, and raises at the first surprise.
+Imports nothing of this project. Writes the names of the clients that are installed and were tried,
+and raises at the first surprise.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 URL, MODEL, CALLS = sys.argv[1:] if len(sys.argv) == 4 else ("", "", "")
-ASKED = [{"role": "user", "content": "the weather?"}]
+QUESTION = [{"role": "user", "content": "the weather?"}]
 LONG = [{"role": "user", "content": "long " * 300}]
 FUNCTIONS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("weather", "time")
@@ -39,7 +40,7 @@ def raised(kind: type[Exception], call: Any) -> Any:
 def try_openai(openai: Any) -> None:
     client = openai.OpenAI(base_url=URL, api_key="x", max_retries=0)
     assert MODEL in [model.id for model in client.models.list()] and client.models.retrieve(MODEL).id == MODEL
-    chat = {"model": MODEL, "messages": ASKED, "max_tokens": 4, "temperature": 0}
+    chat = {"model": MODEL, "messages": QUESTION, "max_tokens": 4, "temperature": 0}
     answer = client.chat.completions.create(**chat, n=2, logprobs=True, top_logprobs=2)
     assert len(answer.choices) == 2 and len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
     *parts, last = client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True})
@@ -48,7 +49,7 @@ def try_openai(openai: Any) -> None:
     assert [choice.index for choice in text.choices] == [0, 1, 2, 3] and text.choices[0].text.startswith("The cat")
     streamed = client.completions.create(model=MODEL, prompt="The cat", max_tokens=3, temperature=0, stream=True)
     assert "".join(part.choices[0].text for part in streamed)
-    called = {"model": CALLS, "messages": ASKED, "tools": FUNCTIONS, "temperature": 0}
+    called = {"model": CALLS, "messages": QUESTION, "tools": FUNCTIONS, "temperature": 0}
     (choice,) = client.chat.completions.create(**called, parallel_tool_calls=False).choices
     assert choice.finish_reason == "tool_calls" and choice.message.tool_calls[0].function.arguments == CITY
     with client.chat.completions.stream(**called) as stream:
@@ -72,15 +73,8 @@ def try_langchain(langchain: Any) -> None:
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
     from langchain_core.tools import tool
 
-    options = {
-        "base_url": URL,
-        "api_key": "x",
-        "max_retries": 0,
-        "max_tokens": 4,
-        "temperature": 0,
-        "stream_usage": True,
-    }
-    model = langchain.ChatOpenAI(model=MODEL, **options)
+    options = {"base_url": URL, "api_key": "x", "max_retries": 0, "max_tokens": 4, "temperature": 0}
+    model = langchain.ChatOpenAI(model=MODEL, stream_usage=True, **options)
     assert model.invoke("Why?").usage_metadata["output_tokens"] <= 4
     parts = list(model.stream([SystemMessage("Be short."), HumanMessage("Why?")]))
     assert any(part.usage_metadata for part in parts)
@@ -105,13 +99,14 @@ def try_langchain(langchain: Any) -> None:
 
 def try_litellm(litellm: Any) -> None:
     options = {"api_base": URL, "api_key": "x"}
-    chat = {"model": f"openai/{MODEL}", "messages": ASKED, "max_tokens": 4, "temperature": 0, **options}
+    chat = {"model": f"openai/{MODEL}", "messages": QUESTION, "max_tokens": 4, "temperature": 0, **options}
     assert litellm.completion(**chat).usage.completion_tokens <= 4
-    assert [part for part in litellm.completion(**chat, stream=True) if part.choices[0].delta.content]
+    *_, last = litellm.completion(**chat, stream=True)
+    assert last.choices[0].finish_reason in ("stop", "length")
     assert len(litellm.completion(**chat, n=2, logprobs=True, top_logprobs=1).choices) == 2
     assert litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="The", max_tokens=3, **options)
     (choice,) = litellm.completion(
-        model=f"openai/{CALLS}", messages=ASKED, tools=FUNCTIONS, temperature=0, **options
+        model=f"openai/{CALLS}", messages=QUESTION, tools=FUNCTIONS, temperature=0, **options
     ).choices
     assert choice.message.tool_calls[0].function.arguments == CITY
     raised(litellm.NotFoundError, lambda: litellm.completion(**chat | {"model": "openai/gpt-4o"}))
