@@ -60,24 +60,24 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Return True if two plain JSON values are equal: 1 equals 1.0, since a page's form writes 1 where YAML had 1.0,
     but 1 does not equal true."""
-    return within(one, other) and within(other, one)
+    return within(value, other) and within(other, value)
 
 
-def within(part: Any, whole: Any) -> bool:
-    """Return True if every value of `part` equals the one in the same place of `whole`.
+def within(part: Any, full: Any) -> bool:
+    """Return True if every value of `part` equals the one in the same place of `full`.
 
-    Mappings of `whole` may have more keys.
+    Mappings of `full` may have more keys.
     """
-    if isinstance(part, Mapping) and isinstance(whole, Mapping):
-        return all(key in whole and within(item, whole[key]) for key, item in part.items())
-    if isinstance(part, list | tuple) and isinstance(whole, list | tuple):
-        return len(part) == len(whole) and all(map(within, part, whole))
-    if isinstance(part, bool) or isinstance(whole, bool):
-        return part is whole
-    return bool(part == whole)
+    if isinstance(part, Mapping) and isinstance(full, Mapping):
+        return all(key in full and within(item, full[key]) for key, item in part.items())
+    if isinstance(part, list | tuple) and isinstance(full, list | tuple):
+        return len(part) == len(full) and all(map(within, part, full))
+    if isinstance(part, bool) or isinstance(full, bool):
+        return part is full
+    return bool(part == full)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:

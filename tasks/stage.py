@@ -65,10 +65,10 @@ def may_have(name: str, *takes: str) -> Input:
 
 
 def _kind_called(name: str) -> tuple[Kind, ...]:
-    found = tuple(kind for kind in KINDS if kind == name)
-    if not found:
+    kinds = tuple(kind for kind in KINDS if kind == name)
+    if not kinds:
         raise TypeError(f"the input {name} names the kinds that it takes, of {', '.join(KINDS)}")
-    return found
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Stage:
 
     def input(self, name: str) -> Input | None:
         """The input that may come in under this name; None if nothing may."""
-        declared = next((one for one in self.inputs if one.name == name), None)
+        declared = next((candidate for candidate in self.inputs if candidate.name == name), None)
         return declared or (Input(name, self.more, optional=True) if self.more else None)
 
     def load(self) -> StageFunction:

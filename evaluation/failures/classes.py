@@ -103,17 +103,17 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutco
     return outcomes
 
 
-def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
-    """Return True if a case failed. found: the choices' log likelihoods, for the prompt and the changed prompt.
+def failed_by_likelihood(case: Case, scores: Sequence[Sequence[float]]) -> bool:
+    """Return True if a case failed. scores: the choices' log likelihoods, for the prompt and the changed prompt.
 
     A tie is a failure if one answer is right, and if a change had to move an answer.
     """
     if case.kind == "minimum_functionality":
-        right = found[0][case.answer]
-        return any(score >= right for number, score in enumerate(found[0]) if number != case.answer)
+        right = scores[0][case.answer]
+        return any(score >= right for number, score in enumerate(scores[0]) if number != case.answer)
     if case.kind == "invariance":
-        return _likeliest(found[0]) != _likeliest(found[1])
-    before, after = (_share(prompt_scores, case.answer) for prompt_scores in found)
+        return _likeliest(scores[0]) != _likeliest(scores[1])
+    before, after = (_share(prompt_scores, case.answer) for prompt_scores in scores)
     return after <= before if case.expect == "more" else after >= before
 
 

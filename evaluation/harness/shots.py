@@ -47,9 +47,9 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
     return spec
 
 
-def put_aside(rows: int, wanted: int) -> frozenset[int]:
+def put_aside(rows: int, requested: int) -> frozenset[int]:
     """Return the numbers of the rows to set aside, evenly over the file, because its parts may follow one another."""
-    count = min(wanted, rows // SHARE)
+    count = min(requested, rows // SHARE)
     return frozenset((2 * number + 1) * rows // (2 * count) for number in range(count))
 
 

@@ -64,7 +64,7 @@ class Opening:
     links: (label, address relative to the page). commands: (purpose, command line).
     """
 
-    said: Sequence[str]
+    sentences: Sequence[str]
     verdict: str = ""
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()

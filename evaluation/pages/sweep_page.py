@@ -108,9 +108,9 @@ def law_sentences(law: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
+def isoflop_sentences(isoflop: Mapping[str, Any] | None) -> list[str]:
     """Return the best size at each budget, and its growth, in sentences."""
-    if not found:
+    if not isoflop:
         return ["no three sizes were trained with the same compute, so that there is no IsoFLOP profile"]
     sentences = [
         f"at {number(budget['flops'])} FLOPs a parabola through {len(budget['points'])} sizes is lowest at "
@@ -118,12 +118,12 @@ def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
         f"loss {budget['best']['loss']:.4f}"
         if budget["best"]
         else f"at {number(budget['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
-        for budget in found["budgets"]
+        for budget in isoflop["budgets"]
     ]
-    if found["exponent"] is not None:
+    if isoflop["exponent"] is not None:
         sentences.append(
-            f"the best size grows with compute to the power of {found['exponent']:.2f}, tokens to that of "
-            f"{1 - found['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
+            f"the best size grows with compute to the power of {isoflop['exponent']:.2f}, tokens to that of "
+            f"{1 - isoflop['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
         )
     return sentences
 
@@ -291,7 +291,7 @@ def _curves(document: Mapping[str, Any], curves: Curves, styles: Mapping[int, st
 def _trials(document: Mapping[str, Any]) -> Section:
     rows = [
         [
-            str(place),
+            str(index),
             trial["name"] or " ".join(f"{key}={json.dumps(value)}" for key, value in trial["settings"].items()),
             str(trial["seed"]),
             trial["status"],
@@ -299,7 +299,7 @@ def _trials(document: Mapping[str, Any]) -> Section:
             f"{trial['seconds']:.0f} s",
             trial["error"] or trial["run_id"],
         ]
-        for place, trial in enumerate(document["trials"])
+        for index, trial in enumerate(document["trials"])
     ]
     columns = ["", "settings", "seed", "", document["measure"], "", "run"]
     return Section("trials", "Trials", "", tables=[Table("All trials", columns, rows, folded=True, numeric=(4, 5))])

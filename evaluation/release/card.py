@@ -205,7 +205,11 @@ def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Arti
         if unstated := [source.name for source in sources if not source.licence]:
             lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
         lines.append("")
-    data_steps = [one for one in line if (one.stage in DATA or one.installed_kind in DATA_KINDS) and one.headline]
+    data_steps = [
+        artifact
+        for artifact in line
+        if (artifact.stage in DATA or artifact.installed_kind in DATA_KINDS) and artifact.headline
+    ]
     lines += [f"- {artifact.label}: {artifact.headline}" for artifact in data_steps]
     if len(lines) == 2:
         return "## Data\n\nThe training data is not part of this pipeline."
@@ -268,7 +272,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
         if verdict.gate.against:
-            lines.append(f"- {verdict.gate.figure} is {verdict.found}; expected {verdict.bound}: {word}")
+            lines.append(f"- {verdict.gate.figure} is {verdict.finding}; expected {verdict.bound}: {word}")
         else:
             lines.append(f"- {verdict.gate.figure} = {verdict.value:.4g}, {verdict.bound}: {word}")
     return "\n".join(lines)

@@ -31,7 +31,7 @@ from infra.store.manifest import Manifest
 CARD = "README.md"
 REGISTERED_CARD = "MODEL_CARD.md"
 ELSEWHERE = Path(__file__).parent / "elsewhere.py"
-OURS = {MANIFEST, "trained_sequences.json"}
+NOT_EXPORTED = {MANIFEST, "trained_sequences.json"}
 """Files of the artifact that only this store reads."""
 
 
@@ -76,7 +76,7 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
     try:
         for file in sorted(model.folder.rglob("*")):
             path = file.relative_to(model.folder)
-            if file.is_file() and path.parts[0] != AUX and path.name not in OURS:
+            if file.is_file() and path.parts[0] != AUX and path.name not in NOT_EXPORTED:
                 (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, unfinished / path)
         for file in licence_files(model.folder):

@@ -38,11 +38,11 @@ class Against:
 
 
 def against_promoted(
-    wanted: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
+    names: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
 ) -> dict[str, Against]:
     """Return each wanted figure that the promoted model also has.
 
-    wanted: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
+    names: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
     the promoted model's registration.
     """
     registration = read_artifacts({"register": promoted})["register"]
@@ -52,7 +52,7 @@ def against_promoted(
         promoted_figures = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **promoted_figures}
     address = f"{promoted.parent.name}/{promoted.name}"
     comparisons = {}
-    for name in wanted:
+    for name in names:
         if name not in promoted_figures or name not in figures:
             continue
         step, _, figure = name.partition(".")

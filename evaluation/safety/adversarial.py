@@ -101,7 +101,7 @@ def measure_adversarial(
         ],
         **_summary(changed, plain, confidence),
     }
-    found = [
+    findings = [
         {
             "prompt": attempt.start,
             "changed": attempt.text,
@@ -112,7 +112,7 @@ def measure_adversarial(
         }
         for attempt, plain_attempt in zip(changed, plain, strict=True)
     ]
-    return results, found
+    return results, findings
 
 
 def _mutate(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:

@@ -74,7 +74,7 @@ def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
     for name in config.adopted:
         step = config.steps.get(name)
         if (step.uses if step else name) not in PAYLOADS:
-            known = [*PAYLOADS, *(one for one, other in config.steps.items() if other.uses in PAYLOADS)]
+            known = [*PAYLOADS, *(name for name, other in config.steps.items() if other.uses in PAYLOADS)]
             fix = nearest(name, known, "these can be:", 0.4)
             yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be imported", fix)
 
@@ -167,11 +167,11 @@ def _of_mixture(
 
 def _sources_of(shards: Node, nodes: Graph) -> set[str]:
     """The sources whose text shards hold; none where that is not known before."""
-    read = [nodes[one] for one in ancestors(nodes, [shards.id])]
-    if any(one.adopted and one.stage.makes in ("documents", "shards") for one in read):
+    read = [nodes[name] for name in ancestors(nodes, [shards.id])]
+    if any(node.adopted and node.stage.makes in ("documents", "shards") for node in read):
         return set()
-    ingested = {name for one in read if isinstance(one.config, IngestConfig) for name in one.config.names()}
-    return ingested | {one.config.name for one in read if isinstance(one.config, GenerateConfig)}
+    ingested = {name for node in read if isinstance(node.config, IngestConfig) for name in node.config.names()}
+    return ingested | {node.config.name for node in read if isinstance(node.config, GenerateConfig)}
 
 
 def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: Node, nodes: Graph) -> Iterator[Problem]:
@@ -197,7 +197,7 @@ def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterato
     if not models or models[-1].adopted or shards.adopted or made is None or made.adopted:
         return
     trained = isinstance(made.config, TokenizerConfig) and not made.config.pretrained
-    if trained and by not in [one.inputs.get("tokenizer") for one in models]:
+    if trained and by not in [model.inputs.get("tokenizer") for model in models]:
         message = f"expected text in the token ids of {models[0].id}, and {shards.id} has those of {by}"
         fix = f"take shards whose input tokenizer is {models[0].id}, or leave text out"
         yield Problem("other_tokenizer", where, message, fix)
@@ -219,14 +219,14 @@ def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Prob
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
     """A judge that is a reward model which trains the policy, by name or since the two would be one artifact; the same
     of two reward models that train it; and further ones without the first."""
-    declared = {one.name for one in node.stage.inputs} - {"reward_model"}
+    declared = {item.name for item in node.stage.inputs} - {"reward_model"}
     further = sorted(node.inputs.keys() - declared - {"reward_model"})
     if further and "reward_model" not in node.inputs:
         message = "expected the first reward model as the input reward_model, and further ones beside it"
         yield Problem("missing_input", f"{node.key}.inputs.{further[0]}", message, f"call {further[0]} reward_model")
     training = [name for name in ("reward_model", *further) if name in node.inputs]
-    for place, name in enumerate([*training, "judge"]):
-        for other in training[:place]:
+    for index, name in enumerate([*training, "judge"]):
+        for other in training[:index]:
             yield from _same_model(node, name, other, nodes)
 
 
@@ -241,7 +241,7 @@ def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
         message = "expected the inputs reward_model and judge, whose scores it compares"
         fix = "give a judge: a reward model of another seed or of other pairs, or set it to null"
         yield Problem("no_judge", f"{key}.stop_on_divergence", message, fix)
-    members = given.keys() - ({one.name for one in node.stage.inputs} - {"reward_model"})
+    members = given.keys() - ({item.name for item in node.stage.inputs} - {"reward_model"})
     for name in sorted(section.reward_weights.keys() - members):
         message = f"expected one of the inputs {', '.join(sorted(members)) or '(there is no reward model)'}"
         fix = "give it as an input, or leave it out"

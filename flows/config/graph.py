@@ -109,7 +109,9 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
     for name, node in cut.items():
         # A validation is dropped if the node no longer descends from the data that it checks.
         reads = ancestors(cut, node.inputs.values())
-        requires = tuple(one for one in node.requires if node.path or reads.intersection(nodes[one].inputs.values()))
+        requires = tuple(
+            required for required in node.requires if node.path or reads.intersection(nodes[required].inputs.values())
+        )
         cut[name] = replace(node, requires=requires)
     replaced = ancestors(nodes, [name for name in adopted if name in nodes]) - set(adopted)
     needed = ancestors(cut, [name for name in cut if name not in replaced])
@@ -118,25 +120,25 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
 
 def _measured(nodes: Graph) -> Graph:
     """With a measurement after each step that trains a model, which registrations of that model read too."""
-    found: Graph = {}
+    graph: Graph = {}
     measured = {name for name, node in nodes.items() if node.stage.measured_by and not node.adopted}
     for name, node in nodes.items():
         if name in measured:
-            own = _measurement(node)
-            found |= {name: replace(node, measurement=own), own.id: own}
+            measurement = _measurement(node)
+            graph |= {name: replace(node, measurement=measurement), measurement.id: measurement}
         elif node.stage.registers:
             read = {measurement_of(key): measurement_of(up) for key, up in node.inputs.items() if up in measured}
-            found[name] = replace(node, inputs={**node.inputs, **read})
+            graph[name] = replace(node, inputs={**node.inputs, **read})
         else:
-            found[name] = node
-    return found
+            graph[name] = node
+    return graph
 
 
 def _measurement(node: Node) -> Node:
     """The step that measures the model of another, of the same config and inputs."""
     stage = STAGES[node.stage.measured_by]
-    named = {one.name for one in stage.inputs}
-    of_training = {one.name for one in node.stage.inputs}  # those that `more` lets in have other names
+    named = {item.name for item in stage.inputs}
+    of_training = {item.name for item in node.stage.inputs}  # those that `more` lets in have other names
     inputs = {key: up for key, up in node.inputs.items() if key in named or (stage.more and key not in of_training)}
     return Node(
         measurement_of(node.id),
@@ -190,23 +192,23 @@ def models_before(nodes: Graph, name: str) -> Iterator[Node]:
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
     """The nodes that these need, themselves included."""
-    found: set[str] = set()
+    names: set[str] = set()
     left = list(ids)
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             left += nodes[name].upstream
-    return found
+    return names
 
 
 def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
     """The nodes downstream of these, themselves included."""
-    found = set(ids)
+    names = set(ids)
     for name, node in nodes.items():
-        if found.intersection(node.upstream):
-            found.add(name)
-    return found
+        if names.intersection(node.upstream):
+            names.add(name)
+    return names
 
 
 def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
@@ -234,7 +236,7 @@ def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Proble
 def with_measurements(nodes: Graph, ids: Iterable[str]) -> set[str]:
     """These nodes and the measurements of those that train a model."""
     names = set(ids)
-    return names | {own.id for name in names if (own := nodes[name].measurement) is not None}
+    return names | {measurement.id for name in names if (measurement := nodes[name].measurement) is not None}
 
 
 class Selection(Config):
@@ -255,7 +257,7 @@ class Selection(Config):
         """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every
         stage id that is unknown, and where the options together leave no stage."""
         given = {"--only": self.only, "--from": self.from_, "--until": self.until, "--force": self.force}
-        if problems := [one for option, ids in given.items() for one in unknown_stages(nodes, ids, option)]:
+        if problems := [problem for option, ids in given.items() for problem in unknown_stages(nodes, ids, option)]:
             raise ConfigError(*problems)
         allowed = set(nodes)
         if self.only:
@@ -266,6 +268,8 @@ class Selection(Config):
             allowed &= ancestors(nodes, with_measurements(nodes, self.until))
         if not allowed:
             narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
-            said = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
-            raise ConfigError(Problem("nothing_selected", said, "together they leave no stage to run", "leave one out"))
+            options = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
+            raise ConfigError(
+                Problem("nothing_selected", options, "together they leave no stage to run", "leave one out")
+            )
         return [name for name in nodes if name in allowed]

@@ -15,7 +15,7 @@ from flows.config.read import PipelineConfig
 from flows.deployment.pools import ensure_pool, job_variables, pool_of
 from flows.pipeline import pipeline as pipeline_flow
 from flows.prefect.schedules import Schedule, Timing, timing_by_now, timing_of
-from flows.runs.journal import WHOLE
+from flows.runs.journal import PIPELINE
 from infra.project import code_state
 from infra.store.roots import shown_root
 
@@ -26,9 +26,9 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
     schedule: when it runs by itself; None leaves the schedule unchanged. Raises ConfigError for one that never fires.
     """
     parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
-    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{PIPELINE}")
     flow = with_form(pipeline_flow, config, config.name)
-    return apply_deployment(config, root, flow, WHOLE, parameters, config.description, timing)
+    return apply_deployment(config, root, flow, PIPELINE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:

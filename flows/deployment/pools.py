@@ -42,7 +42,7 @@ def ensure_pool(config: PipelineConfig) -> None:
     template = kube_runs.template()
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_work_pool(pool)
+            work_pool = client.read_work_pool(pool)
         except ObjectNotFound:
             made = (
                 WorkPoolCreate(name=pool, type="process")
@@ -54,9 +54,9 @@ def ensure_pool(config: PipelineConfig) -> None:
             return
     if is_ours:
         return
-    if found.type != kube_runs.TYPE:
-        raise _foreign(pool, f"it has the type {found.type}, not {kube_runs.TYPE}")
-    passed_on = found.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
+    if work_pool.type != kube_runs.TYPE:
+        raise _foreign(pool, f"it has the type {work_pool.type}, not {kube_runs.TYPE}")
+    passed_on = work_pool.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
     if passed_on != template["job_configuration"][kube_runs.MANIFEST]:
         raise _foreign(pool, "its base job template has a Job of its own, in place of the one from launch.kubernetes")
 

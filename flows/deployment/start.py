@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config.graph import Selection
 from flows.config.read import PipelineConfig, dump
-from flows.runs.journal import PRIVATE, RESERVED_BYTES, WHOLE, RunJournal
+from flows.runs.journal import PIPELINE, PRIVATE, RESERVED_BYTES, RunJournal
 from infra.errors import Problem, StemmaError
 from infra.process.interrupts import NUMBERS, interrupt_received
 from infra.project import code_state
@@ -153,8 +153,8 @@ def _on_worker(
 
     from flows.deployment.pools import job_variables
 
-    asked = nullcontext(is_cancelled) if is_cancelled else interrupts()
-    with get_client(sync_client=True) as client, asked as interrupted:
+    interruption = nullcontext(is_cancelled) if is_cancelled else interrupts()
+    with get_client(sync_client=True) as client, interruption as interrupted:
         deployment = _deployment(request, client)
         run = client.create_flow_run_from_deployment(
             deployment,
@@ -173,10 +173,10 @@ def _deployment(request: RunRequest, client: SyncPrefectClient) -> UUID:
 
     code = code_state()
     with suppress(ObjectNotFound):
-        found = client.read_deployment_by_name(f"{request.pipeline.name}/{WHOLE}")
-        same_code = code["commit"] and not code["dirty"] and found.version == code["commit"]
-        if same_code and found.work_pool_name == pool_of(request.pipeline):
-            return found.id
+        deployment = client.read_deployment_by_name(f"{request.pipeline.name}/{PIPELINE}")
+        same_code = code["commit"] and not code["dirty"] and deployment.version == code["commit"]
+        if same_code and deployment.work_pool_name == pool_of(request.pipeline):
+            return deployment.id
     from flows.deployment.deploy import deploy_pipeline
 
     return deploy_pipeline(request.pipeline, request.root, request.config_path)
@@ -216,8 +216,8 @@ def _follow(
                     tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
                 away, state = True, None
                 if journal.has_died():
-                    gone = "its process is gone, and the Prefect server does not answer"
-                    return journal.result() or _lost(request, gone)
+                    reason = "its process is gone, and the Prefect server does not answer"
+                    return journal.result() or _lost(request, reason)
                 if interrupted() and not signalled:
                     if not _end_process(journal):
                         return _left_alone(request)
@@ -231,8 +231,8 @@ def _follow(
                     tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
                 taken_for_dead = True
             elif state is not None and state.is_final():
-                found = journal.result() or _result_elsewhere(request, journal)
-                return found or _lost(request, f"{state.name}: {state.message or 'no message'}")
+                outcome = journal.result() or _result_elsewhere(request, journal)
+                return outcome or _lost(request, f"{state.name}: {state.message or 'no message'}")
             if state is not None and state.name != message and state.name in WAITS:
                 message = state.name
                 tell(f"waiting: {WAITS[message]}")
@@ -265,11 +265,11 @@ def _result_elsewhere(request: RunRequest, journal: RunJournal) -> dict[str, Any
 def _lost(request: RunRequest, message: str) -> dict[str, Any]:
     """A run that ended without a result: its process died, never started, or had no room to record more."""
     status = "cancelled" if message.startswith("Cancel") else "failed"
-    said = f"the flow run ended without a result: {message}"
-    problem = Problem("run_lost", request.config_path, said, "run again")
+    description = f"the flow run ended without a result: {message}"
+    problem = Problem("run_lost", request.config_path, description, "run again")
     if status == "failed" and request.root.exists() and shutil.disk_usage(request.root).free < RESERVED_BYTES:
         problem = Problem(
-            "disk_full", str(request.root), f"the disk is full, and {said}", "free some space and run again"
+            "disk_full", str(request.root), f"the disk is full, and {description}", "free some space and run again"
         )
     return _without_result(request, status, problem)
 

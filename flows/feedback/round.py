@@ -132,12 +132,12 @@ def _draw(
     from training.generation.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
-    place = opened(store, model, models)[0]
+    model_folder = opened(store, model, models)[0]
     noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
     # Each round asks other prompts.
     drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
     work = Run(store.root / ".work" / FEEDBACK)
-    write_export({model: place}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
+    write_export({model: model_folder}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
 
 
 def _tell_judges(folder: Path, config_path: str) -> None:

@@ -40,19 +40,19 @@ def pipeline_picture(nodes: Graph) -> str:
     pairs = {(about[source], about[name]) for name, node in nodes.items() for source in node.upstream}
     edges = _without_shortcuts([Edge(*pair) for pair in sorted(pairs) if pair[0] != pair[1]])
     layers, steps = ordered_layers(boxes, edges, layers_of(boxes, edges))
-    places, width, height = _places(layers)
+    positions, width, height = _positions(layers)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="the steps of the pipeline"><style>{STYLE}</style><defs>{HEAD}</defs>'
     ]
     for source, target in steps:
         head = ' marker-end="url(#head)"' if target in nodes else ""
-        parts.append(f'<path d="{_arrow(places[source], places[target], width)}"{head}/>')
-    passing = [place for name, place in places.items() if name not in nodes]
+        parts.append(f'<path d="{_arrow(positions[source], positions[target], width)}"{head}/>')
+    passing = [position for name, position in positions.items() if name not in nodes]
     parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]
     for name in boxes:
         small = [other for other in nodes if other != name and about[other] == name]
-        parts.append(_box(nodes, name, small, *places[name]))
+        parts.append(_box(nodes, name, small, *positions[name]))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -80,18 +80,18 @@ def _without_shortcuts(edges: Sequence[Edge]) -> list[Edge]:
     ]
 
 
-def _places(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
+def _positions(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
     """The upper left corner of each box, and of where an arrow passes a layer; width and height of it all."""
-    places: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     top = 4
     for first in range(0, len(layers), LAYERS_A_ROW):
         row = layers[first : first + LAYERS_A_ROW]
         for column, layer in enumerate(row):
             for line, name in enumerate(layer):
-                places[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
+                positions[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
         top += max(len(layer) for layer in row) * (HEIGHT + LINE_GAP) - LINE_GAP + ROW_GAP
     columns = min(LAYERS_A_ROW, len(layers))
-    return places, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
+    return positions, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
 
 
 def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
@@ -107,14 +107,14 @@ def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
 
 def _box(nodes: Graph, name: str, within: Sequence[str], x: int, y: int) -> str:
     stage = nodes[name].stage
-    said = [_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within]
+    labels = [_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within]
     kind = ' class="model"' if stage.makes_weights else ""
     title = "\n".join([f"{name}: {stage.about}", *(f"{other}: {nodes[other].stage.about}" for other in within)])
-    small = f'<text class="small" x="{x + 9}" y="{y + 32}">{escape(" · ".join(said))}</text>' if said else ""
+    small = f'<text class="small" x="{x + 9}" y="{y + 32}">{escape(" · ".join(labels))}</text>' if labels else ""
     return (
         f"<g><title>{escape(title)}</title>"
         f'<rect{kind} x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7"/>'
-        f'<text x="{x + 9}" y="{y + (17 if said else 25)}">{escape(name)}</text>{small}</g>'
+        f'<text x="{x + 9}" y="{y + (17 if labels else 25)}">{escape(name)}</text>{small}</g>'
     )
 
 

@@ -117,8 +117,8 @@ def _row(
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
         return PlannedStage(node, "build", because, request.fingerprint)
-    place = store.path(manifest)
-    if damage := store.differences(place, manifest, read_all=read_all):
+    folder = store.path(manifest)
+    if damage := store.differences(folder, manifest, read_all=read_all):
         message = f"its artifact is damaged: {damage[0]}"
         return PlannedStage(node, "build", (Change("damaged", message),), request.fingerprint)
     if forced:
@@ -126,7 +126,7 @@ def _row(
     others = tuple(made_by_others(node, manifest))
     if others and strict_versions:
         return PlannedStage(node, "build", others, request.fingerprint)
-    return PlannedStage(node, "reuse", (), manifest.fingerprint, manifest, place, others)
+    return PlannedStage(node, "reuse", (), manifest.fingerprint, manifest, folder, others)
 
 
 def run_command(config_path: str, store: Store, *words: str) -> str:
@@ -145,7 +145,7 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
         return {}
     rows = plan(nodes, store)
     missing: dict[str, Problem] = {}
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     for name in nodes:
         if name not in needed:
             continue
@@ -159,9 +159,9 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
                 run_command(config_path, store, "--until", name),
             )
         else:
-            found[name] = manifest
+            manifests[name] = manifest
     # The command that builds one also builds what that one needs: no need to name those too.
     implied = {up for name in missing for up in ancestors(nodes, [name]) if up != name}
     if missing:
         raise MissingUpstream(*(problem for name, problem in missing.items() if name not in implied))
-    return found
+    return manifests

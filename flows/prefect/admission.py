@@ -58,14 +58,14 @@ def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
 
 
 def _other_code(run: FlowRun, config_path: str) -> Problem | None:
-    ours = str(code_state()["commit"])
-    theirs = run.deployment_version or ""
-    if not ours or not theirs or ours == theirs:
+    local_commit = str(code_state()["commit"])
+    deployed_commit = run.deployment_version or ""
+    if not local_commit or not deployed_commit or local_commit == deployed_commit:
         return None
     return Problem(
         "other_code",
         "",
-        f"this was deployed by code {theirs[:12]}, and the worker has code {ours[:12]}",
+        f"this was deployed by code {deployed_commit[:12]}, and the worker has code {local_commit[:12]}",
         f"stemma deploy {config_path or 'CONFIG'} with the code that is to run it",
     )
 
@@ -99,14 +99,14 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
             expected_start_time=FlowRunFilterExpectedStartTime(after_=due + timedelta(seconds=1), before_=now),
         ),
     )
-    later = [one for one in later if one.auto_scheduled]
+    later = [other for other in later if other.auto_scheduled]
     return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too, or was run" if later else ""
 
 
 def _queued_in_time(client: SyncPrefectClient, run: FlowRun, due: datetime) -> bool:
     """Return True if a worker took the run up when it was due, and it has waited for another run to end since."""
     states, name = client.read_flow_run_states(run.id), AwaitingConcurrencySlot().name
-    return any(one.name == name and one.timestamp - due <= GRACE for one in states)
+    return any(state.name == name and state.timestamp - due <= GRACE for state in states)
 
 
 RETRY_S = 15.0

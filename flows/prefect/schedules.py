@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Cron
 from pydantic import ValidationError
 
-from flows.runs.journal import WHOLE
+from flows.runs.journal import PIPELINE
 from infra.errors import ConfigError, Problem
 
 LONGEST_MONTH = {month: 29 if month == 2 else 30 if month in (4, 6, 9, 11) else 31 for month in range(1, 13)}
@@ -111,20 +111,20 @@ def timing_by_now(deployment: str) -> Timing:
     """The current timing of a deployment; Prefect would drop it if the deployment were made again without it."""
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_deployment_by_name(deployment)
+            deployed = client.read_deployment_by_name(deployment)
         except ObjectNotFound:
             return Timing()
     kept = ("schedule", "active", "parameters", "slug", "max_scheduled_runs")
     schedules = [
         DeploymentScheduleCreate(**{key: getattr(item, key) for key in kept if hasattr(item, key)})
-        for item in found.schedules
+        for item in deployed.schedules
     ]
-    options, limit = found.concurrency_options, found.global_concurrency_limit
+    options, limit = deployed.concurrency_options, deployed.global_concurrency_limit
     strategy = options.collision_strategy if options else ConcurrencyLimitStrategy.ENQUEUE
     return Timing(
         schedules,
         ConcurrencyLimitConfig(limit=limit.limit, collision_strategy=strategy) if limit else None,
-        [tag for tag in found.tags if tag.startswith(CATCH_UP_TAG)],
+        [tag for tag in deployed.tags if tag.startswith(CATCH_UP_TAG)],
     )
 
 
@@ -143,28 +143,28 @@ def switch(pipeline: str, *, active: bool) -> list[dict[str, Any]]:
     Raises ConfigError if the pipeline is not deployed or has no schedule.
     """
     with get_client(sync_client=True) as client:
-        found = _deployment(client, pipeline)
-        if not found.schedules:
+        deployment = _deployment(client, pipeline)
+        if not deployment.schedules:
             fix = f'stemma deploy CONFIG --cron "0 2 * * *" gives {pipeline} one'
             raise ConfigError(Problem("no_schedule", pipeline, "this pipeline has no schedule", fix))
-        for item in found.schedules:
-            client.update_deployment_schedule(found.id, item.id, active)
+        for item in deployment.schedules:
+            client.update_deployment_schedule(deployment.id, item.id, active)
         return _rows(_deployment(client, pipeline))
 
 
 def _deployment(client: SyncPrefectClient, pipeline: str) -> DeploymentResponse:
     try:
-        return client.read_deployment_by_name(f"{pipeline}/{WHOLE}")
+        return client.read_deployment_by_name(f"{pipeline}/{PIPELINE}")
     except ObjectNotFound:
         message = "this pipeline is not deployed"
         raise ConfigError(Problem("not_deployed", pipeline, message, "stemma deploy CONFIG")) from None
 
 
-def _rows(found: DeploymentResponse) -> list[dict[str, Any]]:
-    strategy = found.concurrency_options.collision_strategy if found.concurrency_options else None
-    tags = [tag.removeprefix(CATCH_UP_TAG) for tag in found.tags if tag.startswith(CATCH_UP_TAG)]
+def _rows(deployment: DeploymentResponse) -> list[dict[str, Any]]:
+    strategy = deployment.concurrency_options.collision_strategy if deployment.concurrency_options else None
+    tags = [tag.removeprefix(CATCH_UP_TAG) for tag in deployment.tags if tag.startswith(CATCH_UP_TAG)]
     rows = []
-    for item in found.schedules:
+    for item in deployment.schedules:
         cron, timezone = getattr(item.schedule, "cron", ""), getattr(item.schedule, "timezone", None) or "UTC"
         dates = next_dates(cron, timezone) if cron and item.active else []
         rows.append(

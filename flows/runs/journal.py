@@ -27,7 +27,7 @@ from infra.run import read_journal
 from infra.store.manifest import Manifest
 from infra.store.store import is_full
 
-WHOLE = "pipeline"
+PIPELINE = "pipeline"
 """The deployment of a whole pipeline: `<pipeline>/pipeline`."""
 
 PRIVATE = "STEMMA_PRIVATE_SERVER"
@@ -100,8 +100,8 @@ class RunJournal:
     def trial(self) -> dict[str, str] | None:
         """The facts that `make_trial` wrote; None for a run that is no trial."""
         path = self.folder / "trial.json"
-        found: dict[str, str] | None = read_own_json(path) if path.exists() else None
-        return found
+        trial: dict[str, str] | None = read_own_json(path) if path.exists() else None
+        return trial
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""
@@ -119,9 +119,9 @@ class RunJournal:
     def reads(self, artifacts: Iterable[Manifest]) -> None:
         """Record the artifacts of earlier runs that a run of a part of its pipeline reads: `stemma gc` spares them
         while the run goes on."""
-        wanted = [asdict(one.as_input()) for one in artifacts]
-        if wanted:
-            self._write({"kind": READS, "artifacts": wanted})
+        inputs = [asdict(manifest.as_input()) for manifest in artifacts]
+        if inputs:
+            self._write({"kind": READS, "artifacts": inputs})
 
     def message(self, stage: str, message: Mapping[str, Any]) -> None:
         """A progress line or an event of a stage, see `infra.run`."""
@@ -222,12 +222,12 @@ class RunJournal:
             raise
 
 
-def _is_result(found: Any) -> bool:
+def _is_result(content: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and {"status", "stages"} <= found.keys()
-        and isinstance(found["stages"], list)
-        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in found["stages"])
+        isinstance(content, dict)
+        and {"status", "stages"} <= content.keys()
+        and isinstance(content["stages"], list)
+        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in content["stages"])
     )
 
 

@@ -82,22 +82,22 @@ class Trials:
 
     def about(self) -> dict[str, Any]:
         """The record that `describe` wrote; empty for a sweep that never began. Raises StageError `damaged_state`."""
-        found: dict[str, Any] = read_state(self.folder / "sweep.json", _LOST, {})
-        return found
+        record: dict[str, Any] = read_state(self.folder / "sweep.json", _LOST, {})
+        return record
 
     def describe(self, about: Mapping[str, Any]) -> None:
         _write(self.folder / "sweep.json", about)
 
     def all(self) -> list[Trial]:
         """Those that began, by number. Raises StageError `damaged_state`."""
-        found = []
+        trials = []
         for path in sorted(self._trials.glob("[0-9]*.json")):
             try:
                 data = read_state(path, _LOST, {})
-                found.append(Trial(**{**data, "tried": tuple(data["tried"])}))
+                trials.append(Trial(**{**data, "tried": tuple(data["tried"])}))
             except (TypeError, KeyError):
                 raise damaged(path, "not as expected", _LOST) from None
-        return found
+        return trials
 
     def save(self, trial: Trial) -> None:
         """Writes it whole, and on the disk: a trial that is begun is known before its run is."""

@@ -28,7 +28,7 @@ TEXT_CHARACTERS = 10_000_000
 """The most that one request may render."""
 LENGTH = struct.Struct("<q")
 
-_ONES = (
+_BELOW_TWENTY = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )  # fmt: skip
@@ -42,9 +42,9 @@ def in_words(number: int) -> str:
     if number > 99:
         raise ValueError(f"numbers are written in words up to 99, not {number}")
     if number < 20:
-        return _ONES[number]
-    tens, ones = divmod(number, 10)
-    return _TENS[tens] + (f"-{_ONES[ones]}" if ones else "")
+        return _BELOW_TWENTY[number]
+    tens, units = divmod(number, 10)
+    return _TENS[tens] + (f"-{_BELOW_TWENTY[units]}" if units else "")
 
 
 _TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)

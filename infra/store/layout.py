@@ -40,8 +40,8 @@ RESERVED = frozenset(
 MANIFEST = "manifest.json"
 AUX = "aux"
 MIRROR = ".remote"
-_OURS = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
-_OURS |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
+_KNOWN = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
+_KNOWN |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
 """Names that may exist in a root before its format file: `up` starts servers there before anything is built."""
 _OF_THE_DISK = {"lost+found"}
 
@@ -119,7 +119,7 @@ class Layout:
         except (OSError, UnicodeDecodeError) as error:
             raise _no_store(self.root, f"cannot be read as a store: {error}") from None
         if MARKER not in names:
-            strange = sorted(name for name in names - _OURS if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
+            strange = sorted(name for name in names - _KNOWN if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
             if strange:
                 examples = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
                 raise _no_store(self.root, f"this folder is no store and not empty: it holds {examples}")

@@ -164,16 +164,16 @@ class Manifest:
         return manifest
 
 
-def known_manifest(root: Path, wanted: Input) -> Manifest | None:
+def known_manifest(root: Path, reference: Input) -> Manifest | None:
     """The manifest of an input, as far as this machine knows it without asking an object store; None if its artifact is
     gone or has other bytes by now. root: of the store; of one on an object store the cache."""
-    mirrored = root / MIRROR / wanted.stage / f"{wanted.fingerprint}.json"
+    mirrored = root / MIRROR / reference.stage / f"{reference.fingerprint}.json"
     for read in (
-        lambda: Manifest.read(root / wanted.path),
+        lambda: Manifest.read(root / reference.path),
         lambda: Manifest.parse(mirrored.read_bytes().partition(b"\n")[2], mirrored),
     ):
         with suppress(OSError, ValueError):
-            if (manifest := read()).digest == wanted.digest:
+            if (manifest := read()).digest == reference.digest:
                 return manifest
     return None
 
@@ -183,9 +183,9 @@ def glance_folder(root: Path, manifest: Manifest) -> Path:
     return root / MIRROR / manifest.stage / f"{manifest.fingerprint}-{manifest.build_id}"
 
 
-def folder_of(root: Path, wanted: Input, manifest: Manifest) -> Path:
+def folder_of(root: Path, reference: Input, manifest: Manifest) -> Path:
     """Folder that holds this machine's copy of an input: the artifact's folder, or that of a glance at it."""
-    folder = root / wanted.path
+    folder = root / reference.path
     return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)
 
 

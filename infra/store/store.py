@@ -290,11 +290,11 @@ class Store:
         say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
 
     @contextmanager
-    def _locked(self, place: Path) -> Iterator[None]:
+    def _locked(self, folder: Path) -> Iterator[None]:
         """Hold a lock so that only one process downloads an artifact to this machine at a time."""
         locks = self.layout.state / "fetch"
         locks.mkdir(parents=True, exist_ok=True)
-        with open(locks / f"{place.parent.name}-{place.name}.lock", "w") as lock:
+        with open(locks / f"{folder.parent.name}-{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

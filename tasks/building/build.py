@@ -76,10 +76,10 @@ def ensure(
 
     Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     store = context.store
     if node.adopted:
-        return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, begun)
+        return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, started)
     clock = Clock()
     with clock("fingerprint"):
         node = held_against(node, inputs, store)
@@ -87,9 +87,9 @@ def ensure(
     because: list[Change] = [Change("forced", "forced")]
     if not force:
         with clock("verify"):
-            found, because = _reusable(node, request, context)
-        if found:
-            return _reuse(node, found, inputs, context, begun)
+            reusable, because = _reusable(node, request, context)
+        if reusable:
+            return _reuse(node, reusable, inputs, context, started)
     key = f"{node.folder}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
@@ -108,9 +108,9 @@ def ensure(
         if not force:
             # A second look: the artifact may have been finished while we waited for the lease.
             with clock("verify"):
-                found, because = _reusable(node, request, context)
-            if found:
-                return _reuse(node, found, inputs, context, begun)
+                reusable, because = _reusable(node, request, context)
+            if reusable:
+                return _reuse(node, reusable, inputs, context, started)
         build = Build(node, request, inputs, requires, context, lease, clock)
         if node.measurement is not None:
             build.keep_measurement = partial(_keep_measurement, node.measurement, inputs, context)
@@ -178,7 +178,9 @@ def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
             lease.release()
 
 
-def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
+def _reuse(
+    node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, started: float
+) -> Done:
     path = context.store.path(manifest)
     if manifest.build_id in context.measured_here:
         return Done("built", manifest, path, manifest.seconds, (Change("measured", "measured as it was trained"),))
@@ -198,4 +200,4 @@ def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], conte
             time.time(),
         )
     )
-    return Done("reused", manifest, path, time.monotonic() - begun)
+    return Done("reused", manifest, path, time.monotonic() - started)

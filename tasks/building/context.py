@@ -69,8 +69,8 @@ class Clock:
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - begun, 4)
+            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - started, 4)

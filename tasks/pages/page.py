@@ -121,9 +121,9 @@ class StagePage:
 
     def _say_where(self) -> None:
         """A line every LINE_EVERY_S for as long as the stage works."""
-        begun = time.monotonic()
+        started = time.monotonic()
         while not self._over.wait(LINE_EVERY_S):
-            self._log.info("%s", f"{seconds(time.monotonic() - begun)}: {self._at or 'at work'}")
+            self._log.info("%s", f"{seconds(time.monotonic() - started)}: {self._at or 'at work'}")
 
     def done(self, done: Done) -> State:
         """The state of a stage whose artifact exists; a stage that was built leaves its sheet."""

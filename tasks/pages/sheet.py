@@ -103,9 +103,9 @@ def drawings(stage: str, curves: Curves, figures: Mapping[str, float]) -> list[t
     for chart in CHARTS:
         lines: list[Line] = []
         legend: list[tuple[str, str]] = []
-        for place, (name, label) in enumerate(chart.metrics.items()):
-            style, points = "train" if place == 0 else "validation", curves.get(name, [])
-            noisy = chart.noisy and place == 0
+        for index, (name, label) in enumerate(chart.metrics.items()):
+            style, points = "train" if index == 0 else "validation", curves.get(name, [])
+            noisy = chart.noisy and index == 0
             lines += loss_lines(points) if noisy else [Line(label, points, style)]
             if points:
                 legend += [(f"{label}, each batch", f"{style} faint"), (f"{label}, smoothed", style)] if noisy else []
@@ -158,8 +158,8 @@ def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mappin
     parts = [f"# {stage} failed", _table(("code", "where", "what", "what to do"), rows)]
     if links:
         parts.append(_to_open(links))
-    if log and (said := tail(log, LOG_LINES)):
-        parts.append("### The end of its log\n\n" + _as_it_is("\n".join(said)))
+    if log and (log_lines := tail(log, LOG_LINES)):
+        parts.append("### The end of its log\n\n" + _as_it_is("\n".join(log_lines)))
     parts.append(f"All of it: `stemma logs {stage}`")
     return "\n\n".join(parts) + "\n"
 
@@ -262,5 +262,5 @@ def _cell(text: str) -> str:
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    found = read_own_json(path)
-    return found if isinstance(found, dict) else {}
+    content = read_own_json(path)
+    return content if isinstance(content, dict) else {}

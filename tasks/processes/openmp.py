@@ -27,7 +27,7 @@ BUSY, BUSY_A_CORE = 0.5, 0.01
 kernel counts time by ticks."""
 _ENTRIES_A_THREAD = 1 << 16
 """Entries per thread of a tensor that is filled by all threads."""
-_MACHINE, _OWN = Path("/proc/stat"), Path("/proc/self/stat")
+_MACHINE, _OWN_PROCESS = Path("/proc/stat"), Path("/proc/self/stat")
 
 
 def wait_policy(threads: int, watches: bool) -> dict[str, str]:
@@ -66,20 +66,20 @@ def _begin_idle_threads() -> threading.Event:
     """As many threads as compute, which end when this is set."""
     import torch
 
-    over, begun = threading.Event(), threading.Event()
+    over, started = threading.Event(), threading.Event()
 
     def work() -> None:
         torch.zeros(_ENTRIES_A_THREAD * torch.get_num_threads())  # OpenMP makes a group for each thread that asks it
-        begun.set()
+        started.set()
         over.wait()
 
     threading.Thread(target=work, name="idle", daemon=True).start()
-    begun.wait()
+    started.wait()
     return over
 
 
 def _others_s() -> float:
     """Seconds for which processes other than this one have kept the machine's cores busy."""
     user, nice, system, _, _, irq, soft_irq, *_ = map(int, _MACHINE.read_text().split("\n", 1)[0].split()[1:])
-    own_user, own_system = map(int, _OWN.read_text().rpartition(")")[2].split()[11:13])
+    own_user, own_system = map(int, _OWN_PROCESS.read_text().rpartition(")")[2].split()[11:13])
     return (user + nice + system + irq + soft_irq - own_user - own_system) / os.sysconf("SC_CLK_TCK")

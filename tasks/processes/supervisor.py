@@ -133,10 +133,10 @@ def _follow(
     patience_s: Callable[[], float],
 ) -> bool:
     """Passes on the journal and what is printed until the process ends; True if it had to be ended."""
-    said = Tail(journal, from_end=True)
+    tail = Tail(journal, from_end=True)
 
     def pass_on() -> None:
-        for line in messages_in(said.lines()):
+        for line in messages_in(tail.lines()):
             on_message(line)
         for text in printed.lines():
             if text.rstrip() != FORKED:

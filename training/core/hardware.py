@@ -119,7 +119,7 @@ def _device(launch: LaunchConfig) -> torch.device:
             )
         return torch.device("cpu")
     answer = describe(free=False)
-    if problems := gpu_problems(answer, DriverAnswer() if answer.usable else ask_driver(), asked=asked):
+    if problems := gpu_problems(answer, DriverAnswer() if answer.usable else ask_driver(), requested=asked):
         raise StageError(*problems)
     return torch.device("cuda", ranks.local_rank()) if answer.usable else torch.device("cpu")
 

@@ -104,7 +104,7 @@ def shards(corpus: Corpus) -> Section:
     return Section("shards", "Shards", lead, tables=tables)
 
 
-def drifted(found: list[Drift]) -> Section:
+def drifted(drifts: list[Drift]) -> Section:
     rows = [
         [
             drift.name,
@@ -115,7 +115,7 @@ def drifted(found: list[Drift]) -> Section:
             percent(drift.moved[1]),
             percent(drift.moved[2]),
         ]
-        for drift in found
+        for drift in drifts
     ]
     if not rows:
         return Section("drift", "Drift", "There is no earlier report of this pipeline to compare with.")

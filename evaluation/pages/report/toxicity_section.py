@@ -227,10 +227,10 @@ def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
     return [Table("Paired differences", columns, rows, note, numeric=(1, 2, 3))] if rows else []
 
 
-def length_of_text(found: PairedToxicity) -> str:
+def length_of_text(paired: PairedToxicity) -> str:
     """Return a sentence that compares the length of the second model's continuations with the first's."""
-    before, after = found.length_of
-    if not found.lengths_differ or not before:
+    before, after = paired.length_of
+    if not paired.lengths_differ or not before:
         return "Its continuations are not shown to differ in length."
     share = percent(abs(after / before - 1), 0)
     if after < before:

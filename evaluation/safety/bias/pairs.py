@@ -25,7 +25,7 @@ class PairScore:
 
     category: str
     direction: str
-    whole: tuple[float, float]
+    all_tokens: tuple[float, float]
     shared: tuple[float, float]
     template: str
 
@@ -94,7 +94,7 @@ def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
     frequency of the differing term itself."""
     return {
         "pairs": len(scores),
-        "stereotype_score": _preference([(*score.whole, score.template) for score in scores], confidence),
+        "stereotype_score": _preference([(*score.all_tokens, score.template) for score in scores], confidence),
         "stereotype_score_shared": _preference([(*score.shared, score.template) for score in scores], confidence),
     }
 

@@ -112,25 +112,25 @@ def _measure(
     return winobias(items, answers, confidence)
 
 
-def likeliest(asked: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) -> list[int]:
+def likeliest(questions: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) -> list[int]:
     """Return the index of the likeliest choice after each prompt; the first of equally likely ones."""
     requests = [
         Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
-        for prompt, choices in asked
+        for prompt, choices in questions
         for number, choice in enumerate(choices)
     ]
     scored = model.loglikelihood(requests)
     check_numbers((likelihood for likelihood, _ in scored), "bias")
     scores = iter(scored)
     answers = []
-    for _, choices in asked:
+    for _, choices in questions:
         choice_scores = [next(scores)[0] for _ in choices]
         answers.append(choice_scores.index(max(choice_scores)))
     return answers
 
 
 def by_template(
-    asked: Sequence[tuple[str, Sequence[str]]], chat: ChatPrompt, model: ReportingHFLM
+    questions: Sequence[tuple[str, Sequence[str]]], chat: ChatPrompt, model: ReportingHFLM
 ) -> list[tuple[str, list[str]]]:
     """Return the prompts in the model's chat template, and the choices without their leading space, as lm-eval asks
     them. Raises StageError `no_chat_template`."""
@@ -138,7 +138,7 @@ def by_template(
     model.chat_template_args = dict(chat.values)
     return [
         (model.apply_chat_template(chat.messages(prompt)), [choice.removeprefix(" ") for choice in choices])
-        for prompt, choices in asked
+        for prompt, choices in questions
     ]
 
 

@@ -35,7 +35,7 @@ class Postgres:
         """The URL without its password, for files and people."""
         parts = urlsplit(self.url)
         user = f"{parts.username}@" if parts.username else ""
-        return f"postgresql://{user}{_place(parts)}{parts.path}"
+        return f"postgresql://{user}{_host_and_port(parts)}{parts.path}"
 
     @property
     def mlflow_uri(self) -> str:
@@ -139,5 +139,5 @@ def described(url: str) -> str:
     return url if url == SQLITE else Postgres(url).public_url
 
 
-def _place(parts: SplitResult) -> str:
+def _host_and_port(parts: SplitResult) -> str:
     return parts.netloc.rpartition("@")[2]

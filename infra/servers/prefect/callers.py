@@ -63,7 +63,7 @@ class Callers:
             return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"{message}. {_to_set('name', host_name(host))}")
         origin = headers.get("origin")
         if origin is not None:
-            if not self._ours(origin.lower(), host):
+            if not self._is_own(origin.lower(), host):
                 message = f"pages of {_shown(origin)} may not call this server"
                 return Refusal(HTTPStatus.FORBIDDEN, f"{message}. {_to_set('address', origin.rpartition('/')[2])}")
         elif method not in READS and headers.get("sec-fetch-site", "none") not in OWN_SITES:
@@ -73,7 +73,7 @@ class Callers:
             return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         return None
 
-    def _ours(self, origin: str, host: str) -> bool:
+    def _is_own(self, origin: str, host: str) -> bool:
         """Return True for a page of the called address, and for one of our other addresses."""
         scheme, _, address = origin.partition("://")
         return scheme in ("http", "https") and (address == host or address in self.addresses)
