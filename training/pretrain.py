@@ -128,10 +128,10 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
             _start_from_bigrams(config, network, bigrams, hardware, run)
         every = batches(config.evaluate_every, **text.scale)
         sources = sides(text.meta) if causal else []
-        looked_at = spread(count_sequences(text.validation), max(1, config.evaluate_tokens // text.length))
+        inspected = spread(count_sequences(text.validation), max(1, config.evaluate_tokens // text.length))
         validation = Validation(
             model,
-            read_packed(text.validation, cache, looked_at, with_sources=bool(sources), limit_gb=limit_gb),
+            read_packed(text.validation, cache, inspected, with_sources=bool(sources), limit_gb=limit_gb),
             every,
             plan.batches,
             run,
@@ -184,8 +184,8 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     headline = f"{done.tokens:,} tokens in {done.batches:,} batches, {done.tokens_per_s:,.0f} tokens/s"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(config, model, text, plan, objective, vocab_size, inputs, its_run)
-        return replace(found, headline=done.headline(found.headline))
+        result = _measured(config, model, text, plan, objective, vocab_size, inputs, its_run)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(headline), measure_now)
 
@@ -235,15 +235,15 @@ def _measured(
         counted = text.first(mixture, config.seed, config.validation_tokens)
         baselines = count_baselines(in_order, counted, vocab_size, objective)
         numbers = spread(count_sequences(text.validation), max(1, config.validation_tokens // text.length))
-        found = measure(model, heldout, numbers, objective, baselines, run, sources)
-    loss = bootstrap_ratio(found.losses, found.labels, config.seed)
+        measured = measure(model, heldout, numbers, objective, baselines, run, sources)
+    loss = bootstrap_ratio(measured.losses, measured.labels, config.seed)
     figures = {
-        **_loss_figures(loss, found, sources, text.bytes_per_token if causal else 0.0),
+        **_loss_figures(loss, measured, sources, text.bytes_per_token if causal else 0.0),
         "validation_tokens": float(len(numbers) * text.length),
     }
     check_measured("pretrain", figures)
-    beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
-    return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
+    details = ", ".join(f"{name} {value:.3f}" for name, value in sorted(measured.baselines.items()))
+    return Result(figures, f"validation loss {loss.value:.3f} ({details})")
 
 
 def _vocab_size(text: PackedText, tokenizer: Any, objective: Objective) -> int:
@@ -311,13 +311,13 @@ def _choose_kernels(
 def _plan(config: PretrainConfig, network: PreTrainedModel, text: PackedText, rampup: BatchSizeRampup | None) -> Plan:
     """Return the length of the training, with FLOPs by PaLM's formula: of models in which every token passes every
     layer."""
-    whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
+    has_flops = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
     return Plan(
         batches(config.duration, **text.scale, rampup=rampup),
         text.batch_size,
         config.global_batch_tokens,
         text.epoch_batches,
-        flops_per_token=flops_per_token(network, text.length) if whole else 0.0,
+        flops_per_token=flops_per_token(network, text.length) if has_flops else 0.0,
         rampup=rampup,
     )
 
@@ -355,18 +355,20 @@ def _stuck(config: PretrainConfig, sample: NDArray[Any], vocab_size: int, plan: 
     return Stuck(float(Unigram([sample], vocab_size).losses(sample[:, 1:]).mean()), warmup, run)
 
 
-def _loss_figures(loss: Interval, found: HeldOut, sources: Sequence[Side], bytes_per_token: float) -> dict[str, float]:
+def _loss_figures(
+    loss: Interval, measured: HeldOut, sources: Sequence[Side], bytes_per_token: float
+) -> dict[str, float]:
     """bytes_per_token: 0 of objectives whose loss is not of every token, which have no bits per byte."""
     return {
         **loss.as_figures("validation_loss"),
         "validation_perplexity": math.exp(min(loss.value, 700.0)),
         **({"bits_per_byte": bits_per_byte(loss.value, bytes_per_token)} if bytes_per_token else {}),
         **{
-            f"bits_per_byte_{one.name}": bits_per_byte(found.by_source[one.name], one.bytes_per_token)
-            for one in sources
-            if one.name in found.by_source
+            f"bits_per_byte_{source.name}": bits_per_byte(measured.by_source[source.name], source.bytes_per_token)
+            for source in sources
+            if source.name in measured.by_source
         },
-        **{f"{name}_loss": value for name, value in found.baselines.items()},
+        **{f"{name}_loss": value for name, value in measured.baselines.items()},
     }
 
 

@@ -109,7 +109,7 @@ def _trained(
     model = model.to(hardware.device)
 
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
-    announce_sandbox((one.rule for one in (*prompts, *heldout)), graders, run)
+    announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
     steps = config.round_batches
@@ -119,12 +119,12 @@ def _trained(
     if config.sampler == "vllm":
         vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
         ending.callback(vllm.close)
-    beside: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if config.text_coef:
         key, sources = "rlhf.text_sources", config.text_sources
         of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
         text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, **of_text)
-        beside["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
+        extra["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
     rollouts = Rollouts(
         sampler.policy,
         reference,
@@ -139,7 +139,7 @@ def _trained(
         run,
         refresh=refresh,
         vllm=vllm,
-        **beside,
+        **extra,
     )
     loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
@@ -162,11 +162,11 @@ def _trained(
         headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(
+        result = _measured(
             config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
         )
         stopped = done.batches < plan.batches
-        return replace(found, headline=f"{found.headline}, {headline}") if stopped else found
+        return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
 
     return Result(figures, headline, measure_now)
 
@@ -222,13 +222,13 @@ def _measured(
     """The figures of `measure_trained`. Every rank must call."""
     graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
     with closing(graders):
-        announce_sandbox((one.rule for one in heldout), graders, run)
+        announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
         rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
-        figures, said = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     check_measured("rlhf", figures)
-    return Result(figures, ", ".join(said))
+    return Result(figures, ", ".join(sentences))
 
 
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
@@ -263,7 +263,7 @@ def _scorers(
         for name in (*names, *(["judge"] if "judge" in inputs else []))
     }
     ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
-    if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
+    if judge is not None and any(same_weights(judge, member) for member in ensemble.members.values()):
         raise stage_error(
             "same_judge",
             "judge",
@@ -276,7 +276,7 @@ def _scorers(
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
     """Raises StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if not has_model and not config.reward_functions and any(one.rule is None for one in prompts):
+    if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
@@ -291,14 +291,14 @@ def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: boo
             "expected the inputs reward_model and judge, whose scores it compares",
             "give a judge: a reward model of another seed or of other pairs, or set it to null",
         )
-    if config.stop_on_divergence and all(one.rule is not None for one in prompts):
+    if config.stop_on_divergence and all(prompt.rule is not None for prompt in prompts):
         raise stage_error(
             "no_judge",
             "rlhf.stop_on_divergence",
             "expected prompts whose answers the reward model judges: a rule judges those of all",
             "set it to null",
         )
-    if config.best_of > 1 and not has_model and all(one.rule is None for one in prompts):
+    if config.best_of > 1 and not has_model and all(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.best_of",
@@ -315,19 +315,19 @@ def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -
     room = longest - config.answer_max_tokens
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
-    found = [
+    prompts = [
         Prompt(row["prompt"], ids, row.get("response", ""), rule, row.get("history", ()))
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]
-    if dropped := len(rows) - len(found):
+    if dropped := len(rows) - len(prompts):
         message = f"{dropped:,} of {len(rows):,} prompts of {path.name} are longer than {room:,} tokens and left out"
         run.event("prompts_dropped", f"rlhf: {message}")
-    if not found:
+    if not prompts:
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
-    return found
+    return prompts
 
 
 if __name__ == "__main__":

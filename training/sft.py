@@ -97,9 +97,11 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
         run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
     training_packs = (
-        packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
+        packs(fitting.conversations, max_length)
+        if config.packing
+        else [(conversation,) for conversation in fitting.conversations]
     )
-    lengths = [sum(len(one.ids) for one in pack) for pack in training_packs]
+    lengths = [sum(len(conversation.ids) for conversation in pack) for pack in training_packs]
     mixed_in: list[Text] = []
     if config.text_per_batch:
         batches_of_text = max(1, len(training_packs) // (config.global_batch_examples - config.text_per_batch))
@@ -113,12 +115,14 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     def look() -> dict[str, float]:
         watched = heldout.conversations[: config.evaluate_pairs]
         losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
-        return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
+        return {
+            "validation/sample_loss": float(losses.sum() / sum(len(conversation.response) for conversation in watched))
+        }
 
     watched = heldout.first(config.watched_prompts)
 
     def watch(side: _Side) -> list[dict[str, Any]]:
-        return side.told(chat, watched.rows, watched.rules, graders)
+        return side.rows_of(chat, watched.rows, watched.rules, graders)
 
     def measure_watched(model: LanguageModel, name: str) -> list[dict[str, Any]]:
         quiet = Run(run.work_dir, run.launch)
@@ -168,8 +172,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
-        found = _compared(heldout, before, after, chat, config, graders, measured_dir)
-        return replace(found, headline=done.headline(found.headline))
+        result = _compared(heldout, before, after, chat, config, graders, measured_dir)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(headline), measure_now)
 
@@ -237,11 +241,11 @@ def _loader(
             config.seed,
             lambda sequences: packed_batch(chat, sequences),
             lengths=by_length,
-            text=[(one,) for one in text],
+            text=[(conversation,) for conversation in text],
             text_per_batch=config.text_per_batch,
         )
     return example_loader(
-        [one for pack in train for one in pack],
+        [conversation for pack in train for conversation in pack],
         config.global_batch_examples,
         config.seed,
         lambda examples: chat.response_batch(as_long_as_the_others(examples), every_answer=True),
@@ -263,11 +267,11 @@ class _Side:
     def ended(self, chat: Chat) -> NDArray[np.bool_]:
         return np.array([chat.has_ended(answer) for answer in self.answers])
 
-    def told(
+    def rows_of(
         self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders
     ) -> list[dict[str, Any]]:
         """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats per token."""
-        found = []
+        lines = []
         for number, (row, answer) in enumerate(zip(rows, self.answers, strict=False)):
             text, rule = chat.decode(answer), rules[number]
             loss = round(float(self.losses[number] / self.tokens[number]), 4)
@@ -275,8 +279,8 @@ class _Side:
             line |= {"history": row["history"]} if row.get("history") else {}
             if rule is not None:
                 line["verified"] = bool(right_answers([text], [rule], graders)[0])
-            found.append(line)
-        return found
+            lines.append(line)
+        return lines
 
     def right(self, chat: Chat, rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
         return right_answers([chat.decode(answer) for answer in self.answers], rules, graders)
@@ -322,18 +326,18 @@ class _Heldout:
             done += len(loss)
             run.progress(done, len(self.conversations), "pairs", f"measuring the {name}")
         room = longest - config.answer_max_tokens
-        asked = [chat.shortened(one.prompt, room) for one in self.conversations[: len(self.rules)]]
+        prompts = [chat.shortened(conversation.prompt, room) for conversation in self.conversations[: len(self.rules)]]
         answers = sample(
             model.model,
-            asked,
+            prompts,
             max_new_tokens=config.answer_max_tokens,
             temperature=0,
             stops=chat.stops,
             hardware=hardware,
             batch_size=_BATCH,
-            on_batch=lambda done: run.progress(done, len(asked), "answers", f"the {name} answers"),
+            on_batch=lambda done: run.progress(done, len(prompts), "answers", f"the {name} answers"),
         )
-        tokens = np.array([len(one.response) for one in self.conversations])
+        tokens = np.array([len(conversation.response) for conversation in self.conversations])
         return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
 
 
@@ -397,8 +401,8 @@ def _losses(
             part = pairs[start : start + _BATCH]
             batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
             each = model.losses(batch).double().cpu()
-            whole = each.sum(1).numpy()
-            yield whole, whole - np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
+            sums = each.sum(1).numpy()
+            yield sums, sums - np.array([each[row, len(conversation.ids) - 2] for row, conversation in enumerate(part)])
 
 
 def _write_samples(

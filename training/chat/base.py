@@ -68,8 +68,8 @@ def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
     turns = []
     for message in messages[1:] if system else messages:
         if message["role"] not in ("user", "assistant"):
-            said = f"expected the roles user and assistant, and system first, not {message['role']!r}"
-            raise stage_error("bad_role", "messages", said)
+            problem = f"expected the roles user and assistant, and system first, not {message['role']!r}"
+            raise stage_error("bad_role", "messages", problem)
         text = message["content"]
         if message["role"] == "user":
             text, system = system + text, ""
@@ -129,7 +129,7 @@ class Chat:
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Shorten a prompt of `prompts` or `turns` to at most `max_tokens`: its oldest exchanges are dropped first, and
         the end of the last question is kept, with its roles."""
-        begins = [place for place, number in enumerate(prompt) if number == self.user]
+        begins = [index for index, number in enumerate(prompt) if number == self.user]
         for begin in begins:
             if len(prompt) - begin <= max_tokens:
                 return list(prompt[begin:])
@@ -180,7 +180,7 @@ class Chat:
 
     def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
         """Answers to prompts of `ask`, each with its end."""
-        texts = [one if isinstance(one, str) else turns_of([one])[0][1] for one in answers]
+        texts = [answer if isinstance(answer, str) else turns_of([answer])[0][1] for answer in answers]
         return [[*answer, self.end] for answer in self.encode(texts)]
 
     def dialogue_of(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
@@ -197,11 +197,11 @@ class Chat:
     def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
         """Prompts with responses, of any length."""
         pairs = zip(self.encode(prompts), self.encode(responses), strict=True)
-        return [Conversation(self.turns([(self.user, asked)]), [*answer, self.end]) for asked, answer in pairs]
+        return [Conversation(self.turns([(self.user, prompt)]), [*answer, self.end]) for prompt, answer in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
         """An answer as text, up to its end."""
-        until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
+        until = next((index for index, number in enumerate(ids) if number in self.stops), len(ids))
         return str(self.tokenizer.decode(list(ids[:until]), skip_special_tokens=True)).strip()
 
     def response_batch(self, conversations: Sequence[Conversation], *, every_answer: bool = False) -> dict[str, Tensor]:
@@ -209,19 +209,22 @@ class Chat:
 
         every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
         """
-        ids = pad([one.ids for one in conversations], self.pad)
+        ids = pad([conversation.ids for conversation in conversations], self.pad)
         labels = torch.full_like(ids, IGNORE)
-        for row, one in enumerate(conversations):
-            answers = [(len(one.prompt), len(one.ids)), *(self._answers_in(one.prompt) if every_answer else ())]
+        for row, conversation in enumerate(conversations):
+            answers = [
+                (len(conversation.prompt), len(conversation.ids)),
+                *(self._answers_in(conversation.prompt) if every_answer else ()),
+            ]
             for start, stop in answers:
                 labels[row, start - 1 : stop - 1] = ids[row, start:stop]
         return {"input_ids": ids, "labels": labels}
 
     def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of answers: start follows the role, and stop includes `<|end|>`."""
-        for place, number in enumerate(prompt[:-1]):
+        for index, number in enumerate(prompt[:-1]):
             if number == self.assistant:
-                yield place + 1, prompt.index(self.end, place) + 1
+                yield index + 1, prompt.index(self.end, index) + 1
 
 
 def chat_of(

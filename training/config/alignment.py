@@ -131,12 +131,12 @@ class SftConfig(ChatTrainerConfig):
         """Problems that leave no room for a prompt; positions: of the model, if known."""
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        found = _no_room("sft", self.answer_max_tokens, longest, fix)
+        problems = _no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
-            found.append(Problem("contradiction", "sft.text_share", message, fix))
-        return found
+            problems.append(Problem("contradiction", "sft.text_share", message, fix))
+        return problems
 
     @property
     def text_per_batch(self) -> int:
@@ -384,9 +384,9 @@ class RlhfConfig(ChatTrainerConfig):
     def sources(self) -> list[Source]:
         """Files of the reward functions, as far as they can be found: a changed function gives another model."""
         return [
-            Source(f"rlhf.reward_functions.{path}", paths=(Path(found),))
+            Source(f"rlhf.reward_functions.{path}", paths=(Path(file),))
             for path in self.reward_functions
-            if (found := file_of(path.partition(":")[0]))
+            if (file := file_of(path.partition(":")[0]))
         ]
 
     def missing_functions(self) -> Iterator[Problem]:
@@ -395,8 +395,8 @@ class RlhfConfig(ChatTrainerConfig):
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt; positions: of the model, if known."""
-        wanted = self.max_prompt_tokens + self.answer_max_tokens
-        return _no_room("rlhf", self.answer_max_tokens, min(wanted, positions or wanted), _POSITIONS)
+        length = self.max_prompt_tokens + self.answer_max_tokens
+        return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
 
     @field_validator("guard")
     @classmethod
@@ -408,8 +408,8 @@ class RlhfConfig(ChatTrainerConfig):
     @model_validator(mode="after")
     def _parts_divide(self) -> Self:
         if (self.chosen_algorithm == "ppo") != (self.answers_per_prompt == 1):
-            wanted = "1" if self.chosen_algorithm == "ppo" else "at least 2"
-            raise ValueError(f"expected answers_per_prompt: {wanted} for algorithm {self.chosen_algorithm}")
+            expected = "1" if self.chosen_algorithm == "ppo" else "at least 2"
+            raise ValueError(f"expected answers_per_prompt: {expected} for algorithm {self.chosen_algorithm}")
         for path in self.reward_functions:
             if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
                 raise ValueError(f"reward_functions: expected package.module:name, not {path!r}")

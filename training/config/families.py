@@ -130,7 +130,7 @@ def split_problem(
     """
     path, parts = "launch.tensor_parallel", count * shard_ranks
     if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.tensor_parallel))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.tensor_parallel))
         message = f"expected a model of {able}, whose layers ranks can share, not {model_type}"
         return Problem("no_tensor_parallel", path, message, "leave launch.tensor_parallel out, or take such a model")
     for what, size, by in (
@@ -172,7 +172,7 @@ def sequences_problem(
         )
         return Problem("no_context_parallel", path, message, "leave launch.context_parallel out")
     if model_type is not None and not FAMILIES.get(model_type, Family(context_parallel=False)).context_parallel:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.context_parallel))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.context_parallel))
         message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
         return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
     scaling = values.get("rope_scaling") or {}
@@ -195,7 +195,7 @@ def sampler_problems(model_type: str) -> Iterator[Problem]:
     """Why a policy's answers cannot be vLLM's (rlhf.sampler), if they cannot."""
     family = FAMILIES.get(model_type)
     if family is None or not family.vllm:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.vllm))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.vllm))
         message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
         yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
 
@@ -220,7 +220,7 @@ def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Pr
     family = FAMILIES.get(model_type)
     if (family and family.router) or not any(count > 1 for count in _experts(values)):
         return None
-    proven = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+    proven = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.router))
     return Problem(
         "unproven_experts",
         path,
@@ -245,7 +245,7 @@ def expert_ranks_problem(
     if not is_mixture(model_type):
         if count == 1:
             return None
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.router))
         message = f"expected a mixture of experts of {able}, not {model_type}"
         return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
     if count == 1 and shares_of_examples[0] > 1:

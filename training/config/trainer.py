@@ -161,11 +161,11 @@ class TrainerConfig(StageConfig):
             return given
         filled = dict(given)
         for name in ("optimizer", "schedule", "guard"):
-            own, part = cls.model_fields[name].default, given.get(name)
+            default, part = cls.model_fields[name].default, given.get(name)
             if isinstance(part, Mapping):
                 # How far the rate falls belongs to how it does.
-                kept = own.model_fields_set - ({"final_share"} if "decay" in part else set())
-                filled[name] = {**{key: getattr(own, key) for key in kept}, **part}
+                kept = default.model_fields_set - ({"final_share"} if "decay" in part else set())
+                filled[name] = {**{key: getattr(default, key) for key in kept}, **part}
         return filled
 
 

@@ -172,7 +172,7 @@ def per_rank_batch(batch_size: int) -> int:
 
 def own_part(count: int) -> slice:
     """This rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
-    first, last = (place * count // world_size() for place in (rank(), rank() + 1))
+    first, last = (index * count // world_size() for index in (rank(), rank() + 1))
     return slice(first, last)
 
 
@@ -185,9 +185,9 @@ def gather(value: T) -> list[T]:
     """`value` of every rank, in order of ranks; every rank must call."""
     if world_size() == 1:
         return [value]
-    found: list[T | None] = [None] * world_size()
-    distributed.all_gather_object(found, value)
-    return found  # type: ignore[return-value]
+    values: list[T | None] = [None] * world_size()
+    distributed.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
 def from_first(value: T) -> T:

@@ -144,7 +144,7 @@ class Clock:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Clock:
         """Read the clock of a checkpoint of any version; the unused times of earlier versions are ignored."""
-        return cls(**{one.name: saved[one.name] for one in fields(cls)})
+        return cls(**{field.name: saved[field.name] for field in fields(cls)})
 
 
 @dataclass

@@ -40,18 +40,18 @@ class Replicas:
     def average(self, gradients: Sequence[Tensor]) -> None:
         """Replace gradients by their mean over these ranks."""
         if self.size > 1:
-            average([local(one) for one in gradients], self._group, self.size)
+            average([local(gradient) for gradient in gradients], self._group, self.size)
 
 
 def own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
     """Create a process group for each list of ranks; every rank must call. Return this rank's group and its members,
     None and an empty list if it is in none."""
-    found: tuple[Any, list[int]] = None, []
+    result: tuple[Any, list[int]] = None, []
     for members in groups:
         group = distributed.new_group(members)
         if ranks.rank() in members:
-            found = group, members
-    return found
+            result = group, members
+    return result
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def average(gradients: Sequence[Tensor], group: Any, parts: int) -> None:
         flat = torch.cat([gradient.flatten() for gradient in some])
         distributed.all_reduce(flat, group=group)
         flat /= parts
-        for gradient, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
+        for gradient, part in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
@@ -87,7 +87,7 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Gradients that are summed together."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        if bucket and sum(one.numel() for one in bucket) + gradient.numel() > _AT_ONCE:
+        if bucket and sum(tensor.numel() for tensor in bucket) + gradient.numel() > _AT_ONCE:
             yield bucket
             bucket = []
         bucket.append(gradient)

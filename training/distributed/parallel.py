@@ -42,7 +42,7 @@ _COMPUTING = ("losses",)
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Put a model on its device and distribute it in place as `launch` says: all kinds of parallelism, in their order.
+    """Put a model on its device and distribute it in place as `launch` specifies: all kinds of parallelism, in order.
 
     Every rank must call, with the whole model. Linear layers in FP8 and activation checkpointing precede this function
     (training/pretrain.py, training/trainer/fit.py), since the microbatch is tried with them on the whole model. The
@@ -183,8 +183,8 @@ def _sums_for_mean(device: torch.device) -> bool:
     """Return True if this backend returns a sum when FSDP2 requests the ranks' mean gradient, as gloo does silently
     (pytorch issue 162338); every rank must call."""
     mean = torch.zeros(1, device=device)
-    ones = torch.ones(ranks.world_size(), device=device)
-    distributed.reduce_scatter_tensor(mean, ones, op=distributed.ReduceOp.AVG)
+    values = torch.ones(ranks.world_size(), device=device)
+    distributed.reduce_scatter_tensor(mean, values, op=distributed.ReduceOp.AVG)
     return bool(mean.item() != 1)
 
 
@@ -213,13 +213,13 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights of a model in fp32 on the CPU, sharded or not; every rank must call. Tied ones share their memory."""
     gathered: dict[int, Tensor] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    whole = {}
+    weights = {}
     for name, value in model.state_dict().items():
         key = id(parameters.get(name, value))
         if key not in gathered:
             gathered[key] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().float()
-        whole[name] = gathered[key]
-    return join_stages(whole) if is_cut(model) else whole
+        weights[name] = gathered[key]
+    return join_stages(weights) if is_cut(model) else weights
 
 
 def settle_buckets(model: nn.Module) -> None:

@@ -67,8 +67,8 @@ def split(
 
     runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all layers.
     """
-    if found := problems(network.config, mesh.size(), shard_ranks):
-        raise StageError(*found)
+    if problem := problems(network.config, mesh.size(), shard_ranks):
+        raise StageError(*problem)
     stack, head = network.base_model, network.get_output_embeddings()
     last = len(stack.layers) - 1
     tied = head is not None and stack.embed_tokens is not None and head.weight is stack.embed_tokens.weight
@@ -127,9 +127,9 @@ class _RouterOfOwnTokens(ParallelStyle):
     gradient. It computes on plain tensors, since it returns three, one of which is of integers."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        own = module.get_parameter("weight").detach()
-        whole = distribute_tensor(own, device_mesh, [Replicate()], src_data_rank=None)
-        module.weight = nn.Parameter(whole)
+        local_weight = module.get_parameter("weight").detach()
+        replicated = distribute_tensor(local_weight, device_mesh, [Replicate()], src_data_rank=None)
+        module.weight = nn.Parameter(replicated)
 
         def take_plain(router: nn.Module, _: Any) -> None:
             router._parameters["weight"] = weight.to_local(grad_placements=[Partial()])

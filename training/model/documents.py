@@ -53,10 +53,10 @@ class Packed:
 
     def token_sources(self) -> NDArray[np.int64]:
         """The source of every token (B, T)."""
-        found = np.zeros(self.tokens.shape, np.int64)
-        for row, starts, sources in zip(found, self.starts, self.sources, strict=True):
+        token_sources = np.zeros(self.tokens.shape, np.int64)
+        for row, starts, sources in zip(token_sources, self.starts, self.sources, strict=True):
             row[:] = np.repeat(sources, np.diff([*starts, len(row)]))
-        return found
+        return token_sources
 
 
 def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
@@ -69,10 +69,10 @@ def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
 
 def positions_within(documents: Tensor) -> Tensor:
     """The position of each token in its document (B, T), counted from 0."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    positions = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(begins, places, 0).cummax(1).values
+    return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def same_document(queries: Tensor, keys: Tensor) -> Tensor:
@@ -89,15 +89,15 @@ def within_documents(
     window: maximum number of tokens that each token sees, itself included.
     rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
     """
-    places = torch.arange(documents.shape[1], device=documents.device)
-    asked = (places if rows is None else rows)[:, None]
-    visible = asked >= places
+    positions = torch.arange(documents.shape[1], device=documents.device)
+    queries = (positions if rows is None else rows)[:, None]
+    visible = queries >= positions
     if seen_by_all is not None:
         visible = visible | seen_by_all[:, None, :]
     if window is not None:
-        visible = visible & (asked - places < window)
-    own = documents if rows is None else documents[:, rows]
-    return same_document(own, documents) & visible.view(-1, 1, *visible.shape[-2:])
+        visible = visible & (queries - positions < window)
+    query_documents = documents if rows is None else documents[:, rows]
+    return same_document(query_documents, documents) & visible.view(-1, 1, *visible.shape[-2:])
 
 
 def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:
@@ -125,8 +125,8 @@ def document_bounds(documents: Tensor) -> Tensor:
     the format of `cu_seqlens` of variable-length flash attention."""
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    places = begins.flatten().nonzero()[:, 0]
-    return torch.cat([places, places.new_tensor([documents.numel()])]).int()
+    starts = begins.flatten().nonzero()[:, 0]
+    return torch.cat([starts, starts.new_tensor([documents.numel()])]).int()
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -102,9 +102,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     Raises StageError `no_such_layer` for a target that names no linear layer.
     """
     head = model.get_output_embeddings()
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head}
+    layers = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head
+    }
     kinds = sorted({name.rpartition(".")[2] for name in layers})
-    if unknown := [one for one in config.targets if one not in kinds]:
+    if unknown := [target for target in config.targets if target not in kinds]:
         raise stage_error(
             "no_such_layer",
             "sft.lora.targets",
@@ -127,9 +129,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
         if not config.targets or kind in config.targets:
             adapted = LoraLinear(layer, config, generator)
             adapted.requires_grad_(False)
-            for one in (adapted.lora_a, adapted.lora_b):
-                one.requires_grad_(True)
-                learning += one.numel()
+            for parameter in (adapted.lora_a, adapted.lora_b):
+                parameter.requires_grad_(True)
+                learning += parameter.numel()
             setattr(model.get_submodule(parent), kind, adapted)
     return learning
 
@@ -137,13 +139,13 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
 def merged(weights: Mapping[str, Tensor], config: LoraConfig, ids: Sequence[int] = ()) -> dict[str, Tensor]:
     """The weights of a model with adapters as those of one without: W + (α / R) B A in each adapted layer, and the rows
     `ids` of the tokens as they learnt."""
-    found = {name: value for name, value in weights.items() if not name.endswith((_A, _B, _TABLE, _ROWS))}
+    result = {name: value for name, value in weights.items() if not name.endswith((_A, _B, _TABLE, _ROWS))}
     for name, table in weights.items():
         if name.endswith(_TABLE):
             layer = name.removesuffix(_TABLE)
-            found[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
+            result[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
     for name, a in weights.items():
         if name.endswith(_A):
             layer = name.removesuffix(_A)
-            found[f"{layer}weight"] = found[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
-    return found
+            result[f"{layer}weight"] = result[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
+    return result

@@ -169,7 +169,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     return 6 * (parameters - looked_up) + attention
 
 
-def limit_length(model: PreTrainedModel, wanted: int) -> int:
-    """`wanted` tokens, or as many as the model has positions for."""
+def limit_length(model: PreTrainedModel, length: int) -> int:
+    """`length` tokens, or as many as the model has positions for."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    return min(wanted, positions) if positions else wanted
+    return min(length, positions) if positions else length

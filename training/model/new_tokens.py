@@ -1,8 +1,8 @@
 """Rows of an embedding that no text has trained: chat tokens before SFT, tokens that a model is given, padding.
 
-A pretraining says in config.json which chat tokens its text had none of (`untrained_tokens`), as an imported model does
-of those that it was given, and in generation_config.json which rows belong to no token (`suppress_tokens`, by which
-transformers never writes them).
+A pretraining records in config.json the chat tokens that its text did not contain (`untrained_tokens`), as an imported
+model does for those that it was given, and in generation_config.json the rows that belong to no token
+(`suppress_tokens`, by which transformers never writes them).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def untrained_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     rows = table[torch.tensor(special, dtype=torch.long, device=table.device)]
     _, kind, count = torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
     alike = (count[kind] > 1) | (rows == 0).all(1)
-    found = {number for number, untrained in zip(special, alike.tolist(), strict=True) if untrained}
-    return sorted({*found, *(getattr(model.config, _KEY, None) or [])} - {tokenizer.pad_token_id, *unused_ids(model)})
+    new_ids = {number for number, untrained in zip(special, alike.tolist(), strict=True) if untrained}
+    return sorted({*new_ids, *(getattr(model.config, _KEY, None) or [])} - {tokenizer.pad_token_id, *unused_ids(model)})
 
 
 def add_untrained(model: PreTrainedModel, ids: Iterable[int]) -> None:

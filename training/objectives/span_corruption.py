@@ -72,10 +72,12 @@ class SpanCorruption(Objective):
         shown[begins] = self.sentinels
         kept, first = ~noise | begins, documents[begins]
         of_span = first[np.cumsum(begins)[noise] - 1]
-        places = np.flatnonzero(begins[noise])
+        span_starts = np.flatnonzero(begins[noise])
         read = np.append(documents[kept], documents[-1])
-        written = np.append(np.insert(np.where(documents[noise] == of_span, of_span, -1), places, first), documents[-1])
-        text = np.insert(tokens[noise], places, self.sentinels)
+        written = np.append(
+            np.insert(np.where(documents[noise] == of_span, of_span, -1), span_starts, first), documents[-1]
+        )
+        text = np.insert(tokens[noise], span_starts, self.sentinels)
         return np.append(shown[kept], self._end), read, np.append(text, self._end), written
 
     def count(self, batch: Any) -> TokenCount:

@@ -84,23 +84,25 @@ def planned(
         return None
     length, tokens = _length(config, plan.batch_tokens // plan.batch_size), plan.epoch_batches * plan.batch_tokens
     scorers = [arch.parameters for name in inputs if name == "judge" or name not in NO_REWARD_MODELS]
-    told = needs(config, arch, length, launch, hardware, tokens, scorers)
-    if told.hours is None or told.hours_low is None or told.hours_high is None:
+    needed = needs(config, arch, length, launch, hardware, tokens, scorers)
+    if needed.hours is None or needed.hours_low is None or needed.hours_high is None:
         return None
     return {
-        "device": told.device,
-        "devices": told.devices,
+        "device": needed.device,
+        "devices": needed.devices,
         "batches": plan.batches,
-        "step_s": told.hours * 3600 / plan.batches,
-        "step_s_low": told.hours_low * 3600 / plan.batches,
-        "step_s_high": told.hours_high * 3600 / plan.batches,
-        "memory_gb": told.memory_gb,
-        "memory_limit_gb": told.memory_limit_gb,
-        "microbatch": told.microbatch,
+        "step_s": needed.hours * 3600 / plan.batches,
+        "step_s_low": needed.hours_low * 3600 / plan.batches,
+        "step_s_high": needed.hours_high * 3600 / plan.batches,
+        "memory_gb": needed.memory_gb,
+        "memory_limit_gb": needed.memory_limit_gb,
+        "microbatch": needed.microbatch,
     }
 
 
-def write_measured(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
+def write_measured(
+    out_dir: Path, expected: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int
+) -> None:
     """Write aux/planned.json: {"planned": result of `planned`, "measured": {"step_s", "memory_gb", "microbatch"}}.
 
     step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.
@@ -108,7 +110,7 @@ def write_measured(out_dir: Path, told: Mapping[str, Any], step_s: float, memory
     path = out_dir / PLANNED
     path.parent.mkdir(parents=True, exist_ok=True)
     measured = {"step_s": step_s, "memory_gb": memory_bytes / 1e9, "microbatch": microbatch}
-    path.write_text(json.dumps({"planned": told, "measured": measured}, indent=1) + "\n", encoding="utf8")
+    path.write_text(json.dumps({"planned": expected, "measured": measured}, indent=1) + "\n", encoding="utf8")
 
 
 def _device(launch: LaunchConfig, device: torch.device) -> Device | None:

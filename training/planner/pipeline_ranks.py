@@ -46,10 +46,10 @@ def _fullest(ranks: int, pieces: int, rank: int, count: int) -> tuple[tuple[floa
     most = min(ahead + 1, passes)
     # Backward passes after which no forward pass is left; before the last of them as much waits as ever.
     steady = passes - most
-    found = []
-    for begun in range(pieces + 1):
+    states = []
+    for started in range(pieces + 1):
         # A piece begins to leave gradients when all p microbatches of a round have passed back through the one above.
-        done = max(steady, (begun - 1) * ranks + 1 if begun else 0)
-        if done < passes and (begun == pieces or done <= begun * ranks):
-            found.append((begun / pieces, float(most - (done - steady))))
-    return tuple(found)
+        done = max(steady, (started - 1) * ranks + 1 if started else 0)
+        if done < passes and (started == pieces or done <= started * ranks):
+            states.append((started / pieces, float(most - (done - steady))))
+    return tuple(states)

@@ -28,7 +28,7 @@ def kl_of_best(n: int) -> float:
 
 def chances(drawn: int, n: int) -> NDArray[np.float64]:
     """The chance (drawn,) that each of `drawn` answers, from the worst to the best, is the best of n among them."""
-    ways = [math.comb(place, n - 1) for place in range(drawn)]
+    ways = [math.comb(worse, n - 1) for worse in range(drawn)]
     return np.array(ways, float) / math.comb(drawn, n)
 
 
@@ -39,12 +39,12 @@ def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDA
     ranked = np.take_along_axis(scores, order, 1)
     ordered = np.take_along_axis(by, order, 1)
     weight = chances(scores.shape[1], n)
-    found = np.empty(len(scores))
+    expected = np.empty(len(scores))
     for row, (values, judged) in enumerate(zip(ranked, ordered, strict=True)):
         _, group = np.unique(judged, return_inverse=True)
         means = np.bincount(group, values) / np.bincount(group)
-        found[row] = float((weight * means[group]).sum())
-    return found
+        expected[row] = float((weight * means[group]).sum())
+    return expected
 
 
 def best_of_figures(

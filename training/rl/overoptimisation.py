@@ -56,7 +56,7 @@ class DivergenceWatch:
         if fall is not None:
             best_round, best, newest = fall
             message = (
-                f"rlhf: stopped after round {number + 1:,}: over {self._rounds:,} rounds the judge's score lies at "
+                f"rlhf: stopped after round {number + 1:,}: over {self._rounds:,} rounds the judge's score is "
                 f"{newest.judge:.3f}, and was {best.judge:.3f} up to round {best_round:,}, while the reward went from "
                 f"{best.reward:.3f} to {newest.reward:.3f}"
             )

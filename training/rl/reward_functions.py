@@ -32,15 +32,15 @@ def reward_function(path: str) -> RewardFunction:
     module, _, name = path.partition(":")
     where = f"{KEY}.{path}"
     try:
-        found = getattr(importlib.import_module(module), name)
+        attribute = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise stage_error("no_such_function", where, f"expected a function: {error}", FIX) from error
     except (Exception, SystemExit) as error:
         message = f"expected a function: importing {module} raised {type(error).__name__}: {error}"
         raise stage_error("no_such_function", where, message, FIX) from error
-    if not callable(found):
-        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", FIX)
-    function: RewardFunction = found
+    if not callable(attribute):
+        raise stage_error("no_such_function", where, f"expected a function, not {type(attribute).__name__}", FIX)
+    function: RewardFunction = attribute
     return function
 
 

@@ -123,8 +123,8 @@ class Rewards:
             scores = self.ensemble.combined(each)
             if len(learnt):
                 # Raw scores of several models have no common scale.
-                told = learnt if len(self.ensemble) == 1 else scores[~ruled]
-                metrics |= {"rlhf/reward": float(told.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+                shown = learnt if len(self.ensemble) == 1 else scores[~ruled]
+                metrics |= {"rlhf/reward": float(shown.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
                 if len(self.ensemble) > 1:
                     metrics["rlhf/reward_models_apart"] = self.ensemble.apart(each[~ruled])
         if self.judge is not None and not ruled.all():
@@ -148,9 +148,10 @@ class Rewards:
     def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Return each function's rewards of the answers (B,), before its weight, nan where it abstains. Each rank asks
         for its part, and every rank must call."""
-        mine = ranks.own_part(len(texts))
+        own_rows = ranks.own_part(len(texts))
         answered = [
-            Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)
+            Answered(prompt.text, text, prompt.response)
+            for prompt, text in zip(prompts[own_rows], texts[own_rows], strict=True)
         ]
         return {
             path: ranks.join_parts(torch.tensor(self._graders.functions(path, answered)))
@@ -160,6 +161,6 @@ class Rewards:
     def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
         """Return 1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule
         judges. In double precision; each rank checks its part, and every rank must call."""
-        mine = ranks.own_part(len(texts))
-        rules = [one.rule for one in prompts[mine]]
-        return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))
+        own_rows = ranks.own_part(len(texts))
+        rules = [prompt.rule for prompt in prompts[own_rows]]
+        return ranks.join_parts(torch.from_numpy(right_answers(texts[own_rows], rules, self._graders)))

@@ -238,11 +238,11 @@ def _memory(most: int) -> int:
     """Return the bytes that the processes of this namespace use; shared memory counts once if the sum is above the
     limit."""
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    found = sum(
+    used = sum(
         _of(f"/proc/{name}/statm", lambda text: int(text.split()[1]) * resource.getpagesize()) for name in numbers
     )
-    if found <= most:
-        return found
+    if used <= most:
+        return used
     return sum(
         _of(f"/proc/{name}/smaps_rollup", lambda text: 1024 * int(text.partition("\nPss:")[2].split()[0]))
         or _of(f"/proc/{name}/statm", lambda text: int(text.split()[1]) * resource.getpagesize())

@@ -57,8 +57,8 @@ def lengthening(before: Completions, after: Completions) -> NDArray[np.float64]:
 
 def means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     """The mean (P,) over the `each` answers to a prompt, from values (A,)."""
-    found: NDArray[np.float64] = values.reshape(-1, each).mean(1)
-    return found
+    averages: NDArray[np.float64] = values.reshape(-1, each).mean(1)
+    return averages
 
 
 def share(hits: NDArray[np.float64], each: int, clusters: NDArray[np.int64]) -> Interval:

@@ -29,7 +29,7 @@ class Kernels:
     """
 
     name: str
-    said: str
+    description: str
     touched: float
     inner: float
     scores: float
@@ -41,8 +41,8 @@ class Kernels:
 
 
 KERNELS = {
-    one.name: one
-    for one in (
+    kernels.name: kernels
+    for kernels in (
         # Fitted to Mosaic LLMs (Part 1): 7.1 h for the 1.3B model on 8 GPUs.
         Kernels(
             "plain",

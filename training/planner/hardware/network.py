@@ -49,8 +49,8 @@ class Network:
             return self.link * self.reached, self.start_s
         # In a ring through several nodes, members in the same node share the bandwidth of its network cards, and a node
         # has as many cards as devices.
-        beside = max(1, min(members, self.node // inner))
-        return min(self.link, self._far(span) * beside) * self.reached, self.far_start_s
+        links = max(1, min(members, self.node // inner))
+        return min(self.link, self._far(span) * links) * self.reached, self.far_start_s
 
     def all_gather(self, size: float, members: int, inner: int) -> float:
         """Seconds until everyone of a group has all `size` bytes, of which each had its part; or to sum and scatter."""

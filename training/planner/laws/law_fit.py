@@ -70,13 +70,13 @@ def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> F
 
     Raises ConfigError for fewer than LEAST runs, or of one size or one length alone.
     """
-    problem = wanted(points)
+    problem = missing_points(points)
     if problem:
         raise ConfigError(problem)
     return _law(_best(points, _starts(points) if starts is None else starts))
 
 
-def wanted(points: Sequence[RunPoint]) -> Problem | None:
+def missing_points(points: Sequence[RunPoint]) -> Problem | None:
     """Return the problem that prevents fitting a law to runs. Runs with equal results count as one, for example if an
     axis does not affect the result."""
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
@@ -89,7 +89,7 @@ def wanted(points: Sequence[RunPoint]) -> Problem | None:
 
 
 def _best(points: Sequence[RunPoint], starts: Sequence[Floats]) -> Floats:
-    found = (
+    fits = (
         minimize(
             _objective,
             start,
@@ -100,7 +100,7 @@ def _best(points: Sequence[RunPoint], starts: Sequence[Floats]) -> Floats:
         )
         for start in starts
     )
-    best: Floats = min(found, key=lambda one: one.fun).x
+    best: Floats = min(fits, key=lambda fit: fit.fun).x
     return best
 
 
@@ -162,10 +162,10 @@ def fit_and_predict(points: Sequence[RunPoint], seed: int = 17) -> dict[str, Any
             others.append(_law(_best(picked, [_logs(law)])))
     off = [np.log(law.loss(point.parameters, point.tokens) / point.loss) for point in used]
     predicted = law.loss(held.parameters, held.tokens)
-    low, high = _bounds([one.loss(held.parameters, held.tokens) for one in others])
+    low, high = _bounds([other.loss(held.parameters, held.tokens) for other in others])
     return {
         "law": asdict(law),
-        "intervals": {name: _bounds([getattr(one, name) for one in others]) for name in asdict(law)},
+        "intervals": {name: _bounds([getattr(other, name) for other in others]) for name in asdict(law)},
         "runs": len(used),
         "rmse_log": float(np.sqrt(np.mean(np.square(off)))),
         "held_out": {
@@ -183,7 +183,7 @@ def _bounds(values: Sequence[float]) -> list[float]:
     return [float(bound) for bound in np.quantile(values, [0.025, 0.975])]
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
+def write(path: Path, fitted: dict[str, Any]) -> None:
     """Write a file for `stemma plan --law`, with intervals and the held-out run next to the five numbers."""
-    beside = {key: value for key, value in found.items() if key != "law"}
-    path.write_text(json.dumps({**found["law"], **beside}, indent=1) + "\n", encoding="utf8")
+    rest = {key: value for key, value in fitted.items() if key != "law"}
+    path.write_text(json.dumps({**fitted["law"], **rest}, indent=1) + "\n", encoding="utf8")

@@ -60,8 +60,8 @@ class Algorithm(ABC):
         logprobs, values (B, T): of the current policy and value function.
         """
         bounds = self.config.ratio_bounds
-        found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
-        return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
+        result = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
+        return {"policy": result.loss, CLIPPED: result.clip_share, "total": result.loss}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """Return the number of tokens that the loss is the mean over, by which parts of a minibatch are weighted."""
