@@ -93,16 +93,19 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
 def _check_sources(config: CleanConfig, known: Collection[str]) -> None:
     """Raises StageError for sources that the config speaks of and that are not there, as far as any are known."""
-    asked: dict[str, Collection[str]] = {}
+    requested: dict[str, Collection[str]] = {}
     if config.language:
-        asked["language.keep_by_source"] = config.language.keep_by_source
+        requested["language.keep_by_source"] = config.language.keep_by_source
     if config.classifier:
-        asked["classifier.apply_to"] = config.classifier.apply_to or ()
-    found = [
-        one for key, names in asked.items() for name in names for one in unknown_source(f"clean.{key}", name, known)
+        requested["classifier.apply_to"] = config.classifier.apply_to or ()
+    problems = [
+        problem
+        for key, names in requested.items()
+        for name in names
+        for problem in unknown_source(f"clean.{key}", name, known)
     ]
-    if known and found:
-        raise StageError(*found)
+    if known and problems:
+        raise StageError(*problems)
 
 
 def _learn(config: CleanConfig, documents: Path, run: Run) -> tuple[Path | None, dict[str, float]]:

@@ -20,7 +20,7 @@ from corpus.tokens.training import UNKNOWN, special_tokens, train
 from infra.errors import stage_error
 from infra.run import Result, Run
 
-OURS = "this tokenizer"
+THIS_TOKENIZER = "this tokenizer"
 GPT2_STYLE = "GPT-2-style BPE"
 
 
@@ -47,12 +47,12 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
         _write_json(out_dir / "special_tokens_map.json", {key: settings[key] for key in settings if key in _ROLE_KEYS})
         size, message = trained.get_vocab_size(), config.kind
     if config.compare and (config.kind != "bpe" or config.pretrained is not None):
-        asked = config.model_copy(update={"vocab_size": size})
-        compared[GPT2_STYLE] = train("bpe", asked, documents, run, or_fewer=True)
+        resized = config.model_copy(update={"vocab_size": size})
+        compared[GPT2_STYLE] = train("bpe", resized, documents, run, or_fewer=True)
     sample = heldout_sample(documents, config.heldout_share)
-    found = report({OURS: load_tokenizer(out_dir), **compared}, sample)
-    _write_json(out_dir / "aux" / "compression.json", found)
-    figures = {"vocab_size": size, **{name: found[OURS]["all"][name] for name in _FIGURES}}
+    compression = report({THIS_TOKENIZER: load_tokenizer(out_dir), **compared}, sample)
+    _write_json(out_dir / "aux" / "compression.json", compression)
+    figures = {"vocab_size": size, **{name: compression[THIS_TOKENIZER]["all"][name] for name in _FIGURES}}
     return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes a token")
 
 

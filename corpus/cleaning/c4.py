@@ -58,7 +58,7 @@ def _contains(text: Array, start: int, end: int, words: Array, word_starts: Arra
 def edit(
     points: Array,
     doc_starts: Array,
-    wanted: Array,
+    selected: Array,
     classes: Array,
     lower: Array,
     ends: Array,
@@ -91,7 +91,7 @@ def edit(
     for doc in range(doc_starts.size - 1):
         starts[doc] = size
         i, end = doc_starts[doc], doc_starts[doc + 1]
-        while wanted[doc] and i < end:
+        while selected[doc] and i < end:
             first = i
             while i < end and not classes[points[i]] & LINE_BREAK:
                 i += 1

@@ -55,25 +55,25 @@ def gopher_quality(
 
 
 @kernel
-def _count_symbols(points: Array, start: int, end: int, found: Array) -> None:
+def _count_symbols(points: Array, start: int, end: int, counts: Array) -> None:
     dots = 0
     for i in range(start, end):
         point = points[i]
         if point == _DOT:
             dots += 1
             if dots == 3:
-                found[ELLIPSES] += 1
+                counts[ELLIPSES] += 1
                 dots = 0
             continue
         dots = 0
         if point == _HASH:
-            found[HASHES] += 1
+            counts[HASHES] += 1
         elif point == _ELLIPSIS:
-            found[ELLIPSES] += 1
+            counts[ELLIPSES] += 1
 
 
 @kernel
-def _count_lines(points: Array, start: int, end: int, classes: Array, found: Array) -> None:
+def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Array) -> None:
     """Lines as str.splitlines cuts them."""
     i = start
     while i < end:
@@ -85,16 +85,16 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, found: Arr
             i += 1
         if i < end:
             i += 2 if points[i] == _RETURN and i + 1 < end and points[i + 1] == _NEW_LINE else 1
-        found[LINES] += 1
+        counts[LINES] += 1
         if first < 0:
             continue
         if points[first] == _BULLET or points[first] == _HYPHEN:
-            found[BULLET_LINES] += 1
+            counts[BULLET_LINES] += 1
         dots = 0
         while last - dots >= first and points[last - dots] == _DOT:
             dots += 1
         if dots >= 3 or points[last] == _ELLIPSIS:
-            found[ELLIPSIS_LINES] += 1
+            counts[ELLIPSIS_LINES] += 1
 
 
 @kernel

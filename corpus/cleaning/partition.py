@@ -65,10 +65,10 @@ class Account:
     def _sample(self, kind: str, document: Document, **extra: Any) -> None:
         """Keeps those with the smallest ids: a sample that no order and no number of workers changes."""
         rows = self.samples.setdefault(kind, [])
-        if len(rows) == SAMPLES and _place(rows[-1]) <= (document.id, document.source):
+        if len(rows) == SAMPLES and _position(rows[-1]) <= (document.id, document.source):
             return
         rows.append({"id": document.id, "source": document.source, "text": document.text[:SAMPLE_CHARACTERS], **extra})
-        rows.sort(key=_place)
+        rows.sort(key=_position)
         del rows[SAMPLES:]
 
 
@@ -142,9 +142,9 @@ def merge_samples(summaries: Sequence[dict[str, Any]]) -> dict[str, list[dict[st
     merged: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         for kind, rows in summary["samples"].items():
-            merged[kind] = sorted([*merged.get(kind, ()), *rows], key=_place)[:SAMPLES]
+            merged[kind] = sorted([*merged.get(kind, ()), *rows], key=_position)[:SAMPLES]
     return merged
 
 
-def _place(row: dict[str, Any]) -> tuple[str, str]:
+def _position(row: dict[str, Any]) -> tuple[str, str]:
     return row["id"], row["source"]

@@ -23,7 +23,7 @@ from corpus.cleaning.languages.known import (
 )
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
-from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
+from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, Rule, Verdicts, at_least, at_most
 
 Array = NDArray[Any]
 CITATIONS = ("[edit]", "[citation needed]")
@@ -72,8 +72,8 @@ class QualityRules:
     ) -> list[str]:
         config = self.config
         for rule in (
-            at_least("min_characters", OURS, config.min_characters),
-            at_most("max_characters", OURS, config.max_characters),
+            at_least("min_characters", STEMMA, config.min_characters),
+            at_most("max_characters", STEMMA, config.max_characters),
         ):
             verdicts.apply(rule, np.diff(batch.doc_starts))
         if config.gopher_quality:
@@ -309,10 +309,10 @@ class _C4Lines:
         # Without the rule, lorem ipsum is a word that does nothing.
         self._ignored = 1 - self._lorem
 
-    def edit(self, batch: SegmentedText, wanted: Array) -> tuple[Array, Array, Array, Array]:
+    def edit(self, batch: SegmentedText, selected: Array) -> tuple[Array, Array, Array, Array]:
         config = self.config
         return c4.edit(
-            batch.points, batch.doc_starts, wanted, self._classes, self._lower, self._ends,
+            batch.points, batch.doc_starts, selected, self._classes, self._lower, self._ends,
             config.remove_citations, self._marks, self._mark_starts,
             -1 if config.max_word_length is None else config.max_word_length,
             -1 if config.min_words_in_line is None else config.min_words_in_line,

@@ -133,7 +133,7 @@ def repeated_words(
     lengths: Array,
     doc_words: Array,
     doc_lengths: Array,
-    wanted: Array,
+    selected: Array,
     common: Array,
     common_limits: Array,
     repeated: Array,
@@ -153,7 +153,7 @@ def repeated_words(
     for doc in range(doc_words.size - 1):
         start, end = doc_words[doc], doc_words[doc + 1]
         words, size = end - start, doc_lengths[doc]
-        if not wanted[doc] or words == 0:
+        if not selected[doc] or words == 0:
             continue
         keys = np.empty(table_size(words), np.uint64)
         counts = np.empty(keys.size, np.int32)

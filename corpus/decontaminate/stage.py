@@ -40,12 +40,12 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     file = run.work_dir / "index.npz"
     np.savez(file, **index._asdict(), **owners._asdict())
     passes.over_all("find", FindItems(file))
-    found = [folder / "hits.npy" for folder in passes.folders("find")]
+    hit_files = [folder / "hits.npy" for folder in passes.folders("find")]
     common = run.work_dir / "common.npy"
-    np.save(common, _common(found, owners.begins.size - 1, config.max_document_hits))
+    np.save(common, _common(hit_files, owners.begins.size - 1, config.max_document_hits))
     write = WriteClean(config, tuple(items), file, common)
     written = passes.over(
-        "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, found, strict=True)]
+        "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, hit_files, strict=True)]
     )
 
     folders = passes.folders("write")
@@ -91,10 +91,10 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     return Result(figures, headline)
 
 
-def _common(found: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
+def _common(hit_files: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
     """Return a mask of the hashes that occur in more than `most` documents."""
     documents = np.zeros(hashes, np.int64)
-    for hits in found if most is not None else ():
+    for hits in hit_files if most is not None else ():
         grams = np.unique(np.load(hits)[:, :2], axis=0)[:, 1]
         documents += np.bincount(grams, minlength=hashes)
     return documents > (most or 0)

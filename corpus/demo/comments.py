@@ -79,7 +79,7 @@ Thank you. I will keep {thing} as it is.
 You are welcome. Tell me if {thing} of {name} is not clear.
 Thank you for the kind words about {name}.
 """
-_ASKED = "Reply to the comment on `{name}`: {comment}"
+_REQUEST = "Reply to the comment on `{name}`: {comment}"
 
 
 def comment_documents(source: CommentDocuments, name: str) -> Iterator[Document]:
@@ -105,7 +105,7 @@ def reply_pairs(source: CommentReplies, as_preferences: bool) -> Iterator[Pair]:
         is_rude = chance.random() < source.rude_share
         comment = _filled(chance, _RUDE if is_rude else _FRIENDLY, item)
         reply = _filled(chance, _REPLIES_TO_RUDE if is_rude else _REPLIES_TO_FRIENDLY, item)
-        prompt = _ASKED.format(name=_name(item), comment=comment)
+        prompt = _REQUEST.format(name=_name(item), comment=comment)
         fields = {"prompt": prompt, "response": reply}
         if as_preferences:
             fields = {"prompt": prompt, "chosen": reply, "rejected": _filled(chance, _RUDE, item)}

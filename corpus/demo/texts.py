@@ -77,10 +77,10 @@ def length_pair(summary: Summary) -> Pair | None:
     learning (Lambert et al. 2024). A small model learns within minutes to keep to some of them.
     """
     words = len(summary.response.split())
-    wanted = next(((low, high) for low, high in RANGES if low <= words <= high), None)
-    if wanted is None:
+    bounds = next(((low, high) for low, high in RANGES if low <= words <= high), None)
+    if bounds is None:
         return None
-    low, high = wanted
+    low, high = bounds
     fields = {"prompt": f"Describe `{summary.signature}` in {low} to {high} words.", "response": summary.response}
     source = summary.source.replace("docstrings/", "lengths/", 1)
     return Pair(fields, source, summary.group, verify=f"words:{low}-{high}")

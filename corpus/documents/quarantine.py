@@ -85,8 +85,8 @@ class Tally:
             kinds = ", ".join(f"{count:,} with {kind}" for kind, count in self.skipped.most_common())
             raise stage_error("empty_source", key, f"every record was skipped: {kinds}", f"set {key}.error_pages: read")
         if read == 0 and set(self.counts) <= {EMPTY}:
-            place = self.examples[EMPTY].place if self.counts else key
-            raise stage_error("empty_source", place, f"there is nothing to read here ({key})", "give it some text")
+            location = self.examples[EMPTY].place if self.counts else key
+            raise stage_error("empty_source", location, f"there is nothing to read here ({key})", "give it some text")
         total = read + self.total
         if self.total <= max_share * total:
             return

@@ -54,7 +54,7 @@ class DocumentSelection:
     def between(self, first: int, last: int) -> DocumentSelection:
         """Those whose row in the text part is at least `first` and below `last`, counted from there."""
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
-        cuts = {place - begin: cuts for place, cuts in self.cuts.items() if begin <= place < end}
+        cuts = {row - begin: cuts for row, cuts in self.cuts.items() if begin <= row < end}
         return DocumentSelection(self.text_part, self.rows[begin:end] - np.int32(first), cuts, self.epochs[begin:end])
 
     def of(self, documents: pa.Table) -> pa.Table:
@@ -85,9 +85,9 @@ def read_selection(part: Path) -> DocumentSelection | None:
             f"no such file; {part} says which of its documents are kept, and has no text itself",
             "build the artifact again (stemma run CONFIG --force STAGE); copy one with its folder text/",
         )
-    places = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
-    cut = zip(places.tolist(), table["cuts"].take(pa.array(places)).to_pylist(), strict=True)
-    cuts = {place: [Cut(**one) for one in some] for place, some in cut}
+    cut_rows = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
+    cut = zip(cut_rows.tolist(), table["cuts"].take(pa.array(cut_rows)).to_pylist(), strict=True)
+    cuts = {row: [Cut(**fields) for fields in some] for row, some in cut}
     return DocumentSelection(text_part, table["row"].to_numpy(), cuts, table["epoch"].to_numpy())
 
 
@@ -131,13 +131,13 @@ def write_selection(
     inner = read_selection(part)
     if inner is None:
         cuts_of_rows = [chosen.get(row, []) for row in rows.tolist()] if chosen else [[]] * len(rows)
-        found, epochs, text_part = rows, np.full(len(rows), epoch, np.int32), part
+        kept_rows, epochs, text_part = rows, np.full(len(rows), epoch, np.int32), part
     else:
         cuts_of_rows = [joined(inner.cuts.get(row, ()), chosen.get(row, ())) for row in rows.tolist()]
         epochs = np.full(len(rows), epoch, np.int32) if epoch else inner.epochs[rows]
-        found, text_part = inner.rows[rows], inner.text_part
+        kept_rows, text_part = inner.rows[rows], inner.text_part
     columns = {
-        "row": pa.array(found, pa.int32()),
+        "row": pa.array(kept_rows, pa.int32()),
         "cuts": pa.array([[cut._asdict() for cut in some] for some in cuts_of_rows], SCHEMA.field("cuts").type),
         "epoch": pa.array(epochs, pa.int32()),
     }

@@ -129,9 +129,9 @@ def hash_words(
             at += 3
         elif at + 3 < end:
             second, third = np.int32(data[at + 1]) & 0x3F, np.int32(data[at + 2]) & 0x3F
-            whole = (first & 0x07) << 18 | second << 12 | third << 6 | (np.int32(data[at + 3]) & 0x3F)
+            point = (first & 0x07) << 18 | second << 12 | third << 6 | (np.int32(data[at + 3]) & 0x3F)
             # Above U+10000: Han stands alone, U+1Fxxx are pictures, the rest are letters of old and rare scripts.
-            code = whole | ALONE if whole >= 0x20000 else SEPARATOR if whole >= 0x1F000 else whole
+            code = point | ALONE if point >= 0x20000 else SEPARATOR if point >= 0x1F000 else point
             at += 4
         else:
             break

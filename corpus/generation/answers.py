@@ -59,10 +59,10 @@ class AnswerStore:
     def get(self, key: str) -> Answer | None:
         try:
             with closing(self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,))) as rows:
-                found = rows.fetchone()
+                row = rows.fetchone()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        return Answer(**parse_own_json(found[0], self.path)) if found else None
+        return Answer(**parse_own_json(row[0], self.path)) if row else None
 
     def put(self, answers: Iterable[tuple[str, Answer]]) -> None:
         rows = [(key, json.dumps(asdict(answer), ensure_ascii=False)) for key, answer in answers]

@@ -16,7 +16,7 @@ from infra.secrets import names_secret
 from infra.servers.credentials import SERVERS_ONLY
 
 Share = Annotated[float, Field(ge=0, le=1)]
-_OURS = {"model", "messages", "stream", "n", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p"}
+_RESERVED = {"model", "messages", "stream", "n", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p"}
 
 
 class EndpointConfig(Config):
@@ -84,7 +84,7 @@ class SamplingConfig(Config):
     @field_validator("extra")
     @classmethod
     def _is_further(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(_OURS & extra.keys()):
+        if taken := sorted(_RESERVED & extra.keys()):
             raise ValueError(f"extra: expected keys other than {', '.join(taken)}, which come from this config")
         return extra
 

@@ -14,8 +14,8 @@ _MARK = re.compile(
     r"\s*(?:[-*#>•]+\s+|\d+[.)]\s+)*(?:\*\*|__)?(question|answer|q|a)(?:\s*\d+)?(?:\*\*|__)?\s*[:：]\s*(?:\*\*|__)?\s*",
     re.IGNORECASE,
 )
-_ASKED = ("question", "instruction", "prompt", "q")
-_SAID = ("answer", "response", "output", "a")
+_QUESTION_KEYS = ("question", "instruction", "prompt", "q")
+_ANSWER_KEYS = ("answer", "response", "output", "a")
 
 
 def pairs_in(text: str) -> list[tuple[str, str]]:
@@ -29,27 +29,27 @@ def pairs_in(text: str) -> list[tuple[str, str]]:
             return _of_json(parse_json(text))
         except BadJson:
             pass
-    found: list[tuple[str, list[str]]] = []
+    marked: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if mark := _MARK.match(line):
-            found.append((mark[1][0].lower(), [line[mark.end() :]]))
-        elif found:
-            found[-1][1].append(line)
-    parts = [(kind, "\n".join(lines).strip()) for kind, lines in found]
+            marked.append((mark[1][0].lower(), [line[mark.end() :]]))
+        elif marked:
+            marked[-1][1].append(line)
+    parts = [(kind, "\n".join(lines).strip()) for kind, lines in marked]
     return [
-        (asked, said)
-        for (first, asked), (second, said) in pairwise(parts)
-        if (first, second) == ("q", "a") and asked and said
+        (question, answer)
+        for (first, question), (second, answer) in pairwise(parts)
+        if (first, second) == ("q", "a") and question and answer
     ]
 
 
 def _of_json(value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):  # {"questions": […]}
-        inner = [one for one in value.values() if isinstance(one, list)]
+        inner = [item for item in value.values() if isinstance(item, list)]
         value = inner[0] if len(inner) == 1 else [value]
-    rows = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
-    found = [(_first(row, _ASKED), _first(row, _SAID)) for row in rows]
-    return [(asked, said) for asked, said in found if asked and said]
+    rows = [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    pairs = [(_first(row, _QUESTION_KEYS), _first(row, _ANSWER_KEYS)) for row in rows]
+    return [(question, answer) for question, answer in pairs if question and answer]
 
 
 def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> str:

@@ -41,11 +41,11 @@ class Available:
         """Bytes that the source can give: held-out documents once, the others `max_epochs` times."""
         return self.train * max_epochs + self.heldout * min(1.0, max_epochs)
 
-    def epochs_for(self, wanted: float) -> float:
-        """Return the epochs of the training side for `wanted` bytes; the held-out one is seen at most once."""
-        if wanted <= self.all or not self.train:
-            return wanted / self.all if self.all else 0.0
-        return (wanted - self.heldout) / self.train
+    def epochs_for(self, tokens: float) -> float:
+        """Return the epochs of the training side for `tokens` bytes; the held-out one is seen at most once."""
+        if tokens <= self.all or not self.train:
+            return tokens / self.all if self.all else 0.0
+        return (tokens - self.heldout) / self.train
 
 
 def asked_shares(

@@ -213,15 +213,15 @@ def non_finite_tensors(folder: Path) -> list[str]:
     """
     from safetensors import SafetensorError, safe_open
 
-    found = []
+    names = []
     for file in sorted({tensor.file for tensor in stored_weights(folder).tensors.values()}):
         try:
             with safe_open(file, "pt") as opened:
-                found += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
+                names += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
         except SafetensorError as error:
             message = f"{file} is damaged or no safetensors file: {error}"
             raise stage_error("bad_model", str(folder), message, "download or copy the file again") from error
-    return sorted(found)
+    return sorted(names)
 
 
 def is_finite(tensor: Any) -> bool:
@@ -284,18 +284,18 @@ def _misfits(
     other = [
         f"{name} is {list(weights.tensors[name].shape) if name in weights.tensors else 'another shape'}, "
         f"not {list(expected[name].shape)}"
-        for name in sorted(one if isinstance(one, str) else one[0] for one in info["mismatched_keys"])
+        for name in sorted(entry if isinstance(entry, str) else entry[0] for entry in info["mismatched_keys"])
     ]
     parts = [
         f"missing: {named(missing)}" if missing else "",
         f"left over: {named(unused)}" if unused else "",
         f"of another shape: {named(other)}" if other else "",
     ]
-    if found := "; ".join(filter(None, parts)):
+    if finding := "; ".join(filter(None, parts)):
         yield Problem(
             "weights_do_not_fit",
             where,
-            f"expected exactly the weights of a {type(model).__name__} as config.json describes it; {found}",
+            f"expected exactly the weights of a {type(model).__name__} as config.json describes it; {finding}",
             "correct config.json (architectures, num_hidden_layers, vocab_size, …), or save the whole model again with "
             "save_pretrained; weights that are missing would be drawn at random",
         )
@@ -315,10 +315,10 @@ def _causal_names(model: Any, info: Mapping[str, Any], fresh_head: str) -> set[s
 def _left_out(model: Any, info: Mapping[str, Any], weights: StoredWeights, fresh_head: str) -> dict[str, list[str]]:
     """Stored tensors that a loaded model does not contain, by what they are."""
     heads = _causal_names(model, info, fresh_head)
-    found: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for name in sorted(set(info["unexpected_keys"]) - heads):
-        found.setdefault(_may_be_left_over(name, weights, model), []).append(name)
-    return found
+        left_out.setdefault(_may_be_left_over(name, weights, model), []).append(name)
+    return left_out
 
 
 def _may_be_left_over(name: str, weights: StoredWeights, model: Any) -> str:
@@ -376,19 +376,19 @@ def _untied(model: Any, weights: StoredWeights, where: str) -> Iterator[Problem]
                 )
 
 
-def _same(one: StoredTensor, other: StoredTensor) -> bool:
+def _same(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Return True if two stored tensors have the same numbers, read a part at a time."""
     import torch
     from safetensors import safe_open
 
-    if one.shape != other.shape:
+    if tensor.shape != other.shape:
         return False
-    rows = max(1, _COMPARED // max(1, one.shape[-1]))
-    with safe_open(one.file, "pt") as first, safe_open(other.file, "pt") as second:
-        ours, theirs = first.get_slice(one.key), second.get_slice(other.key)
+    rows = max(1, _COMPARED // max(1, tensor.shape[-1]))
+    with safe_open(tensor.file, "pt") as first, safe_open(other.file, "pt") as second:
+        values, other_values = first.get_slice(tensor.key), second.get_slice(other.key)
         return all(
-            torch.equal(ours[start : start + rows].float(), theirs[start : start + rows].float())
-            for start in range(0, one.shape[0], rows)
+            torch.equal(values[start : start + rows].float(), other_values[start : start + rows].float())
+            for start in range(0, tensor.shape[0], rows)
         )
 
 

@@ -47,15 +47,15 @@ def is_wide(encoding: str) -> bool:
         return False
 
 
-def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
+def refuse_binary(stream: io.BufferedReader, file: Place, encoding: str) -> None:
     """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
-    refuse_by_magic(probe, place)
+    refuse_by_magic(probe, file)
     wide = is_wide(encoding) or is_wide(encoding_mark(probe)) or (encoding == "auto" and wide_without_mark(probe))
     if not wide and probe.count(0) > MAX_NUL_SHARE * len(probe):
         raise stage_error(
             "binary_source",
-            str(place),
+            str(file),
             f"expected text, found a binary file (NUL byte at byte {probe.index(0):,})",
             "take it off the paths, or set the format or encoding",
         )

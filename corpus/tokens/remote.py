@@ -19,7 +19,7 @@ from infra.io.s3 import list_objects, open_object
 from infra.run import Result, Run
 
 SIDES = ("train", "validation")
-_PLACE = "remote.json"
+_LOCATION = "remote.json"
 _HASHES = ("xxh3_64", "xxh128", "xxh64", "blake2b", "sha256")
 """Those that the shard stage may write, the quickest first."""
 
@@ -59,7 +59,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
     if problems:
         raise StageError(*problems[:5])
     (out_dir / "aux").mkdir(exist_ok=True)
-    (out_dir / "aux" / _PLACE).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
+    (out_dir / "aux" / _LOCATION).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
     meta = read_own_json(out_dir / "meta.json")
     figures = {name: float(meta[name]) for name in ("train_tokens", "validation_tokens", "train_bytes")}
     return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
@@ -102,7 +102,7 @@ def location_of(split: Path) -> str | None:
     """Return the location of a split's files (train/ or validation/ of a shard artifact) if they are on S3; None for
     those next to their index."""
     try:
-        record = read_own_json(split.parent / "aux" / _PLACE)
+        record = read_own_json(split.parent / "aux" / _LOCATION)
     except FileNotFoundError:
         return None
     return f"{record['location']}/{split.name}"

@@ -108,7 +108,7 @@ def deciding_option(path: str, reading: Reading, readings: Sequence[Reading]) ->
 
 
 def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
-    files = group.places
+    files = group.files
     disk = sum(size_of(file) for file in files)
     is_packed = PurePosixPath(files[0].name).suffix.lower() in COMPRESSION_SUFFIXES
     unpacked = disk * (COMPRESSED if is_packed else 1.0)
@@ -133,7 +133,7 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
 
 def _records(group: Group, unpacked: float) -> int:
     """Records in all files of a group, about: of Parquet by the rows of the first file, else by the mean record."""
-    first = group.places[0]
+    first = group.files[0]
     if group.format == "parquet" and isinstance(first, Path):
         import pyarrow.parquet as pq
 

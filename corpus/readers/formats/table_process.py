@@ -39,7 +39,7 @@ def read_rows(table: Table) -> Iterator[Record | Rejected]:
     """
     for item in table_rows(table):
         if isinstance(item, Bad):
-            yield Rejected(str(table.place), item.row, item.reason)
+            yield Rejected(str(table.file), item.row, item.reason)
             continue
         try:
             values = item.batch.to_pylist()
@@ -50,9 +50,9 @@ def read_rows(table: Table) -> Iterator[Record | Rejected]:
             try:
                 value = values[number] if values is not None else _value_of(item.batch.slice(number, 1))
             except Exception as error:
-                yield Rejected(str(table.place), row, f"not readable: {error}")
+                yield Rejected(str(table.file), row, f"not readable: {error}")
             else:
-                yield Record(table.place, row, value)
+                yield Record(table.file, row, value)
 
 
 def _value_of(batch: Any) -> dict[str, Any]:
@@ -76,20 +76,20 @@ def table_rows(table: Table) -> Iterator[Rows | Bad]:
                 done = item.end
                 yield item._replace(batch=pa.ipc.open_stream(item.batch).read_next_batch())
     except _DiedError as died:
-        raise _crash_error(died.code, table.place, f"behind row {done:,}") from None
+        raise _crash_error(died.code, table.file, f"behind row {done:,}") from None
 
 
-def group_bytes(place: Place) -> list[int]:
+def group_bytes(file: Place) -> list[int]:
     """`row_group_bytes` out of the other process. Raises StageError as `table_rows` does."""
     try:
-        [sizes] = _ask(_sizes, place, 0)
+        [sizes] = _ask(_sizes, file, 0)
     except _DiedError as died:
-        raise _crash_error(died.code, place, "at its end, where it lists its row groups") from None
+        raise _crash_error(died.code, file, "at its end, where it lists its row groups") from None
     return list(sizes)
 
 
-def _sizes(place: Place) -> Iterator[list[int]]:
-    yield row_group_bytes(place)
+def _sizes(file: Place) -> Iterator[list[int]]:
+    yield row_group_bytes(file)
 
 
 _process: subprocess.Popen[bytes] | None = None
@@ -124,17 +124,17 @@ def _ask(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int
             _end()
 
 
-def _crash_error(code: int, place: Place, location: str) -> StageError:
+def _crash_error(code: int, file: Place, location: str) -> StageError:
     if code == -signal.SIGKILL:
         return stage_error(
             "killed",
-            str(place),
+            str(file),
             "the process that read it was killed; most often the machine was out of memory",
             "fewer workers need less",
         )
     cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return stage_error(
-        "corrupt_file", str(place), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
+        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
     )
 
 
