@@ -92,7 +92,7 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
 
 def _check_sources(config: CleanConfig, known: Collection[str]) -> None:
-    """Raises StageError for sources that the config speaks of and that are not there, as far as any are known."""
+    """Raise StageError for sources that the config names and that do not exist, if any are known."""
     requested: dict[str, Collection[str]] = {}
     if config.language:
         requested["language.keep_by_source"] = config.language.keep_by_source

@@ -136,7 +136,7 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
             try:
                 metadata = whole_characters(_metadata_of(text, int(source.max_document_mb * 1e6)))
             except Unreadable as error:
-                if text.part == 0:  # of the pieces of one record the first tells it
+                if text.part == 0:  # reported once, for the first piece of a record
                     yield _Item(Rejected(str(text.file), text.line, str(error)), number)
                 continue
             document = make_document(text.text, f"{name}/{origin}", None, source.language, metadata)

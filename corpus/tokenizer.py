@@ -53,11 +53,11 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     compression = report({THIS_TOKENIZER: load_tokenizer(out_dir), **compared}, sample)
     _write_json(out_dir / "aux" / "compression.json", compression)
     figures = {"vocab_size": size, **{name: compression[THIS_TOKENIZER]["all"][name] for name in _FIGURES}}
-    return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes a token")
+    return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes per token")
 
 
 def _labels(folders: Sequence[Path]) -> dict[Path, str]:
-    """The name of each folder, of those of one name with as many folders around it as tell them apart."""
+    """Return a distinct label for each folder: its name, with as many parent folders as needed."""
     labels = {}
     for folder in folders:
         others = [other for other in folders if other != folder]

@@ -88,11 +88,11 @@ def opening(corpus: Corpus) -> Opening | None:
         tokens = meta["train_tokens"]
         sentences.append(
             f"{tokens:,} tokens to train on and {meta['validation_tokens']:,} to validate with, at "
-            f"{meta['train_bytes'] / tokens:.2f} bytes a token."
+            f"{meta['train_bytes'] / tokens:.2f} bytes per token."
         )
         once = tokens / TOKENS_A_PARAMETER
         sentences.append(
-            f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens a "
+            f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens per "
             f"parameter, or of {compact(READINGS * once)} where the text is read {READINGS} times, beyond which "
             "repeating helps little (Muennighoff et al. 2023)."
         )
@@ -108,7 +108,7 @@ def opening(corpus: Corpus) -> Opening | None:
 def _languages(corpus: Corpus) -> str:
     languages = list(corpus.languages.items())
     if not languages:
-        return " in a language that nobody named"
+        return " in an unnamed language"
     labels = [language(code) + ("" if share > 0.995 else f" ({percent(share)})") for code, share in languages[:NAMED]]
     suffix = f" and {len(languages) - NAMED} more" if len(languages) > NAMED else ""
     return f" in {', '.join(labels)}{suffix}"

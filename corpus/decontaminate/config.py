@@ -40,5 +40,5 @@ class DecontaminateConfig(StageConfig, MatchConfig):
     max_cuts: int = Field(10, ge=1)
     """cut: a document that would be cut more often is dropped (10 in GPT-3)."""
     max_document_hits: int | None = Field(None, ge=1)
-    """Item n-grams that stand in more documents than this are common text and count as no hit (10 in GPT-3); by default
+    """Item n-grams that occur in more documents than this are common text and count as no hit (10 in GPT-3); by default
     none is common, so that a leaked item is found however often it was copied."""

@@ -1,4 +1,4 @@
-"""Questions that can be answered from the signature in them, so that a rule can tell a right answer.
+"""Questions that can be answered from the signature in them, so that a rule can check the answer.
 
 A small model learns them within minutes: to count, to find a name, and to copy one.
 """
@@ -25,7 +25,7 @@ def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
     """A pair for each signature of the selected packages' public functions and classes, up to `config.limit`, none
     twice; which of `config.questions` is asked depends on the signature alone.
 
-    The group of a pair is the signature without its modules, so that `a.fit(x, y)` lies on the same side as
+    The group of a pair is the signature without its modules, so that `a.fit(x, y)` is on the same side as
     `b.fit(x, y)`.
     """
     seen: set[str] = set()

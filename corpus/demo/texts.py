@@ -70,7 +70,7 @@ def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator
 
 
 def length_pair(summary: Summary) -> Pair | None:
-    """A description in a given number of words, so that a rule can tell whether an answer does what was asked; None
+    """A description in a given number of words, so that a rule can check the length of an answer; None
     where the summary's words fall in none of RANGES. The pair has the group of the docstring's document.
 
     Such instructions, which a program can check, are those of IFEval (Zhou et al. 2023) and of Tülu 3's reinforcement
@@ -128,8 +128,8 @@ def _rejected(item: Unparsed) -> Rejected:
 def wrong_summaries(summaries: list[Summary], heldout_share: float, seed: int) -> list[Summary | None]:
     """For each summary another of the same package, the same side of the split and similar length.
 
-    Each serves at most once as a wrong one, so neither a text by itself nor its length tells right from wrong. None
-    for a summary that is alone on its side of its package.
+    Each serves at most once as a wrong one, so neither a text by itself nor its length distinguishes right from wrong.
+    None for a summary that is alone on its side of its package.
     """
     alike: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
     for index, summary in enumerate(summaries):

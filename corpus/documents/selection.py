@@ -82,7 +82,7 @@ def read_selection(part: Path) -> DocumentSelection | None:
         raise stage_error(
             "text_missing",
             str(text_part),
-            f"no such file; {part} says which of its documents are kept, and has no text itself",
+            f"no such file; {part} lists which of its documents are kept, and has no text itself",
             "build the artifact again (stemma run CONFIG --force STAGE); copy one with its folder text/",
         )
     cut_rows = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())

@@ -1,4 +1,4 @@
-"""Names of sources in a config, where the text says which there are. Importing it loads nothing heavy."""
+"""Names of sources in a config, which have to exist in the text. Importing it loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
     asked for and what came out, by source) and aux/counts.json.
 
-    A repeated document keeps its id and group and says in `metadata` which epoch it belongs to, from 1 on; its first
-    copy says nothing. Held-out documents are never repeated. Which documents are taken depends on their ids, the
+    A repeated document keeps its id and group and has in `metadata` the epoch that it belongs to, from 1 on; its first
+    copy has none. Held-out documents are never repeated. Which documents are taken depends on their ids, the
     weights and the seed, not on their order. Memory does not grow with the text.
     Raises StageError: `unknown_source`, `bad_shares`; `nothing_left` if no document is taken.
     """

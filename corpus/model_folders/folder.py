@@ -56,7 +56,7 @@ class StoredWeights:
 
 
 def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> list[Problem]:
-    """Return what keeps a model folder from being loaded, as far as its files tell without their weights.
+    """Return what prevents a model folder from being loaded, as far as its files show without their weights.
 
     Args:
         folder: a Hugging Face model folder.
@@ -185,7 +185,7 @@ def _quantized(folder: Path, config: Any, where: str) -> Problem | None:
 
 
 def _weight_files(folder: Path, where: str) -> tuple[list[Path], list[Problem]]:
-    """The files that transformers reads weights from, those of them that are there, and what is wrong with them."""
+    """Return the existing files that transformers reads weights from, and their problems."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE], []
     if (index := folder / INDEX).is_file():

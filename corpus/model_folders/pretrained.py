@@ -138,7 +138,7 @@ def load_pretrained_model(
 
 
 def load_pretrained_shape(auto: Any, folder: Path, where: str = "", num_labels: int | None = None) -> Any:
-    """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and what it says
+    """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and its settings
     of generating. auto: as of `load_pretrained_model`. Raises as `load_pretrained_tokenizer`."""
     _check(folder, where)
     import torch

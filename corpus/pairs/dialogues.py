@@ -208,7 +208,7 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
     """
     dialogue = list(turns[1:] if turns and turns[0].role == "system" else turns)
     if not dialogue:
-        raise Unreadable("no prompt: nobody said anything")
+        raise Unreadable("no prompt: the dialogue is empty")
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if any(turn.role == "system" for turn in dialogue):
@@ -244,11 +244,16 @@ def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], trim: bool = False) -> ToolExchange:
-    """A conversation with functions that ends with an answer, or with calls.
+    """Return a conversation with functions that ends with an answer, or with calls.
 
-    tools: their descriptions. trim: cuts off what the assistant says first and the user last. Raises Unreadable for
-    messages that are neither OpenAI's nor ShareGPT's, or in an order that no chat template knows: the system comes
-    first, then the user, and results behind the calls that they are of.
+    Args:
+        messages: those of the conversation, in OpenAI's or ShareGPT's form.
+        tools: descriptions of the functions.
+        trim: True to cut off a first message of the assistant and a last one of the user.
+
+    Raises:
+        Unreadable: for messages in another form, or in an order that no chat template knows: the system comes first,
+            then the user, and results after their calls.
     """
     dialogue: list[dict[str, Any]] = []
     for message in map(_tool_message, messages):
@@ -356,7 +361,7 @@ def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
     """
     dialogue = [turn for turn in turns if turn.role != "system"]
     if not dialogue:
-        raise Unreadable("no prompt: nobody said anything")
+        raise Unreadable("no prompt: the dialogue is empty")
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if dialogue[-1].role != "human":

@@ -343,7 +343,7 @@ class InstructionOptions(PairOptions):
         for key in unread:
             if getattr(self, key) != type(self).model_fields[key].default:
                 expectation = (
-                    "none beside templates, which name their fields" if self.templates else "templates beside it"
+                    "none together with templates, which name their fields" if self.templates else "templates as well"
                 )
                 raise ValueError(f"{key}: expected {expectation}")
         return self

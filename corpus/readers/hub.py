@@ -116,7 +116,7 @@ def _files_of_split(dataset: str, folder: Path, files: list[Path], split: str) -
         by_split.setdefault(split_of(path.relative_to(folder).as_posix(), split), []).append(path)
     unnamed = by_split.pop("", [])
     if unnamed and set(by_split) <= {"train"}:
-        # Files that name no split are the training data, as on the hub; `train` in the name of one file beside them,
+        # Files that name no split are the training data, as on the hub; `train` in the name of one further file,
         # such as train_timetables.jsonl, names none either.
         by_split = {"train": sorted([*unnamed, *by_split.get("train", [])])}
     elif unnamed and split not in by_split and split == "train":

@@ -42,7 +42,7 @@ class Text:
 
 
 class Unreadable(Exception):
-    """A record of which no text can be made; says why, as `corpus.documents.quarantine.Rejected.reason` does."""
+    """A record of which no text can be made; with the reason, as `corpus.documents.quarantine.Rejected.reason` does."""
 
 
 def too_long(limit: int, what: str) -> str:

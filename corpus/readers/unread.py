@@ -29,7 +29,7 @@ UNREAD = {
     ".xml": (
         "XML",
         "write its texts as JSON Lines (WikiExtractor does for MediaWiki dumps); `format: html` for XHTML, `format: "
-        "text` for the markup as it is",
+        "text` for the markup itself",
     ),
     ".zip": ("ZIP archive", _UNPACK),
     ".tar": ("tar archive", _UNPACK),

@@ -69,14 +69,14 @@ _MAGIC = {
     b"{\\rtf": "",
     b"\xd0\xcf\x11\xe0": "",
 }
-"""First bytes of files whose name says nothing; "" for what no reader here reads."""
+"""First bytes of files whose name does not show the format; "" for what no reader here reads."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """One way to read some files.
 
-    keys: config keys of the source that differ from their default. why: what of the sample speaks for it.
+    keys: config keys of the source that differ from their default. why: the evidence in the sample.
     """
 
     kind: Kind
@@ -192,9 +192,9 @@ def _suffix(file: Place) -> str:
 
 
 def _format(file: Place) -> str:
-    """The format of a file: by its name, or by its first bytes where that says nothing; "" where it is none."""
+    """Return the format of a file by its name, or else by its first bytes; "" if it is unknown."""
     named = named_format(file)
-    if named in ("markdown", "tex"):  # one source with the texts beside them: each is read by its own name
+    if named in ("markdown", "tex"):  # one source together with texts: each file is read by its own name
         return "text"
     if named != "text":
         return "" if named == "unread" else named
@@ -292,7 +292,7 @@ def _test_item_fields(sample: Sequence[Record]) -> list[str]:
     choices = next((name for name in ("choices", "options", "endings") if _has(sample, name)), "")
     right = next((name for name in _RIGHT if _has(sample, name)), "")
     values = [pick(record.value, right) for record in sample if is_given(record.value, right)] if right else []
-    # A word of prose is an answer to learn; a number or letter only says which choice is right.
+    # A word of prose is an answer to learn; a number or letter only points to the right choice.
     is_pointer = all(not isinstance(value, str) or len(value.strip()) <= 2 for value in values)
     return [choices, right] if choices and right and is_pointer else []
 

@@ -149,7 +149,7 @@ def _isoflop(result: Mapping[str, Any] | None) -> Figure | None:
     chart = line_chart(
         "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats a token)", width=900
     )
-    weak = "Where a size was not trained with exactly that compute, its loss lies on a curve through its own runs."
+    weak = "Where a size was not trained with exactly that compute, its loss is on a curve through its own runs."
     caption = ". ".join(sentence[:1].upper() + sentence[1:] for sentence in isoflop_sentences(result)) + "."
     legend += [("lowest points", STYLES[-1])] if minima else []
     return Figure("IsoFLOP: loss against parameters, a line a budget", chart, caption, weak, legend, wide=True)
@@ -175,7 +175,7 @@ def _law(law: Mapping[str, Any] | None) -> Section:
         y_label="loss (nats a token)",
         width=900,
     )
-    weak = "Parameters with embeddings. A law of small runs says little of runs a hundred times as large."
+    weak = "Parameters with embeddings. A law of small runs is weak evidence for runs a hundred times as large."
     legend = list(zip(labels, styles, strict=True))
     figure = Figure(
         "Loss against compute, a line a size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
@@ -196,7 +196,7 @@ def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
         rows = [(key.rpartition(".")[2], [Bar(share)]) for key, share in drawn]
         chart = bar_chart("importance", rows, value_format=lambda value: f"{100 * value:.0f} %")
         caption = "The share of the differences that each key explains by itself or with others (fANOVA)."
-        weak = "Estimated by a forest of trees on these trials alone: of few trials it says little."
+        weak = "Estimated by a forest of trees on these trials alone: with few trials it is weak evidence."
         figures.append(Figure("Importance of the keys", chart, caption, weak))
     return Section("keys", "Keys", "", figures)
 

@@ -41,7 +41,7 @@ DATA = (
     "preferences",
 )
 DATA_KINDS = ("documents", "shards", "instructions", "preferences")
-"""What the data stages of installed packages make."""
+"""Kinds of artifacts that data stages of installed packages make."""
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
@@ -243,7 +243,7 @@ def _rules_of(cleaned: Artifact | None) -> str:
     if cleaned is None or cleaned.manifest is None:
         return "was not filtered."
     toxic, personal = (cleaned.manifest.config.get(key) is not None for key in ("toxicity", "personal_data"))
-    statements = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
+    statements = ["toxic text was filtered by a classifier" if toxic else "not for statements about people"]
     statements.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
     return f"was filtered for quality; {'; '.join(statements)}. The model may repeat what it read."
 
@@ -255,7 +255,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     if rows:
         lines += [f"| | {' | '.join(map(pipeline.long_name, models))} |", "|---|" + "---:|" * len(models)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
-        lines += ["", "In brackets: 95 % intervals, unless a stage's config says otherwise."]
+        lines += ["", "In brackets: 95 % intervals, unless a stage's config sets another level."]
     else:
         lines.append("The model was not evaluated in this pipeline.")
     if any(artifact.stage.startswith("safety") for artifact in evaluations.values()):
@@ -285,7 +285,9 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
         for task, metrics in result.get("tasks", {}).items():
             accuracy = metrics.get("acc", {})
             if "chance" in accuracy and accuracy.get("low", 1) <= accuracy["chance"]:
-                lines.append(f"- {stage}: {task} cannot be told from guessing ({100 * accuracy['chance']:.0f} %).")
+                lines.append(
+                    f"- {stage}: {task} is not distinguishable from guessing ({100 * accuracy['chance']:.0f} %)."
+                )
     scorers = sorted({result["toxicity"]["limits"] for result in results.values() if result.get("toxicity")})
     lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
     lines += _probes(results, evaluations)

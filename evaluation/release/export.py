@@ -126,7 +126,7 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
     import torch
     import transformers
 
-    fix = "stemma verify tells whether it is whole"
+    fix = "stemma verify checks whether it is complete"
     check_model(folder)
     quantized = None
     if weights is not None:

@@ -172,7 +172,7 @@ def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
 
 
 def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float]]:
-    """(value of the key, mean of what it came to), in the order in which they were tried; a value may be a list."""
+    """Return (value of the key, mean of its results) in the order of trials; a value may be a list."""
     values: dict[str, tuple[Any, list[float]]] = {}
     for run in runs:
         value = run["settings"][key]

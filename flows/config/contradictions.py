@@ -222,7 +222,7 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
     declared = {item.name for item in node.stage.inputs} - {"reward_model"}
     further = sorted(node.inputs.keys() - declared - {"reward_model"})
     if further and "reward_model" not in node.inputs:
-        message = "expected the first reward model as the input reward_model, and further ones beside it"
+        message = "expected the first reward model as the input reward_model, and others in addition to it"
         yield Problem("missing_input", f"{node.key}.inputs.{further[0]}", message, f"call {further[0]} reward_model")
     training = [name for name in ("reward_model", *further) if name in node.inputs]
     for index, name in enumerate([*training, "judge"]):
@@ -296,7 +296,7 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
             message = (
                 f"expected the {was:,} batches of a round of {first}, not {now:,}: its rollouts are counted by them"
             )
-            yield Problem("contradiction", key, message, "leave epochs and minibatch_answers as they are there")
+            yield Problem("contradiction", key, message, "leave epochs and minibatch_answers unchanged")
     at, behind, length = continues.batches, _duration(before.config), _duration(section)
     done = at or behind
     if done is not None and length is not None and length <= done:

@@ -74,7 +74,9 @@ def _expected(item: Any) -> str:
 def _unknown_stage(path: str, given: str | None) -> Problem:
     """The problem of a step that does not name its stage, or names an unknown one."""
     if given is None:
-        return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(usable_stages())}")
+        return Problem(
+            "missing_key", path, "a step names the stage that it uses", f"one of {', '.join(usable_stages())}"
+        )
     return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, usable_stages(), "one of"))
 
 

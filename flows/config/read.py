@@ -126,5 +126,5 @@ def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
     elif isinstance(parent, dict):
         parent[last] = value
     else:
-        return [Problem("bad_setting", f"--set {key}", f"{last} is no key of what stands there")]
+        return [Problem("bad_setting", f"--set {key}", f"the value there has no key {last}")]
     return []

@@ -48,7 +48,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "and_below": False,
             "root": shown_root(root),
         }
-        message = f"The stage {node.id} of {config.name} alone, with what its form says."
+        message = f"The stage {node.id} of {config.name} alone, with the settings of its form."
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
         made[node.id] = apply_deployment(config, root, flow, node.id, parameters, message, Timing())
     return made

@@ -58,7 +58,7 @@ def ensure_pool(config: PipelineConfig) -> None:
         raise _foreign(pool, f"it has the type {work_pool.type}, not {kube_runs.TYPE}")
     passed_on = work_pool.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
     if passed_on != template["job_configuration"][kube_runs.MANIFEST]:
-        raise _foreign(pool, "its base job template has a Job of its own, in place of the one from launch.kubernetes")
+        raise _foreign(pool, "its base job template has a separate Job, in place of the one from launch.kubernetes")
 
 
 def _foreign(pool: str, message: str) -> ConfigError:

@@ -210,7 +210,7 @@ def _rates(section: TrainerConfig, total: int | None, epoch: int | None, batch: 
 
 
 def _epoch_batches(section: TrainerConfig, trained: int) -> int | None:
-    """Batches of an epoch, from what a finished training of whole epochs came to."""
+    """Return the batches of an epoch, from the length of a finished training of full epochs."""
     duration = parse_duration(section.duration)  # type: ignore[attr-defined]
     return int(trained / duration.value) if trained and duration.unit == "epochs" and duration.value % 1 == 0 else None
 

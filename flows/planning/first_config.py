@@ -148,7 +148,7 @@ def _records(group: Group, unpacked: float) -> int:
 
 
 def fit(text_bytes: int) -> Fit:
-    """Sizes for so much text: the largest preset that it can train, by 20 tokens a parameter and up to 4 readings."""
+    """Return sizes for this much text: the largest preset that it trains at 20 tokens per parameter and 4 epochs."""
     tokens = max(1, int(text_bytes / BYTES_A_TOKEN))
     causal = sorted(
         ((name, preset) for name, preset in PRESETS.items() if preset.family in ("llama", "gpt2")),

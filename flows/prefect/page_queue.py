@@ -130,7 +130,7 @@ class PageQueue:
                 self._trouble(f"the page misses {key}: {kind}")
         if self.lost.is_set():
             self.lost.clear()
-            self._trouble("the Prefect server answers again; it is told what it missed")
+            self._trouble("the Prefect server answers again; it receives what it missed")
         return True
 
     def _trouble(self, message: str) -> None:

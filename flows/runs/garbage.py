@@ -150,7 +150,7 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
             # Another artifact of its address was asked for with the same inputs: its ancestors are those of the lost.
             if member.stand_in is None:
                 child = next(link.child for link in family.links if link.parent == member.id)
-                message = f"is not in the store, so that nobody can tell what else {child} descends from"
+                message = f"is not in the store, so that the other ancestors of {child} are unknown"
                 result.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
     result.needed = ancestors | result.needed
     members = [artifact_member(store, folder, manifest) for folder, manifest in everything]
@@ -188,7 +188,7 @@ def _freed(store: Store, artifacts: list[StoredArtifact]) -> dict[Path, int]:
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
     """Removes folders and returns the removed ones.
 
-    A folder that is being built is left alone. So is one that a run came to need since the survey: removing many takes
+    A folder that is being built is left alone. So is one that a run has needed since the survey: removing many takes
     a while. A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
     """
     removed = []
@@ -382,7 +382,7 @@ def _unreadable(store: Store) -> Iterator[Problem]:
     for stage in store.stages():
         for folder in store.folders(stage):
             if store.read(folder) is None:
-                message = "cannot be read, so that nobody can tell what its artifact descends from"
+                message = "cannot be read, so that the ancestors of its artifact are unknown"
                 yield Problem(
                     "unreadable_manifest", str(folder / MANIFEST), message, "move the folder out of the store"
                 )

@@ -92,7 +92,7 @@ class RunJournal:
         self._unwritten: dict[str, Any] | None = None
 
     def make_trial(self, **facts: str) -> None:
-        """Says of a run that is about to begin that it is a trial of a sweep: `pipeline` is what its journal calls it,
+        """Record that a run that is about to begin is a trial of a sweep: `pipeline` is its name in the journal,
         so that it is taken for no run of the config's own; `name` and `sweep_build_id` are for MLflow."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "trial.json").write_text(json.dumps(facts), encoding="utf8")
@@ -164,7 +164,7 @@ class RunJournal:
             line = b""
         if not (line.endswith(b"\n") or b"\0" in line or (self.folder / "result.json").is_file()):
             return None
-        message = "its beginning cannot be read, so that nobody can tell what the newest run of its pipeline needs"
+        message = "its beginning cannot be read, so that the needs of the newest run of its pipeline are unknown"
         return Problem("damaged_state", str(self.path), message, _LOST)
 
     def works(self) -> bool:

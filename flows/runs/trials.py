@@ -26,7 +26,7 @@ from infra.store.store import Store
 
 Status = Literal["waiting", "running", "done", "failed", "pruned"]
 ENDED = frozenset({"done", "failed", "pruned"})
-_LOST = "delete the sweep's folder: the command then begins anew, and reuses every artifact"
+_LOST = "delete the sweep's folder: the command then starts again, and reuses every artifact"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def best_runs(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def keep_best(store: Store, trials: Trials) -> None:
-    """Tells other machines of a root on an object store which trial `stemma gc` is to leave. Raises StageError."""
+    """Publish to other machines of a root on an object store the trial that `stemma gc` keeps. Raises StageError."""
     if store.remote is not None and (best := _best(trials)):
         store.remote.runs.put_best(trials.folder.name, _who(store), best)
 

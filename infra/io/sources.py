@@ -87,7 +87,7 @@ FOLLOW = "name what the link leads to in the config, or set follow_links: true b
 
 
 def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_IN) -> tuple[Path, ...]:
-    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs
+    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing is returned as is. URLs
     are left out.
 
     Args:

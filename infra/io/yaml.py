@@ -72,7 +72,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(
-                problem="a text was expected as a key; {{ … }} must stand in quotes", problem_mark=key_node.start_mark
+                problem="a text was expected as a key; {{ … }} must be in quotes", problem_mark=key_node.start_mark
             )
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1

@@ -151,7 +151,7 @@ class Slurm(OneJob):
         answer = _command("sbatch", "--parsable", *options, text=script)
         if answer.returncode:
             code = "scheduler_unreachable" if _is_unreachable(answer.stderr) else "slurm_refused"
-            fix = "sbatch tells why; launch.slurm says what is asked for"
+            fix = "sbatch gives the reason; launch.slurm has what is requested"
             raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {answer.stderr.strip()}", fix))
         self._job = answer.stdout.strip().partition(";")[0]
         self._record.write_text(self._job)

@@ -63,7 +63,7 @@ class Delivery:
         self._root = root
         self._ledger = ledger
         self._experiments: dict[str, str] = {}
-        # The registry looks logged models up at the global address, whatever its client was told.
+        # The registry looks logged models up at the global address, regardless of its client's settings.
         mlflow.set_tracking_uri(uri)
         if uri == database_uri(root):
             prepare(root)
@@ -251,7 +251,7 @@ class Delivery:
             experiment: Experiment | None = self._client.get_experiment_by_name(pipeline)
             if experiment is None:
                 location = f"mlflow-artifacts:/{page.slug(pipeline)}"
-                # The kind tells the page to open on runs and their curves.
+                # With this kind the page opens on runs and their curves.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 self._experiments[pipeline] = self._client.create_experiment(pipeline, location, tags)
             else:

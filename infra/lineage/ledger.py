@@ -167,7 +167,7 @@ class Ledger:
         self._execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", digest, experiment_id, model_id)
 
     def set_row(self, parent_id: str, stage: str, **values: Any) -> None:
-        """Adds to what the pipeline's page says about a stage."""
+        """Add to the pipeline page's row of a stage."""
         row = self._fetch_one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
         merged = (parse_own_json(row[0]) if row else {}) | values
         self._execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))

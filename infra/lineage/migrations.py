@@ -24,7 +24,7 @@ LOCK_TIMEOUT_S = 60.0
 _COMPANIONS = ("-journal", "-wal", "-shm")
 _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 _PASSING_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it anew from the artifacts and keeps this file"
+_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it again from the artifacts and keeps this file"
 
 log = logging.getLogger("stemma.relay")
 
@@ -74,7 +74,7 @@ def is_of_the_database(error: BaseException) -> bool:
         isinstance(cause, sqlite3.OperationalError)
         or (isinstance(cause, StageError) and cause.problems[0].code in ("broken_database", "newer_database"))
         or type(cause) is sqlite3.DatabaseError
-        # A server tells any OperationalError of its database so, with its words.
+        # A server reports any OperationalError of its database so, with its words.
         or getattr(cause, "error_code", "") == "TEMPORARILY_UNAVAILABLE"
         for cause in _causes(error)
     )
@@ -157,7 +157,7 @@ def _upgrade(path: Path, revision: str | None, temporary: Path) -> None:
         kept.unlink(missing_ok=True)
         link_or_copy(path, kept)
         _replace_database(temporary, path)
-    log.info("upgraded %s from revision %s; as it was it lies in %s", path, revision, kept.name)
+    log.info("upgraded %s from revision %s; the former file is %s", path, revision, kept.name)
     for older in _copies(path)[COPIES_KEPT:]:
         older.unlink()
 

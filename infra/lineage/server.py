@@ -66,7 +66,7 @@ def serve(root: Path, host: str, port: int) -> None:
     login = credentials()
     if login:
         _set_up_authentication(root, login)
-    # Read when MLflow's server is imported, in small envelopes: its own figures for Prometheus then stand at /metrics.
+    # Read when MLflow's server is imported, in small envelopes: its own figures for Prometheus are then at /metrics.
     os.environ |= {"prometheus_multiproc_dir": str(_metrics_folder(root))}
     # MLflow guards its app against foreign hosts and origins if uvicorn is there when it is imported.
     from mlflow.server import constants

@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 
 class NotForkedError(Exception):
-    """A fork server could not, or should not, start the process; the message says why."""
+    """A fork server could not, or should not, start the process; the message gives the reason."""
 
 
 class Process(Protocol):

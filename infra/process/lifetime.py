@@ -39,7 +39,7 @@ def leave(code: int) -> None:
 
 
 def started_at(pid: int) -> float | None:
-    """When a process started (Unix time); None if it is gone. A clock that is set moves it: `start_ticks` tells a
+    """When a process started (Unix time); None if it is gone. Setting the clock moves it: `start_ticks` distinguishes a
     process from a later one with the same number."""
     try:
         process = psutil.Process(pid)

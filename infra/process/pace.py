@@ -49,7 +49,7 @@ class Pace:
         self._documents += documents
 
     def watch(self, under_way: Callable[[], Amount]) -> None:
-        """Counts in what is done of work that `add` has not been told of yet."""
+        """Include work in progress that was not passed to `add` yet."""
         self._under_way = under_way
 
     def __enter__(self) -> Pace:

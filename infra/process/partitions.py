@@ -32,7 +32,7 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Partition:
-    """One item with the folder for its results. `key` tells it from other work that had the same folder."""
+    """One item with the folder for its results. `key` distinguishes it from other work that had the same folder."""
 
     item: Any
     folder: Path

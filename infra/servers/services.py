@@ -154,7 +154,7 @@ class _Starter:
                 record(self.root, self.known.values())
             self._wait(waiting)
         if older := of_older_code([service for service in kept if service in self.known.values()]):
-            self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them anew")
+            self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them again")
         return [self.known[name] for name in NAMES]
 
     def _is_current(self, service: Service, urls: dict[str, str]) -> bool:

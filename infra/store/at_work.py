@@ -95,7 +95,7 @@ class GoingRun:
             return
 
         def report_holder(holder: Holder) -> None:
-            self._say(f"waiting for {holder}, which removes what nobody needs (`stemma gc`)")
+            self._say(f"waiting for {holder}, which removes unneeded artifacts (`stemma gc`)")
 
         gate = self._store.leases.acquire(_GC, on_wait=report_holder, stop_if=self._stopped)
         if gate is None:

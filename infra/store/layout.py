@@ -15,7 +15,7 @@
 <root>/answers/                         answers of endpoints to `generate`; what is removed is asked for again
 
 Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.bucket.artifacts`
-says where the artifacts are.
+describes where the artifacts are.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Manifest:
     """The keys that entered the fingerprint."""
     inputs: Mapping[str, Input]
     requires: Annotated[Mapping[str, Input], Field(validation_alias=AliasChoices("requires", "gates"))]
-    """Artifacts that had to exist first but whose bytes do not bear on the result, e.g. a validation verdict. Manifests
+    """Artifacts that had to exist first but whose bytes do not affect the result, e.g. a validation verdict. Manifests
     of earlier versions call them `gates`."""
     sources: tuple[SourceRecord, ...]
     files: tuple[File, ...]
@@ -117,7 +117,7 @@ class Manifest:
 
     @property
     def age_key(self) -> tuple[int, str]:
-        """The highest is that of the newest of a stage. The clock alone says little where several machines build."""
+        """The highest is that of the newest of a stage. The clock alone is unreliable if several machines build."""
         return self.order, self.finished
 
     def as_bytes(self) -> bytes:

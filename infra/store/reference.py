@@ -93,7 +93,7 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
 
 
 def _newest(artifacts: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
-    """Return the last one that came to the store, if possible among those that no later build replaced."""
+    """Return the last one that was added to the store, if possible among those that no later build replaced."""
     return max(artifacts, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 

@@ -91,8 +91,8 @@ def new_states(old: Manifest, new: Manifest) -> tuple[str, ...]:
 
 
 def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> None:
-    """Moves the states that a finished artifact lacks to it from a later build of the same bytes. Killed on the way, it
-    leaves files that no manifest names, and none that differs from what a manifest says of it."""
+    """Move the states that a finished artifact lacks to it from a later build of the same bytes. Killed on the way, it
+    leaves files that no manifest names, and none that differs from its manifest."""
     names = new_states(old, new)
     if not names:
         return

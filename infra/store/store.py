@@ -41,7 +41,7 @@ GLANCE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what the manifest says: `what` is missing, changed or unreadable. path: on an object store
+    """A file that differs from the manifest: `what` is missing, changed or unreadable. path: on an object store
     its URL."""
 
     path: Path | str
@@ -209,7 +209,7 @@ class Store:
         return glance
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
-        """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
+        """`peek` at all results of an artifact: its figures, records and pages. All of a small one."""
         if sum(file.size for file in without_states(manifest)) <= GLANCE_BYTES:
             return self.fetch(manifest, folder)
         return self.peek(manifest, *(file.path for file in manifest.files if _is_readable_text(file)), folder=folder)
@@ -337,7 +337,7 @@ class Store:
         if self.content_digest(manifest.files) != manifest.digest:
             return [Difference(folder / MANIFEST, "changed: its digest is not that of the files it names")]
         if address_of(manifest) != manifest.fingerprint or folder.name.partition(".")[0] != manifest.fingerprint:
-            return [Difference(folder / MANIFEST, "changed: what it says was asked for does not give its address")]
+            return [Difference(folder / MANIFEST, "changed: the request that it records does not give its address")]
         return []
 
     def describe_files(self, folder: Path) -> tuple[File, ...]:
@@ -524,7 +524,7 @@ def _lists(manifest: Manifest | None, path: str) -> bool:
 
 
 def address_of(manifest: Manifest) -> str:
-    """The fingerprint of what a manifest says was asked for; empty if that has none."""
+    """Return the fingerprint of the request that a manifest records; empty if it has none."""
     if manifest.adopted is not None:
         return adopted_fingerprint(manifest.stage, manifest.digest)
     inputs = {name: item.identity for name, item in manifest.inputs.items()}

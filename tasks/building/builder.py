@@ -140,7 +140,7 @@ class Build:
 
     @contextmanager
     def _failure_told(self) -> Iterator[None]:
-        """Tells the journal and MLflow of what fails within. Raises StageError for a disk's OSError, which it names."""
+        """Report a failure within to the journal and MLflow. Raises StageError for a disk's OSError, which it names."""
         try:
             yield
         except OSError as error:

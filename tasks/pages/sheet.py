@@ -184,7 +184,7 @@ def _gates(folder: Path) -> str:
         return ""
     gates = registration.get("gates", [])
     if not gates:
-        return "### Gates\n\nNo gates are set: `register.gates` in the config says what a model must reach."
+        return "### Gates\n\nNo gates are set: `register.gates` in the config sets what a model must reach."
     columns = tuple(gates[0])
     return "### Gates\n\n" + _table(columns, [[str(gate.get(name, "")) for name in columns] for gate in gates])
 

@@ -117,7 +117,7 @@ def cut(
 
 def _decoded_lines(stream: io.BufferedReader, encoding: str, max_characters: int) -> Iterator[str | TooLong]:
     guessed_encoding = likely_encoding(stream, encoding)
-    # No encoding takes more than four bytes a character.
+    # No encoding takes more than four bytes per character.
     for _, line in lines_of(stream, None, 4 * max_characters):
         yield (
             line

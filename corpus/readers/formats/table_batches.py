@@ -65,7 +65,7 @@ class Bad(NamedTuple):
 
 def read_table(table: Table) -> Iterator[Rows | Bad]:
     """The rows of a Parquet or Arrow file in order, bad ones too. Raises StageError: `missing_source`, `wrong_field`
-    naming the columns that are there, `corrupt_file`, `too_big`."""
+    naming the existing columns, `corrupt_file`, `too_big`."""
     with _named_errors(table):
         yield from (_parquet if table.kind == "parquet" else _arrow)(table)
 
@@ -215,7 +215,7 @@ def _columns(schema: Any, table: Table) -> list[str]:
             str(table.file),
             f"expected the column {table.fields[0]}, there are: {', '.join(schema.names) or 'none'}",
             field_fix(f"{table.key}.text_field", table.fields[0], schema.names)
-            + "; files of another kind need a source of their own",
+            + "; files of another kind need a separate source",
         )
     kind = types[table.fields[0]]
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -225,7 +225,7 @@ def _columns(schema: Any, table: Table) -> list[str]:
             "wrong_field",
             str(table.file),
             f"expected text in the column {table.fields[0]}, it holds {kind}; there are: {', '.join(schema.names)}",
-            f"set {table.key}.text_field; files of another kind need a source of their own",
+            f"set {table.key}.text_field; files of another kind need a separate source",
         )
     return list(types)
 

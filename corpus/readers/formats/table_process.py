@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<q")
 def read_rows(table: Table) -> Iterator[Record | Rejected]:
     """The rows of a Parquet or Arrow file; those of which no Python values can be made are put aside.
 
-    Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the columns that are there.
+    Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the existing columns.
     """
     for item in table_rows(table):
         if isinstance(item, Bad):
@@ -43,7 +43,7 @@ def read_rows(table: Table) -> Iterator[Record | Rejected]:
             continue
         try:
             values = item.batch.to_pylist()
-        except Exception:  # of some value: no UTF-8, a date past 9999, … The rows tell which.
+        except Exception:  # of some value: no UTF-8, a date past 9999, … Reading the rows finds it.
             values = None
         for number in range(item.batch.num_rows):
             row = item.first + number + 1
@@ -107,7 +107,7 @@ def _ask(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int
     assert process.stdin is not None and process.stdout is not None
     is_over = False
     try:
-        with suppress(BrokenPipeError):  # the answer tells
+        with suppress(BrokenPipeError):  # its answer reports the error
             _send(process.stdin, (function, argument, max_bytes))
         while (message := _receive(process.stdout)) is not None:
             kind, item = message

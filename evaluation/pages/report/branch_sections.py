@@ -80,8 +80,8 @@ def _figure(
     chart = line_chart(f"{title} of {ids[0]} and its branches", lines, x_label="batch", y_label=label, marks=marks)
     if not chart:
         return None
-    caption = "A branch begins where the training that it goes on from stood; upright lines stand at the states."
-    weak = "Branches on other data cannot be told apart from branches with other settings by their training loss."
+    caption = "A branch begins where the training that it continues had arrived; vertical lines mark the states."
+    weak = "Branches on other data are not distinguishable from branches with other settings by their training loss."
     return Figure(f"{title}: {', '.join(ids)}", chart, caption, weak if name == "train/loss" else "", legend)
 
 

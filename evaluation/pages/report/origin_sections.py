@@ -145,7 +145,7 @@ def reproduce(pipeline: PipelineResults, command: str) -> Section:
     if len(set(commits)) > 1:
         lead += " The stages were built by more than one version of the code."
     if any(m.code.get("dirty") for m in manifests):
-        lead += " Some were built with uncommitted changes, which nobody else has."
+        lead += " Some were built with uncommitted changes, which exist only there."
     settings = "\n\n".join(
         "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(artifact.manifest.identity.items()))])
         for id, artifact in pipeline.artifacts.items()

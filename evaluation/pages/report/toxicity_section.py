@@ -66,7 +66,7 @@ def toxicity(pipeline: PipelineResults) -> Section:
             rows.append([pipeline.long_name(model), group, *_cells(cells)])
     if text := next((result["text"] for result in by_model.values() if result.get("text")), None):
         rows.append(
-            ["held-out text, as it is", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
+            ["held-out text, unchanged", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
         )
     table = Table(
         "Figures",
@@ -143,7 +143,7 @@ def _adversarial(pipeline: PipelineResults) -> list[Table]:
     columns = ["model", "harmless prompts", "made toxic by queries", "in the end", "without changes", "difference"]
     note = (
         "Each query changes words of a harmless prompt and draws a few continuations; changed prompts must score as "
-        "harmless too. Without changes: the prompts as they are, asked as often."
+        "harmless too. Without changes: the original prompts, asked as often."
     )
     return [Table("How easily it is made toxic", columns, rows, note, numeric=(1, 3, 4, 5))] if rows else []
 

@@ -66,7 +66,7 @@ def test_the_form_of_instructions_is_seen_from_their_records(record, history, wr
         ({"conversations": _gpt("Hi.", "")}, "no answer: an answer is empty"),
         ({"conversations": [_gpt("Hi.")[0], *_gpt("Hi.", "Hello.")]}, "the human speaks twice in a row"),
         ({"messages": [*_chat("Hi.", "Hello."), {"role": "system", "content": "x"}]}, "the system speaks behind"),
-        ({"conversations": []}, "nobody said anything"),
+        ({"conversations": []}, "the dialogue is empty"),
         ({"instruction": "Why?", "output": " "}, "no answer"),
         ({"instruction": "Why?", "output": None}, "output is not a string"),
         ({"instruction": "", "output": "So."}, "no prompt"),

@@ -285,7 +285,7 @@ def test_the_reward_model_s_length_and_confidence_are_told(tmp_path: Path) -> No
     with_figures(folders["reward_model"], **figures, calibration_error=0.08, mean_confidence=0.79)
     text = Page(render(ReportConfig(), folders)[0]).text
     assert "Where the better answer is the longer one it is right in 90.0 %" in text and ": it goes by length." in text
-    assert "It says to be right in 79.0 % of pairs (calibration error 8.0 %)." in text
+    assert "It claims to be right in 79.0 % of pairs (calibration error 8.0 %)." in text
 
 
 @pytest.mark.parametrize("missing", list(INPUTS))
