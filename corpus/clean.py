@@ -29,7 +29,7 @@ from infra.run import Result, Run
 
 
 def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json, a partition at a time.
+    """Write documents/part-*.parquet and sources.json, a partition at a time.
 
     aux/dropped.parquet has every dropped text with its rule, the value measured and its limits, aux/changed.parquet the
     ids of those that were changed; aux/counts.json counts by rule, aux/samples.json shows some of each kind.

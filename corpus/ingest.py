@@ -44,7 +44,7 @@ class Reading:
 
 
 def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
+    """Write documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
 
     Of each source, the records read and those quarantined add up to all that it has.
     Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.demo.docstrings.installed_files` and
@@ -83,7 +83,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 
 def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary:
-    """Writes documents/ and quarantine.jsonl of one partition, and counts the records that it read."""
+    """Write documents/ and quarantine.jsonl of one partition, and count the records that it read."""
     counts, tally, origins = SourceCounts(), Tally(), Counter[str]()
     records, repaired = 0, 0
     with DocumentWriter(out / "documents") as writer, (out / QUARANTINE).open("w", encoding="utf8") as quarantine:
@@ -197,7 +197,7 @@ def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict
 
 
 def _join_quarantines(readings: Sequence[Reading], read: Sequence[Summary], folders: Sequence[Path], out: Path) -> None:
-    """Joins the rows of all partitions; lines of a file that was read in parts are counted from its start."""
+    """Join the rows of all partitions; lines of a file that was read in parts are counted from its start."""
     before = 0
     with out.open("w", encoding="utf8") as joined:
         for reading, summary, folder in zip(readings, read, folders, strict=True):

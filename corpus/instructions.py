@@ -56,7 +56,7 @@ RESPONSES = ("response", "completion", "answer", "targets")
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a rule
+    """Write train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a rule
     checks answers, with "reference" where it compares them with another field than the response. A conversation of
     several turns has the earlier messages under "history" (`corpus.pairs.files.Pair`), and pairs of a source with a
     weight have it under "weight". One in which the assistant calls functions, in OpenAI's form, has calls and results
@@ -151,7 +151,7 @@ def _names(name: str, key: str, others: Sequence[str]) -> tuple[str, ...]:
 
 
 def pair_of(record: Record, source: InstructionOptions) -> Pair:
-    """Raises Unreadable where a record is no pair."""
+    """Raise Unreadable where a record is no pair."""
     if source.templates:
         exchange = exchange_of(record, source.templates, source.template_seed)
         return _checked(record, source, exchange.prompt, exchange.answer, exchange.group)

@@ -50,7 +50,7 @@ from infra.run import Result, Run
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
+    """Write train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
     known with "votes", "margin", and "ranking" (see `corpus.pairs.files.Pair`). A pair whose assistant may call
     functions has its conversation under "history", "prompt" and "steps", and both answers as messages.
 
@@ -159,7 +159,7 @@ def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "tu
 
 
 def _pair(record: Record, source: PreferenceOptions) -> Pair:
-    """Raises Unreadable where a record is no pair."""
+    """Raise Unreadable where a record is no pair."""
     value, form = record.value, _form_of(record, source)
     if form != "dialogue" and (found_with_tools := _tool_pair(record, source, form)) is not None:
         return found_with_tools
@@ -231,7 +231,7 @@ def _begins(messages: Sequence[Any]) -> bool:
 
 
 def _votes(record: Record, source: PreferenceOptions) -> tuple[float, float] | None:
-    """Raises Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
+    """Raise Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
     both are equal."""
     votes = pick(record.value, source.votes_field) if source.votes_field else MISSING
     if votes is MISSING or votes is None:

@@ -47,7 +47,7 @@ INDEX_SCHEMA = pa.schema(
 
 
 def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train/ and validation/ as MDS folders, index.parquet and meta.json.
+    """Write train/ and validation/ as MDS folders, index.parquet and meta.json.
 
     Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in it
     at which the text of a document begins, the first always 0, so that attention can be kept within documents; and
@@ -142,7 +142,7 @@ def _shard_sequences(config: ShardConfig, dtype: str) -> int:
 
 
 def _write_side(name: str, slices: list[Slice], form: Form, out_dir: Path, run: Run) -> None:
-    """Writes the shards of a side, each by itself, and joins their indexes."""
+    """Write the shards of a side, each by itself, and join their indexes."""
     step = f"pack-{name}"
     items = [slices[at : at + SHARDS_AN_ITEM] for at in range(0, len(slices), SHARDS_AN_ITEM)]
     sizes = [sum(piece.sequences for piece in item) for item in items]

@@ -25,7 +25,7 @@ GPT2_STYLE = "GPT-2-style BPE"
 
 
 def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them, and
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them, and
     aux/compression.json: bytes per token, fertility and share of unknowns by source, next to those of the baselines.
 
     Training sees no held-out document, and the measurement nothing else. Ids 0 to 4 of a tokenizer that is trained here

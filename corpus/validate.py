@@ -31,7 +31,7 @@ PROFILE = Path("aux") / "profile.json"
 
 
 def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
+    """Write verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
     lengths, languages and sources.
 
     inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the page shows

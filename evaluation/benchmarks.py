@@ -33,7 +33,7 @@ FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
 
 
 def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Scores a model on the tasks of the config with lm-eval.
+    """Score a model on the tasks of the config with lm-eval.
 
     inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},

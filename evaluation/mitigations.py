@@ -31,7 +31,7 @@ TUNED = "tuned"
 
 
 def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the plain model, every mitigation of the config, and the models that were trained to be less toxic.
+    """Measure the plain model, every mitigation of the config, and the models that were trained to be less toxic.
 
     inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's name.
     Writes results.json: {"scorer", "limits", "prompts", "samples_per_prompt", "threshold", "rows": [{"name", "kind",

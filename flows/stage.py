@@ -45,7 +45,7 @@ def run_stage(
     and_below: bool,
     root: str,
 ) -> State:
-    """Runs one stage of the pipeline in `config_path` with this config, and offers what is downstream of it next.
+    """Run one stage of the pipeline in `config_path` with this config, and offer what is downstream of it next.
 
     settings: values by dotted key for other sections, as `--set` gives them.
     """
@@ -142,7 +142,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
         and_below: bool = False,
         root: str = "",
     ) -> State:
-        """Runs one stage of a pipeline.
+        """Run one stage of a pipeline.
 
         Args:
             config: The stage's settings, as the config file has them.

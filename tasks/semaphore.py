@@ -45,7 +45,7 @@ class PrioritySemaphore:
 
     @contextmanager
     def __call__(self, node: str) -> Iterator[None]:
-        """Waits for a turn. Raises Cancelled if the run is cancelled meanwhile."""
+        """Wait for a turn. Raises Cancelled if the run is cancelled meanwhile."""
         with self._changed:
             self._asked.add(node)
             self._changed.notify_all()

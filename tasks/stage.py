@@ -151,7 +151,7 @@ class Stage:
         return declared or (Input(name, self.more, optional=True) if self.more else None)
 
     def load(self) -> StageFunction:
-        """Imports the function, which may pull in torch."""
+        """Import the function, which may pull in torch."""
         module, _, name = self.function.partition(":")
         function: StageFunction = getattr(importlib.import_module(module), name)
         return function

@@ -28,7 +28,7 @@ from training.model.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Copies the model to `out_dir` with a chat template: its own, unchanged, else this project's with its tokens.
+    """Copy the model to `out_dir` with a chat template: its own, unchanged, else this project's with its tokens.
 
     New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
     Figures: parameters, added_tokens, vocab_size. Raises StageError as `load_pretrained_model` and `folder_problems`

@@ -79,7 +79,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
 
 
 def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
+    """Train on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), ties_left_out, batches, tokens_per_s and the
     guard's. Raises StageError where lengths leave no room for a prompt, or the judge has another tokenizer.
@@ -161,7 +161,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
 
 
 def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` against `model`, its reference, on `preferences/heldout.jsonl`.
+    """Measure the model `trained` against `model`, its reference, on `preferences/heldout.jsonl`.
 
     Figures, where an answer's rise is log π/π_ref in nats, so that all four losses
     compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit

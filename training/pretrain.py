@@ -87,7 +87,7 @@ def pretrain(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, 
 
 
 def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `shards/train` and exports a Hugging Face folder.
+    """Train on `shards/train` and export a Hugging Face folder.
 
     With an input `model` it starts from that model's weights, under a new schedule, instead of fresh ones.
     trained_sequences.json next to the weights lists the sequences that were trained on (corpus/tokens/trained.py).
@@ -191,7 +191,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
 
 
 def measure_trained(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` on `shards/validation`.
+    """Measure the model `trained` on `shards/validation`.
 
     Figures: validation_loss (nats per token, with its bootstrap interval over sequences), validation_perplexity,
     unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
@@ -251,7 +251,7 @@ def _vocab_size(text: PackedText, tokenizer: Any, objective: Objective) -> int:
 
 
 def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:
-    """Raises StageError `no_such_attention` where the chosen kernel has no mask as the objective needs one."""
+    """Raise StageError `no_such_attention` where the chosen kernel has no mask as the objective needs one."""
     masked = ("auto", "eager", "sdpa", *(["flex_attention"] if config.objective == "prefix" else []))
     if config.objective != "causal" and hardware.attention not in masked:
         raise stage_error(
@@ -265,7 +265,7 @@ def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:
 def _check_ranks(
     config: PretrainConfig, network: PreTrainedModel, text: PackedText, rampup: BatchSizeRampup | None, run: Run
 ) -> None:
-    """Raises StageError where ranks cannot share the model's layers, experts or sequences as `launch` has it."""
+    """Raise StageError where ranks cannot share the model's layers, experts or sequences as `launch` has it."""
     family = network.config.model_type
     if wrong := sequences_problem(
         run.launch.context_parallel,
@@ -337,7 +337,7 @@ def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardw
 def _start_from_bigrams(
     config: PretrainConfig, network: PreTrainedModel, bigrams: Bigram, hardware: Hardware, run: Run
 ) -> None:
-    """Fits fresh weights to the text's bigrams, and initialises heads as induction heads where the config asks for
+    """Fit fresh weights to the text's bigrams, and initialise heads as induction heads where the config asks for
     it."""
     induction = config.model.attention_init == "induction"
     unused = unused_width(network) if induction else 0

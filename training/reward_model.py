@@ -52,7 +52,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
 
 
 def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
+    """Train on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), pairs_unbalanced with `balance_lengths`,
     batches and the guard's. During training, loss and accuracy on some held-out pairs are recorded as
@@ -156,7 +156,7 @@ def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
 
 
 def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the reward model `trained` on `preferences/heldout.jsonl`.
+    """Measure the reward model `trained` on `preferences/heldout.jsonl`.
 
     Figures: heldout_accuracy (pairs put in the right order), the same for each source where there are two to ten
     (heldout_accuracy_of_docstrings), heldout_pairs, heldout_prompts, p_value (one-sided, exact, against chance), margin
@@ -238,7 +238,7 @@ def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Pat
 
 
 def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
-    """Raises StageError `no_balance` where no pair is left that weighs something."""
+    """Raise StageError `no_balance` where no pair is left that weighs something."""
     if not train:
         raise stage_error(
             "no_balance",

@@ -69,7 +69,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 
 def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains the policy on the prompts of `prompts/train.jsonl`.
+    """Train the policy on the prompts of `prompts/train.jsonl`.
 
     With further reward models, inputs of any other names, `ensemble` combines their rewards into one. With the input
     `judge`, a second reward model that trains nothing, each round's mean score by it is recorded as rlhf/judge. Raises
@@ -172,7 +172,7 @@ def _trained(
 
 
 def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` and the one that it was trained from, `model`, on `prompts/heldout.jsonl`.
+    """Measure the model `trained` and the one that it was trained from, `model`, on `prompts/heldout.jsonl`.
 
     Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
     training temperature), reward_gain (paired interval over prompts, clustered by conversation),
@@ -274,7 +274,7 @@ def _scorers(
 
 
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
-    """Raises StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
+    """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
     if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
         raise stage_error(

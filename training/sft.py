@@ -59,7 +59,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
 
 def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
+    """Train on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
     text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt.
 
     Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
@@ -179,7 +179,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 
 def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` and the one that it was trained from, `model`, in the same chat format, on
+    """Measure the model `trained` and the one that it was trained from, `model`, in the same chat format, on
     `instructions/heldout.jsonl`. Of a conversation of several turns the last answer is measured.
 
     Figures: heldout_loss_base, heldout_loss_sft (nats per response token), improvement (their difference, with a paired

@@ -75,7 +75,7 @@ def edit(
     word_starts: Array,
     firsts: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Keeps the lines of documents that keep the rules, joined by newlines.
+    """Keep the lines of documents that keep the rules, joined by newlines.
 
     wanted (D,): which documents. ends: table of code points that may end a line, empty for any; "..." is no end.
     words: the watched words behind each other in lower case; lorem, banned, ignored: bits of those that take out the

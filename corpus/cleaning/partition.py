@@ -63,7 +63,7 @@ class Account:
         self._sample("kept", document)
 
     def _sample(self, kind: str, document: Document, **extra: Any) -> None:
-        """Keeps those with the smallest ids: a sample that no order and no number of workers changes."""
+        """Keep those with the smallest ids: a sample that no order and no number of workers changes."""
         rows = self.samples.setdefault(kind, [])
         if len(rows) == SAMPLES and _position(rows[-1]) <= (document.id, document.source):
             return
@@ -80,7 +80,7 @@ def _steps(config: str, classifier: Path | None) -> list[CleaningStep]:
 
 
 def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: Path | None = None) -> dict[str, Any]:
-    """Writes out/documents/, out/dropped.parquet and out/changed.parquet; returns counts and samples."""
+    """Write out/documents/, out/dropped.parquet and out/changed.parquet; return counts and samples."""
     steps = _steps(config.model_dump_json(), classifier)
     for step in steps:
         step.counts.clear()

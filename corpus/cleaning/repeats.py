@@ -23,7 +23,7 @@ def _key(hash_: int, length: int) -> int:
 
 @kernel(inline=True)
 def _mark(keys: Array, hash_: int) -> bool:
-    """Enters a hash into a set; whether it was there."""
+    """Enter a hash into a set; whether it was there."""
     mask = keys.size - 1
     slot = slot_of(hash_, mask)
     while keys[slot] != 0:

@@ -185,7 +185,7 @@ class Answers:
         self._longest = 0
 
     def add(self, question: Words, answer: Words, within: int, item: int, min_words: int) -> None:
-        """Adds them where the question alone has too few words, and both together have enough."""
+        """Add them where the question alone has too few words, and both together have enough."""
         if answer.number and 0 < question.number < min_words <= question.number + answer.number:
             self._longest = max(self._longest, question.hashes.size)
             sizes = answer.hashes.size, within, item

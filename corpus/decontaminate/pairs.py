@@ -60,7 +60,7 @@ class PairFilter:
         return kept
 
     def finish(self) -> tuple[dict[str, int], str]:
-        """Writes the report; returns the figures and a text for the headline."""
+        """Write the report; return the figures and a text for the headline."""
         self._dropped.close()
         self._hits.close()
         tasks = write_contamination(self._aux, self._items, self._owners, self._hit, self._pairs)

@@ -27,7 +27,7 @@ from infra.run import Result, Run
 
 
 def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
+    """Write documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
     aux/hits.parquet (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
 
     inputs: documents; benchmark_text, with items.jsonl.

@@ -75,7 +75,7 @@ class Tally:
         return total
 
     def check(self, read: int, max_share: float, key: str) -> None:
-        """Looks at a whole source, of which `read` records were good.
+        """Look at a whole source, of which `read` records were good.
 
         key: its dotted config key.
         Raises StageError `too_much_quarantined` with the most frequent reason and an example where the share of what

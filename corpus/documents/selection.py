@@ -120,7 +120,7 @@ def write_selection(
     cuts: Mapping[int, Sequence[Cut]] | None = None,
     epoch: int = 0,
 ) -> None:
-    """Writes documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections`
+    """Write documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections`
     makes an artifact of such folders.
 
     rows: of the documents that stay, ascending. cuts: by row, in the texts as `read_table` gives them. Where the part
@@ -146,7 +146,7 @@ def write_selection(
 
 
 def link_selections(folders: Iterable[Path], out_dir: Path) -> None:
-    """Makes out_dir/documents and out_dir/text from folders of `write_selection`, in their order, and renumbers the
+    """Make out_dir/documents and out_dir/text from folders of `write_selection`, in their order, and renumber the
     parts.
 
     Parts without documents are left out. Text parts are hard-linked where the file system can, else copied.

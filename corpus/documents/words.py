@@ -88,7 +88,7 @@ def text_buffers(column: pa.ChunkedArray) -> tuple[Bytes, NDArray[np.int64]]:
 
 @kernel(inline=True)
 def mix64(value: np.uint64) -> np.uint64:
-    """Spreads every bit over all 64 (the finaliser of MurmurHash3)."""
+    """Spread every bit over all 64 (the finaliser of MurmurHash3)."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)
@@ -106,7 +106,7 @@ def hash_words(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> int:
-    """Writes the hash and the place in `data` of each word of data[begin:end]; returns how many there are.
+    """Write the hash and the place in `data` of each word of data[begin:end]; return how many there are.
 
     hashes, starts, ends: room for one word a byte.
     """
@@ -232,7 +232,7 @@ def hash_script_ngrams(
 
 @kernel
 def hash_ngrams(words: Hashes, count: int, n: int, out: Hashes) -> int:
-    """Writes the hash of each n words that follow each other; a text of fewer words gives one of all of them.
+    """Write the hash of each n words that follow each other; a text of fewer words gives one of all of them.
 
     Returns how many there are: max(1, count - n + 1), and 0 for a text without words.
     """

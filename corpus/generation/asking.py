@@ -132,7 +132,7 @@ class Asking:
                 yield asked_document
 
     def made(self, id: str, asked_document: AskedDocument, sample: int, answer: Answer) -> None:
-        """Notes what was made of a document."""
+        """Note what was made of a document."""
         document = asked_document.document
         self._rows.append(
             {
@@ -150,7 +150,7 @@ class Asking:
             self._flush()
 
     def fault(self, asked_document: AskedDocument, fault: str, reason: str) -> None:
-        """Counts a document without a proper answer. Raises StageError `bad_answers` beyond the limit."""
+        """Count a document without a proper answer. Raises StageError `bad_answers` beyond the limit."""
         self.faults[fault] += 1
         self._reasons[f"{fault}: {reason}"] += 1
         line = {
@@ -240,7 +240,7 @@ class Asking:
     async def _until_done(
         self, task: asyncio.Task[Any], waiting: Iterable[tuple[AskedDocument, asyncio.Task[Any] | None]]
     ) -> None:
-        """Returns once a task is done, or raises what a later one raised: no more is then worth asking."""
+        """Return once a task is done, or raise what a later one raised: no more is then worth asking."""
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_S)
             self._run.stop_if_cancelled()
@@ -249,7 +249,7 @@ class Asking:
                     raise error
 
     async def _end(self) -> None:
-        """Ends what is under way, and the connections."""
+        """End what is under way, and the connections."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -322,7 +322,7 @@ def chosen_documents(config: GenerationConfig, section: str, artifact: Path) -> 
 
 
 def check_name(name: str, section: str, facts: Mapping[str, SourceFacts]) -> None:
-    """Raises StageError `source_name_taken` where the documents have a source of the name that what is made gets."""
+    """Raise StageError `source_name_taken` where the documents have a source of the name that what is made gets."""
     if name in facts:
         message = f"the documents have a source of the name {name} already"
         raise stage_error("source_name_taken", f"{section}.name", message, "choose another name for what is made")

@@ -167,7 +167,7 @@ class Endpoint:
         return Failure(message)
 
     async def _turn(self) -> None:
-        """Waits until another request may be sent."""
+        """Wait until another request may be sent."""
         spacing = 60 / self._config.requests_per_minute if self._config.requests_per_minute else 0.0
         begin = max(self._now(), self._free_at)
         self._free_at = begin + spacing
@@ -205,7 +205,7 @@ class Endpoint:
             return _Fault(f"no answer of OpenAI's form ({error}): {_message_of(body)}", 200, is_repeated=True)
 
     async def _keep(self, key: str, answer: Answer) -> None:
-        """Returns once the answer is on the disk, with all that came while others were being written."""
+        """Return once the answer is on the disk, with all that came while others were being written."""
         self._unsaved.append((key, answer))
         async with self._saving:
             if self._unsaved:
@@ -245,7 +245,7 @@ class Endpoint:
 
 
 def _answer_of(body: bytes) -> Answer:
-    """Raises ValueError for anything but an answer of /chat/completions."""
+    """Raise ValueError for anything but an answer of /chat/completions."""
     content = parse_json(body, surrogates=True)
     try:
         choice = content["choices"][0]

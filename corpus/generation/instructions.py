@@ -24,7 +24,7 @@ SECTION = "generate_instructions"
 def generate_instructions(
     config: GenerateInstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 ) -> Result:
-    """Writes train.jsonl and heldout.jsonl as `corpus.instructions` does, and generation.json, aux/provenance.parquet
+    """Write train.jsonl and heldout.jsonl as `corpus.instructions` does, and generation.json, aux/provenance.parquet
     and aux/unanswered.jsonl as `corpus.generation.stage` does.
 
     A pair is on the side of its document, so that no held-out answer is in the training text. One whose prompt has a

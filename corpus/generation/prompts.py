@@ -67,7 +67,7 @@ class Prompt:
         return hashlib.sha256(f"{self.system}\0{self.text}".encode()).hexdigest()[:8]
 
     def messages(self, document: Document, piece: str) -> list[dict[str, str]]:
-        """Raises Unreadable for a document without a field that the prompt names."""
+        """Raise Unreadable for a document without a field that the prompt names."""
         message = {"role": "user", "content": filled(self.text, document, piece)}
         return [{"role": "system", "content": self.system}, message] if self.system else [message]
 

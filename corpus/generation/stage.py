@@ -29,7 +29,7 @@ SECTION = "generate"
 
 
 def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ (with text/, see `corpus.documents.selection`), sources.json and generation.json;
+    """Write documents/ (with text/, see `corpus.documents.selection`), sources.json and generation.json;
     aux/provenance.parquet with the original text of each document that was made, aux/unanswered.jsonl, aux/counts.json.
 
     What is made comes after all originals, in their order, in the group of its original and under the source
@@ -96,7 +96,7 @@ def _only_language(facts: Mapping[str, SourceFacts]) -> str:
 
 
 def _link(originals: Path | None, made: Path, out_dir: Path, run: Run) -> None:
-    """Joins the parts of the originals, whose text is linked, and those of what was made."""
+    """Join the parts of the originals, whose text is linked, and those of what was made."""
     folders = []
     for index, part in enumerate(document_parts(originals) if originals else []):
         folder = run.work_dir / "originals" / f"{index:05}"

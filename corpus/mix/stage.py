@@ -103,7 +103,7 @@ def target_bytes(config: MixConfig, available: float) -> float:
 
 
 def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
+    """Write documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
     asked for and what came out, by source) and aux/counts.json.
 
     A repeated document keeps its id and group and has in `metadata` the epoch that it belongs to, from 1 on; its first

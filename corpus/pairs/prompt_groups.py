@@ -29,7 +29,7 @@ class PromptGroups:
         self._sizes = [np.zeros(0, np.int64)]
 
     def add(self, prompts: Sequence[str]) -> None:
-        """Adds prompts after those that were added before."""
+        """Add prompts after those that were added before."""
         data, begins = text_buffers(pa.chunked_array([pa.array(prompts, pa.large_string())]))
         numbers = np.arange(len(prompts))
         shingles = sets_of_shingles(data, begins, numbers, self._config.ngram, self._config.marks)

@@ -48,7 +48,7 @@ def is_wide(encoding: str) -> bool:
 
 
 def refuse_binary(stream: io.BufferedReader, file: Place, encoding: str) -> None:
-    """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
+    """Raise StageError `binary_source` for a stream that opens like an image or a program rather than text."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
     refuse_by_magic(probe, file)
     wide = is_wide(encoding) or is_wide(encoding_mark(probe)) or (encoding == "auto" and wide_without_mark(probe))

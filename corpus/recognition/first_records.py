@@ -92,7 +92,7 @@ def _unread(unread: UnreadFiles, files: int, source: TextOptions | PairOptions, 
 
 
 def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterator[Problem]:
-    """Raises StageError as `FileSelection.selection` does."""
+    """Raise StageError as `FileSelection.selection` does."""
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
         if path.startswith(SCHEME) or not folder.is_dir():
@@ -108,7 +108,7 @@ def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterat
 
 
 def _of_records(source: Any, file: Place, key: str) -> Iterator[Problem]:
-    """Raises StageError as the readers do."""
+    """Raise StageError as the readers do."""
     items = list(islice(_records(source, file, key), INSPECTED))
     rejected = [item for item in items if isinstance(item, Rejected)]
     if items and len(rejected) == len(items):

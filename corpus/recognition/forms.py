@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corpus.documents.quarantine import Rejected
-from corpus.instructions import ASKED, RESPONSES, pair_of
+from corpus.instructions import PROMPT_FIELDS, RESPONSES, pair_of
 from corpus.pairs.files import CONVERSATIONS, Pair, turns_field, with_lists
 from corpus.pairs.rankings import answers_field, is_scored
 from corpus.preferences import pairs_of
@@ -268,7 +268,7 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
 
 
 def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
-    """Raises ConfigError `two_forms` where of a file among several no record has this reading."""
+    """Raise ConfigError `two_forms` where of a file among several no record has this reading."""
     fitting: Counter[str] = Counter()
     for record in sample:
         if reading.kind == "documents":
@@ -379,7 +379,7 @@ def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
     options = FileInstructions(paths=("x",), **keys)
     names = [
         name
-        for name in (options.prompt_field, *ASKED, options.response_field, *RESPONSES)
+        for name in (options.prompt_field, *PROMPT_FIELDS, options.response_field, *RESPONSES)
         if is_given(record.value, name)
     ]
     if (turns := turns_field(record)) and len(names) < 2:
@@ -414,12 +414,12 @@ def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     further: dict[str, Any] = {}
     if _has(sample, "context") and not _has(sample, "input"):
         further = {"input_field": "context"}  # as in Dolly and SQuAD
-    is_pair = any(_has(sample, name) for name in ("instruction", *ASKED))
+    is_pair = any(_has(sample, name) for name in ("instruction", *PROMPT_FIELDS))
     is_chat = any(_has(sample, name) for name in CONVERSATIONS)
     if is_pair or is_chat:
         yield dict(further)
         yield {**further, "trim_conversations": True}
-    prompts = [name for name in ("instruction", *ASKED, *FURTHER_PROMPTS) if _has(sample, name)]
+    prompts = [name for name in ("instruction", *PROMPT_FIELDS, *FURTHER_PROMPTS) if _has(sample, name)]
     responses = [name for name in ("output", *RESPONSES, *FURTHER_RESPONSES) if _has(sample, name)]
     for prompt, response in product(prompts, responses):
         keys: dict[str, Any] = {**further, "prompt_field": prompt, "response_field": response}

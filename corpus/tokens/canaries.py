@@ -89,7 +89,7 @@ def draw_canaries(configs: Sequence[CanariesConfig], seed: int) -> list[Canary]:
 
 
 def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> list[Path]:
-    """Writes them as documents of the training side, one for each copy; returns their Parquet parts, none if there are
+    """Write them as documents of the training side, one for each copy; return their Parquet parts, none if there are
     no copies.
 
     folder: old parts in it are deleted.
@@ -109,7 +109,7 @@ def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> lis
 
 
 def write_canaries(canaries: Sequence[Canary], folder: Path) -> None:
-    """Writes canaries.json: [{"format", "number", "text", "copies"}]."""
+    """Write canaries.json: [{"format", "number", "text", "copies"}]."""
     rows = [
         {"format": canary.format.text, "number": canary.number, "text": canary.text, "copies": canary.copies}
         for canary in canaries

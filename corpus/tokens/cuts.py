@@ -40,7 +40,7 @@ REPLACEMENT = "\ufffd"
 
 
 def before_words() -> Cuts:
-    """Cuts before spaces that follow no space."""
+    """Cut before spaces that follow no space."""
     cuts = np.full((len(KINDS), len(KINDS)), NEVER, np.uint8)
     cuts[[PLAIN, WORD, SIGN], SPACE] = ALWAYS
     return cuts

@@ -34,7 +34,7 @@ class Checksum:
 
 
 def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json has the
+    """Write meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json has the
     location of the files, so that shards that are moved stay the same artifact.
 
     Raises StageError: what `infra.io.s3` raises; `no_shards` where one of these files is missing; `no_hashes` for an

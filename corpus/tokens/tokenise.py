@@ -53,7 +53,7 @@ def tokenise(
 
 
 def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
-    """Tokenises one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
+    """Tokenise one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
     sources: dict[str, int] = {}
     languages: dict[str, int] = {}
     pieces, offset = [], 0

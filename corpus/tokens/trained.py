@@ -54,7 +54,7 @@ class TrainedSequences:
         return TrainedSequences(self.shards, masks.pop(self.shards), masks)
 
     def write(self, folder: Path) -> None:
-        """Leaves it in a model folder: a byte for every eight sequences, as base64 in JSON."""
+        """Leave it in a model folder: a byte for every eight sequences, as base64 in JSON."""
         message: dict[str, Any] = _as_json(self.shards, self.seen)
         if self.others:
             message["others"] = [_as_json(shards, mask) for shards, mask in self.others.items()]
@@ -91,7 +91,7 @@ def _from_json(message: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]]:
 
 
 def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
-    """Names the text of an MDS folder: its index, and both ends of every shard.
+    """Name the text of an MDS folder: its index, and both ends of every shard.
 
     index: its index.json, where that was read already.
     """

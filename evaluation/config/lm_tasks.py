@@ -80,7 +80,7 @@ def unknown_tasks(names: Sequence[str], path: str) -> list[Problem]:
 
 
 def check_names(names: Sequence[str], path: str = "--tasks") -> None:
-    """Raises ConfigError `unknown_task` with all of `unknown_tasks`."""
+    """Raise ConfigError `unknown_task` with all of `unknown_tasks`."""
     if problems := unknown_tasks(names, path):
         raise ConfigError(*problems)
 

@@ -19,7 +19,7 @@ EXPOSED = 0.05
 
 
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures what `config` does not leave out.
+    """Measure what `config` does not leave out.
 
     inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or the
     base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences that it saw.

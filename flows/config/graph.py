@@ -68,7 +68,7 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
     nodes: Graph = {}
 
     def add(name: str) -> None:
-        """Adds what it needs, then itself."""
+        """Add what it needs, then itself."""
         if name in nodes:
             return
         if name in usual:

@@ -105,7 +105,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
-    """Sets a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
+    """Set a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
     try:
         value = read_plain(text)
     except BadYaml as error:

@@ -21,7 +21,7 @@ from infra.store.roots import shown_root
 
 
 def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None) -> UUID:
-    """Creates or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content.
+    """Create or update the deployment `<pipeline>/pipeline`, whose form is the config file's content.
 
     schedule: when it runs by itself; None leaves the schedule unchanged. Raises ConfigError for one that never fires.
     """
@@ -32,7 +32,7 @@ def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedu
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
-    """Makes or updates `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
+    """Make or update `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
     from flows.stage import FLOWS, form_of
 
     made = {}
@@ -63,7 +63,7 @@ def apply_deployment(
     description: str,
     timing: Timing,
 ) -> UUID:
-    """Makes or updates a deployment of a flow, in the pool of the pipeline."""
+    """Make or update a deployment of a flow, in the pool of the pipeline."""
     ensure_pool(config)
     deployment: Any = flow.to_deployment(
         name=name,

@@ -32,7 +32,7 @@ def job_variables(config: PipelineConfig, root: Path) -> dict[str, Any]:
 
 
 def ensure_pool(config: PipelineConfig) -> None:
-    """Makes the pool where it is missing: what is deployed waits there for a worker.
+    """Make the pool where it is missing: what is deployed waits there for a worker.
 
     Raises ConfigError `foreign_pool` for one of another type, or whose template knows nothing of our Jobs.
     """

@@ -70,7 +70,7 @@ def start(
     tell: Callable[[str], None],
     is_cancelled: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
+    """Run the pipeline to its end and return the document of the command contract. SIGINT cancels it.
 
     tell: called once with what a run waits for before it begins. is_cancelled: called instead of listening for signals,
         in a thread; then `flows.prefect.execution.SHARED` is set there too.
@@ -190,7 +190,7 @@ def _follow(
     interrupted: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would.
+    """Wait for the flow run's end; an interrupt cancels it, as the page's Cancel would.
 
     If the server that passes the interrupt on does not answer, the run's own process is signalled. If that process is
     gone too, the wait ends.
@@ -241,7 +241,7 @@ def _follow(
 
 
 def _end_process(journal: RunJournal) -> bool:
-    """Asks the process of a run for an orderly end; False where there is none here that can be asked."""
+    """Ask the process of a run for an orderly end; False where there is none here that can be asked."""
     process = journal.process()
     if process is None:
         return False
@@ -310,7 +310,7 @@ def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns True once Ctrl-C or SIGTERM came, in place of an exception in the middle of the
+    """Yield a function that returns True once Ctrl-C or SIGTERM came, in place of an exception in the middle of the
     work."""
     heard = threading.Event()
     before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}

@@ -45,8 +45,8 @@ def rounds_of(pipeline: str, root: Path) -> list[Path]:
 
 
 def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[str, Any]:
-    """Compares the artifact `after`, which the round made, with the one that its answers were drawn from, as `stemma
-    compare` does, and keeps it in the round's folder.
+    """Compare the artifact `after`, which the round made, with the one that its answers were drawn from, as `stemma
+    compare` does, and keep it in the round's folder.
 
     {"round", "model", "before", "after", "labels", "figures", "paired"}: labels are the figures of judgements of this
     round and the one before it, [{"round", "judged_pairs", …}], figures those that differ or have an interval, with

@@ -44,7 +44,7 @@ def feedback_round(
     wait_days: float = 30.0,
     root: str = "",
 ) -> State:
-    """Draws two answers of a model per prompt, waits until they are judged, and runs the pipeline with the pairs of
+    """Draw two answers of a model per prompt, wait until they are judged, and run the pipeline with the pairs of
     this round and all before it among its preferences. The page then shows the model's gain.
 
     config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
@@ -91,7 +91,7 @@ def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
 
 
 def go_on(export: Export) -> str:
-    """Resumes the round that this export belongs to, where it waits; the id of its run, "" where none waits.
+    """Resume the round that this export belongs to, where it waits; the id of its run, "" where none waits.
 
     Prefect's client must point at the server.
     """

@@ -126,7 +126,7 @@ def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen: Iterable[str], store: Store) -> None:
-    """Raises ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
+    """Raise ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
     removed: else the run ends there, after all that comes before was built."""
     problems: list[Problem] = []
     for name in chosen:

@@ -94,7 +94,7 @@ def look(path: str, wish: Wish = ANY, choose: Choose | None = None) -> tuple[lis
 
 
 def refuse_two(path: str, readings: Sequence[Reading]) -> Reading:
-    """Raises ConfigError `two_readings` with all of them, and the options that decide."""
+    """Raise ConfigError `two_readings` with all of them, and the options that decide."""
     listed = "; or ".join(map(str, readings))
     fixes = " or ".join(dict.fromkeys(deciding_option(path, reading, readings) for reading in readings))
     raise ConfigError(Problem("two_readings", path, f"two readings are alike: {listed}", f"decide by {fixes}"))

@@ -55,7 +55,7 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Planned
 
 
 def refuse(config: PipelineConfig, nodes: Graph, needed: Mapping[str, StageNeeds]) -> None:
-    """Raises ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
+    """Raise ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
     the run may be meant for another."""
     if (device := device_of(config.launch)) is None:
         return
@@ -73,7 +73,7 @@ def refuse(config: PipelineConfig, nodes: Graph, needed: Mapping[str, StageNeeds
 def refuse_run(
     config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
+    """Raise ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
     not hold or this machine cannot begin, and where their checkpoints cannot be uploaded to."""
     rows, missing = _rows(nodes, chosen, store, force)
     built = [name for name in chosen if name not in rows or rows[name].status == "build"]

@@ -128,7 +128,7 @@ def planned_config(plan: Mapping[str, Any], name: str) -> str:
 
 
 def write_config(plan: Mapping[str, Any], path: Path) -> None:
-    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
+    """Write the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
     that `planned_config` raises."""
     if path.exists():
         raise ConfigError(Problem("file_exists", str(path), "there is such a file already", "name another by --write"))

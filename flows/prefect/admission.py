@@ -126,5 +126,5 @@ async def _renew_for_ever(lease_id: UUID, lease_duration: float) -> None:
 
 
 def keep_slots() -> None:
-    """Makes Prefect's engine in this process go on when a slot cannot be renewed."""
+    """Make Prefect's engine in this process go on when a slot cannot be renewed."""
     _leases._lease_renewal_loop = _renew_for_ever

@@ -22,7 +22,7 @@ _REPLACED = "stemma: mark runs whose process is gone"
 
 
 def ensure_automations() -> list[str]:
-    """Creates missing automations and changes those that differ; returns the names of all that exist now.
+    """Create missing automations and change those that differ; return the names of all that exist now.
 
     A notice stays unchanged while its variable is not set, and is deleted when the variable is `off`.
     """

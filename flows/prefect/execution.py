@@ -129,7 +129,7 @@ class PipelineRun:
         )
 
     def run(self) -> State:
-        """Runs what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
+        """Run what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
         with self.stop.on_signals(), nullcontext() if self.shared else closing(self.warm_start):
             return self._run()
 
@@ -280,7 +280,7 @@ class PipelineRun:
         self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
 
     def later(self, call: Callable[[], object], key: str = "") -> None:
-        """Makes a call to the Prefect server on the side, in the context of the task that asks for it. One that still
+        """Make a call to the Prefect server on the side, in the context of the task that asks for it. One that still
         waits under the same key gives way."""
         self.page.queue.tell(call, key)
 

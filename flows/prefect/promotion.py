@@ -39,7 +39,7 @@ class Promoted:
 
 
 def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
-    """Promotes the registration that `text` names, or the newest one of the model that it names.
+    """Promote the registration that `text` names, or the newest one of the model that it names.
 
     Raises ConfigError `unknown_artifact`, `not_registered`; GateRefused `rejected` for a model that its gates refused,
     which nothing overrides, and `worse` for one that is worse than the promoted one on the same items with 95 %
@@ -76,7 +76,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 
 
 def rollback(store: Store, name: str | None) -> Promoted:
-    """Puts the model in force that was promoted before. name: may be left out where one name alone is promoted.
+    """Put the model in force that was promoted before. name: may be left out where one name alone is promoted.
 
     Raises ConfigError `which_name`; StageError `nothing_to_roll_back`, `damaged`, `model_gone` where what it would put
     in force is not whole.

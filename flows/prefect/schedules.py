@@ -98,7 +98,7 @@ class Timing:
 
 
 def timing_of(schedule: Schedule) -> Timing:
-    """Raises ConfigError for a schedule that never fires or is none."""
+    """Raise ConfigError for a schedule that never fires or is none."""
     next_dates(schedule.cron, schedule.timezone)
     return Timing(
         [Cron(schedule.cron, timezone=schedule.timezone)],
@@ -138,7 +138,7 @@ def schedule_rows(pipeline: str) -> list[dict[str, Any]]:
 
 
 def switch(pipeline: str, *, active: bool) -> list[dict[str, Any]]:
-    """Pauses or resumes a pipeline's schedules; runs that have begun go on. Returns its schedules after the change.
+    """Pause or resume a pipeline's schedules; runs that have begun go on. Returns its schedules after the change.
 
     Raises ConfigError if the pipeline is not deployed or has no schedule.
     """

@@ -42,7 +42,7 @@ class Pins:
         self._url = f"{url}/pins.json" if url else ""
 
     def read(self) -> list[str]:
-        """Raises StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
+        """Raise StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
         return self._read()[0]
 
     def _read(self) -> tuple[list[str], str | None]:
@@ -126,7 +126,7 @@ class Survey:
 
 
 def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
-    """Sorts a store into needed and not.
+    """Sort a store into needed and not.
 
     Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
     to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
@@ -186,7 +186,7 @@ def _freed(store: Store, artifacts: list[StoredArtifact]) -> dict[Path, int]:
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
-    """Removes folders and returns the removed ones.
+    """Remove folders and return the removed ones.
 
     A folder that is being built is left alone. So is one that a run has needed since the survey: removing many takes
     a while. A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
@@ -210,7 +210,7 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
 
 @contextmanager
 def _left_alone(store: Store, key: str) -> Iterator[bool]:
-    """Yields True if no builder works on it, and none starts within the block.
+    """Yield True if no builder works on it, and none starts within the block.
 
     A lease is a row that has to be written. Where the disk is full no other builder can take one either, and what is
     removed makes room for the next.
@@ -239,7 +239,7 @@ def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage
 
 
 def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
-    """Takes states out of their artifacts; returns those that were removed. What is being built is left alone."""
+    """Take states out of their artifacts; return those that were removed. What is being built is left alone."""
     removed = []
     for item in states:
         artifact = item.folder.parents[2]
@@ -253,7 +253,7 @@ def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
 
 
 def refuse_if_unsure(survey: Survey) -> None:
-    """Raises StageError if what is needed is not known for certain."""
+    """Raise StageError if what is needed is not known for certain."""
     if survey.problems:
         first = survey.problems[0]
         message = f"nothing was removed: {first.message}" + (

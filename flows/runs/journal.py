@@ -68,7 +68,7 @@ class ReservedSpace:
         self._path = path
 
     def take(self) -> None:
-        """Raises OSError if there is no room for it."""
+        """Raise OSError if there is no room for it."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
@@ -211,7 +211,7 @@ class RunJournal:
                     self._append(text)
 
     def _append(self, text: str) -> None:
-        """Adds a whole line or nothing."""
+        """Add a whole line or nothing."""
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
             with open(self.path, "a", encoding="utf8") as file:
@@ -232,7 +232,7 @@ def _is_result(content: Any) -> bool:
 
 
 def new_run_id() -> str:
-    """Sorts by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
+    """Sort by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:6]}"
 

@@ -38,7 +38,7 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Listens while the body runs; only the main thread can."""
+        """Listen while the body runs; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -71,7 +71,7 @@ class Trials:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keeps a second command from running the same trials. Raises ConfigError if one does already."""
+        """Keep a second command from running the same trials. Raises ConfigError if one does already."""
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +100,7 @@ class Trials:
         return trials
 
     def save(self, trial: Trial) -> None:
-        """Writes it whole, and on the disk: a trial that is begun is known before its run is."""
+        """Write it whole, and on the disk: a trial that is begun is known before its run is."""
         _write(self._trials / f"{trial.number:04}.json", asdict(trial))
 
 

@@ -120,7 +120,7 @@ def _decoder(nan: bool, unique_keys: bool) -> json.JSONDecoder:
 
 
 def _check(value: Any, text: str, surrogates: bool) -> None:
-    """Raises ValueError for half a surrogate pair, and for deep nesting. Values are looked at only where the text gives
+    """Raise ValueError for half a surrogate pair, and for deep nesting. Values are looked at only where the text gives
     cause, since that takes longer than the parsing."""
     halves = not surrogates and _may_hold_halves(text)
     if not halves and text.count("[") + text.count("{") <= DEEPEST:

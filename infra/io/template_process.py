@@ -98,7 +98,7 @@ def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers its starter until that closes the pipe."""
+    """Answer its starter until that closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")

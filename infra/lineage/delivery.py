@@ -76,7 +76,7 @@ class Delivery:
         self._registry = Registry(root, self._client, ledger)
 
     def deliver(self, message: Message, sender: Mapping[str, Any]) -> None:
-        """Raises UnknownBuild, MlflowException, or an OSError for files that cannot be read."""
+        """Raise UnknownBuild, MlflowException, or an OSError for files that cannot be read."""
         match message:
             case PipelineStarted():
                 self._pipeline_started(message, sender)

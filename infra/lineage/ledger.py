@@ -178,7 +178,7 @@ class Ledger:
         return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
 
     def failed(self, name: str) -> int:
-        """Counts one more failure of a message; returns how many there were."""
+        """Count one more failure of a message; return how many there were."""
         self._execute(
             "INSERT INTO failures VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET attempts = attempts + 1",
             name,

@@ -30,7 +30,7 @@ log = logging.getLogger("stemma.relay")
 
 
 def prepare(root: Path | str) -> None:
-    """Makes the database of a root, or brings it to the installed MLflow's revision; only a look if it is there.
+    """Make the database of a root, or bring it to the installed MLflow's revision; only a look if it is there.
 
     Killed at any moment, the next call begins again from what was there before. Of several processes one does it and
     the others wait. Before an upgrade the database is kept as `mlflow.db.revision-<revision>.<time>`. One that cannot
@@ -133,7 +133,7 @@ def _revision(path: Path) -> str | None:
 
 
 def _tables(path: Path, but: str = "alembic_") -> set[str]:
-    """Raises StageError `broken_database` for a file that is no database."""
+    """Raise StageError `broken_database` for a file that is no database."""
     if not path.exists():
         return set()
     try:
@@ -179,7 +179,7 @@ def _make(path: Path) -> None:
 
 
 def _migrate(path: Path, revision: str | None) -> None:
-    """Makes all tables, or brings those of a revision to the newest."""
+    """Make all tables, or bring those of a revision to the newest."""
     import sqlalchemy
     from alembic.util import CommandError
     from mlflow.store.db import utils

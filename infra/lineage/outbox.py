@@ -71,7 +71,7 @@ class Outbox:
         return [self.folder / name for name in sorted(names) if not name.startswith(".")]
 
     def read(self, path: Path) -> Envelope:
-        """Raises ValueError for a file that is no message."""
+        """Raise ValueError for a file that is no message."""
         content = read_own_json(path)
         return Envelope(path, content["message"], content["sender"])
 

@@ -200,7 +200,7 @@ def _problem_of(error: Exception, root: Path) -> Problem:
 
 
 def follow(root: Path, *, until_empty: bool) -> None:
-    """Delivers until SIGTERM, or until nothing is left to do and no registered process lives.
+    """Deliver until SIGTERM, or until nothing is left to do and no registered process lives.
 
     Exits with 1 where the database is unusable, once that is written down for `lineage_problem`; messages stay.
     """

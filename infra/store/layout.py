@@ -64,7 +64,7 @@ class Layout:
         return url_of(self.root)
 
     def create(self) -> None:
-        """Makes the root a store, if it is none yet. Raises StageError where it cannot be written."""
+        """Make the root a store, if it is none yet. Raises StageError where it cannot be written."""
         marker = self.root / MARKER
         try:
             self.root.mkdir(parents=True, exist_ok=True)

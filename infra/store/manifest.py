@@ -128,7 +128,7 @@ class Manifest:
         (folder / MANIFEST).write_bytes(self.as_bytes())
 
     def rewrite(self, folder: Path) -> None:
-        """Takes the place of the manifest of a finished artifact, if it has one, at once."""
+        """Take the place of the manifest of a finished artifact, if it has one, at once."""
         # Not in the artifact, where what a kill leaves would be a file in no manifest.
         temporary = folder.with_name(f".{folder.name}.{MANIFEST}.{os.getpid()}")
         try:
@@ -141,7 +141,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Raises FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
+        """Raise FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
         path = folder / MANIFEST
         return cls.parse(path.read_bytes(), path)
 

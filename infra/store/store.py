@@ -464,7 +464,7 @@ class Store:
             self._retire(target, None)
 
     def remove(self, folder: Path, manifest: Manifest | None) -> None:
-        """Takes a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
+        """Take a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
         is no reader's artifact while it is deleted. manifest: of an artifact, which on an object store goes there."""
         if self.remote is not None and manifest is not None and self._is_address(folder):
             self.remote.delete(manifest, folder.name)

@@ -41,7 +41,7 @@ def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Man
 
 
 def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path, Manifest, bool]:
-    """Copies a folder in as an artifact of a stage: (its place, its manifest, whether it was new).
+    """Copy a folder in as an artifact of a stage: (its place, its manifest, whether it was new).
 
     The copy's address comes from the stage and the bytes, so that the same folder adopted twice is one artifact.
     Raises ConfigError naming what does not look like this stage's payload, and StageError for a full disk.
@@ -78,7 +78,7 @@ def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path,
 
 
 def _copy(source: Path, target: Path) -> dict[str, Path]:
-    """Copies every file but hidden ones; returns where each came from. Bytes, not links: the original may change."""
+    """Copy every file but hidden ones; return where each came from. Bytes, not links: the original may change."""
     origins = {}
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)

@@ -121,7 +121,7 @@ def ensure(
 
 
 def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: BuildContext, model: MeasuredModel) -> None:
-    """Puts what a training measured of its model into the store, as the artifact of `node`, which finds it there.
+    """Put what a training measured of its model into the store, as the artifact of `node`, which finds it there.
 
     inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
     """
@@ -164,7 +164,7 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
 
 
 def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
-    """Removes what a builder left that was killed between the artifact's rename and its own clean-up."""
+    """Remove what a builder left that was killed between the artifact's rename and its own clean-up."""
     store = context.store
     work = store.layout.work(manifest.stage, manifest.fingerprint)
     if node.adopted or not work.exists():

@@ -123,7 +123,7 @@ class Build:
         return self._end(manifest, path)
 
     def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
-        """Commits what the process of the model's training measured, as if a process of this build had."""
+        """Commit what the process of the model's training measured, as if a process of this build had."""
         measured = model.measured
         with self._failure_told():
             self._prepare()
@@ -161,7 +161,7 @@ class Build:
             note_event(self.scratch, name, str(error))
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
-        """Ends a build that was done but for its upload when it was broken off; None if there is none such."""
+        """End a build that was done but for its upload when it was broken off; None if there is none such."""
         manifest = self.store.unfinished_commit(self.unfinished, self.node.folder, self.request.fingerprint)
         if manifest is None:
             return None
@@ -207,7 +207,7 @@ class Build:
         return manifest, path
 
     def _fetch_inputs(self) -> None:
-        """Brings what the stage reads to this machine, where that is on an object store."""
+        """Bring what the stage reads to this machine, where that is on an object store."""
         say, stopped = partial(self.context.event, self.node.id, "download"), self.context.is_cancelled
         told_from = self.node.stage.makes in ("page", "registration")  # of figures and records, without the data
         for name, manifest in self.inputs.items():
@@ -361,7 +361,7 @@ class Build:
         )
 
     def _source_record(self, source: Source) -> SourceRecord:
-        """Raises StageError `source_changed` if it is another than the one that this build is named by."""
+        """Raise StageError `source_changed` if it is another than the one that this build is named by."""
         digest = self.store.hashes.digest(source)
         if digest != self.request.sources.get(source.key):
             raise StageError(

@@ -53,7 +53,7 @@ class BuildContext:
         self.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
 
     def tell(self, message: messages.Message) -> None:
-        """Sends an end message if the disk has room for it; otherwise the relay ends what has no end."""
+        """Send an end message if the disk has room for it; otherwise the relay ends what has no end."""
         try:
             self.outbox.send(message)
         except OSError as error:

@@ -65,7 +65,7 @@ def end_of(
 
 
 def leave_card(node: Node, inputs: Mapping[str, Manifest], path: Path, context: BuildContext) -> None:
-    """Puts the card of a registered model into that model's folder too."""
+    """Put the card of a registered model into that model's folder too."""
     if node.stage.registers and (path / CARD).is_file():
         # A full disk, or one of another user's, must not fail a registration.
         with suppress(OSError):

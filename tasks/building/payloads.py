@@ -21,7 +21,7 @@ DOCUMENT_COLUMNS = ("id", "text", "source", "group")
 
 
 def check_payload(stage: str, folder: Path) -> None:
-    """Raises ConfigError with everything that keeps `folder` from being this stage's payload."""
+    """Raise ConfigError with everything that keeps `folder` from being this stage's payload."""
     if stage not in PAYLOADS:
         near = difflib.get_close_matches(stage, PAYLOADS, n=1, cutoff=0.4)
         fix = f"did you mean {near[0]}?" if near else f"stages that can be imported: {', '.join(PAYLOADS)}"

@@ -43,7 +43,7 @@ def run_child(
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
 ) -> ChildOutcome:
-    """Builds a stage in its own process and its own session, and returns how that ended.
+    """Build a stage in its own process and its own session, and return how that ended.
 
     on_message: called with each line that the stage writes to its journal (see `infra.run`), and with {"kind": "log",
         "message": line} for each that it prints.
@@ -94,7 +94,7 @@ def _start(
     warm_start: WarmStart | None,
     stop: Callable[[], bool],
 ) -> Process:
-    """Starts the process of a stage, forked or new; its log begins with which of the two, and why.
+    """Start the process of a stage, forked or new; its log begins with which of the two, and why.
 
     stop: polled while a server still imports. A process that starts after a stop ends at the next poll.
     """
@@ -132,7 +132,7 @@ def _follow(
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float],
 ) -> bool:
-    """Passes on the journal and what is printed until the process ends; True if it had to be ended."""
+    """Pass on the journal and what is printed until the process ends; True if it had to be ended."""
     tail = Tail(journal, from_end=True)
 
     def pass_on() -> None:

@@ -45,7 +45,7 @@ class WarmStart:
         self._expected: set[str] = set()
 
     def start(self, job: Job, argument: str, output: int, parent: int, stop: Callable[[], bool]) -> Process:
-        """Forks the process that builds a job. Raises NotForkedError if it must be a new one.
+        """Fork the process that builds a job. Raises NotForkedError if it must be a new one.
 
         argument: of the program. output, parent, stop: see `infra.process.forked.ForkServer.start`.
         """
@@ -59,7 +59,7 @@ class WarmStart:
         return server.start(modules, [PROGRAM, argument], Path(job.scratch), output, parent, stop)
 
     def close(self) -> None:
-        """Ends the servers; what they forked goes on."""
+        """End the servers; what they forked goes on."""
         with self._lock:
             for server in self._servers.values():
                 server.close()

@@ -37,7 +37,7 @@ class Routed(NamedTuple):
 
 
 def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Tensor:
-    """Sums over tokens (1 + l·k, E) for the balancing loss, from the logits (N, E) of the routers of l layers: the
+    """Sum over tokens (1 + l·k, E) for the balancing loss, from the logits (N, E) of the routers of l layers: the
     probabilities of each expert, with their gradient, and the number of tokens in each layer that chose it as their
     first, second, … choice.
 

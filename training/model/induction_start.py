@@ -29,7 +29,7 @@ def unused_width(model: PreTrainedModel) -> int:
 
 
 def start_induction(model: PreTrainedModel, seed: int) -> None:
-    """Sets queries and keys of the first block, so that its heads look at the 1st, 2nd, 3rd… token back, and of the
+    """Set queries and keys of the first block, so that its heads look at the 1st, 2nd, 3rd… token back, and of the
     first head of the second block, so that it looks at what came after the present token before.
 
     The first head writes a random projection of the token that it attends to into the unused entries. The values and

@@ -45,7 +45,7 @@ class Ensemble:
     """One or several reward models, and the rule that combines their scores."""
 
     def __init__(self, members: Mapping[str, Scorer], config: RlhfConfig) -> None:
-        """Raises StageError where `reward_weights` names a missing model, or two models are the same."""
+        """Raise StageError where `reward_weights` names a missing model, or two models are the same."""
         self.members = dict(members)
         self._config = config
         for name in config.reward_weights:

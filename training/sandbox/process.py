@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _enter(question: dict[str, Any]) -> None:
-    """Returns in the first process of namespaces with their own root; this one ends with it."""
+    """Return in the first process of namespaces with their own root; this one ends with it."""
     uid, gid = os.geteuid(), os.getegid()
     spaces = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     # Root needs no namespace of users, and gives the code another user instead.
@@ -219,7 +219,7 @@ def _forbid_calls(calls: dict[str, Any]) -> None:
 
 
 def _watch(child: int, question: dict[str, Any]) -> None:
-    """Returns when the child ended, or when all processes together exceed a limit; the remaining ones end with this
+    """Return when the child ended, or when all processes together exceed a limit; the remaining ones end with this
     process, which is the first of its namespace or, with bubblewrap, the one for which the first waits."""
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)

@@ -83,7 +83,7 @@ class SandboxOutcome(NamedTuple):
 
 
 def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> SandboxOutcome:
-    """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
+    """Run the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
     started have ended too, except for `none`, where those that left its process group continue.
 
     question: values that `marshal` can write.

@@ -15,7 +15,7 @@ _NEWUSER = 0x10000000
 
 
 def main(question: dict[str, Any], answer: int) -> None:
-    """Writes `held` into `answer`, or what the sandbox failed to prevent."""
+    """Write `held` into `answer`, or what the sandbox failed to prevent."""
     os.write(answer, (_weakness(question) or "held").encode())
 
 

@@ -276,7 +276,7 @@ def page_text(content: bytes) -> str:
 
 
 def _member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
-    """Raises Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
+    """Raise Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
     limit = 4 * max_bytes
     try:
         with archive.open(name) as file:

@@ -180,7 +180,7 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 
 def _serve() -> None:
-    """Answers its starter until that closes the pipe."""
+    """Answer its starter until that closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=1 << 20)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
