@@ -190,7 +190,8 @@ class ValidateConfig(StageConfig):
     def of(self, kind: DataKind, **limits: float) -> ValidateConfig:
         """Return the part of the config for one kind of data, so that a change elsewhere re-addresses nothing.
 
-        limits: replace the suite's limits that the config does not set.
+        Args:
+            limits: replace the suite's limits that the config does not set.
         """
         chosen = self._chosen(kind)
         if limits and chosen.suite is None:

@@ -98,8 +98,13 @@ def _capped(pairs: Iterable[Pair | Rejected], most: int, heldout_share: float) -
 
 
 def file_pairs(source: InstructionOptions, files: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
-    `wrong_field` where already the first record of a file lacks a field."""
+    """The pairs in these files of a source.
+
+    Args:
+        key: its dotted config key.
+
+    Raises StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field.
+    """
     for item in records_of(source, files, key, _check_fields):
         if isinstance(item, Rejected):
             yield item

@@ -77,8 +77,13 @@ def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key
 
 
 def file_pairs(source: PreferenceOptions, files: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source, from its first `limit` records. key: its dotted config key. Raises
-    StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field."""
+    """The pairs in these files of a source, from its first `limit` records.
+
+    Args:
+        key: its dotted config key.
+
+    Raises StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field.
+    """
     records = islice(records_of(source, files, key, _check_fields), source.limit)
     if source.annotator_field is None:
         for item in records:

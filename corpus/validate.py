@@ -34,11 +34,14 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     """Write verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
     lengths, languages and sources.
 
-    inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the page shows
-    the drift from its profile. It affects only the page.
-    The event `drift` reports a large drift.
+    The event `drift` reports a large drift. The results are in `out_dir` then, too.
+
+    Args:
+        inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the
+            page shows the drift from its profile. It affects only the page.
+
     Raises StageError: `unknown_data`; those of `read_suite`; `validation_failed` with each failing expectation in plain
-    words. The results are in `out_dir` then, too.
+    words.
     """
     kind = config.kind or kind_of(inputs["data"])
     suite = config.read(kind)

@@ -35,14 +35,15 @@ FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
 def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Score a model on the tasks of the config with lm-eval.
 
-    inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
     "engine"?: the engine that answered instead of this project's own; next to each value also the number of items
-    asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`),
-    "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte,
-    "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
-    aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl, one line per item; aux/failure_cases.jsonl, one
-    line per case of the failure classes.
+    asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`), "shots"?: {number:
+    tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte, "failure_classes"?: {by,
+    classes: {class: {value, low, high, n, tests}}}}; aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl,
+    one line per item; aux/failure_cases.jsonl, one line per case of the failure classes.
+
+    Args:
+        inputs: model, an HF causal language model with its tokenizer.
     """
     if config.engine == "own":
         from evaluation.generation.language_model import load_model
@@ -111,8 +112,12 @@ def shots_sweep(
     done: int | None,
     run: Run,
 ) -> dict[str, dict[str, Any]]:
-    """Return the tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: metrics with `done`
-    shots, which are not asked again."""
+    """Return the tasks' metrics by number of shots.
+
+    Args:
+        lm, folder: see `evaluate_tasks`.
+        scored: metrics with `done` shots, which are not asked again.
+    """
     from evaluation.harness.task_partitions import evaluate_tasks
 
     sweep = {}

@@ -36,8 +36,9 @@ NAMED = 3
 def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Write facts.json, the distributions that the next report is compared with, and aux/corpus_report.html.
 
-    inputs: the stages of the chain by id, any of which may be missing; `previous`, if there is one, is the last report
-    of this pipeline, against which the page shows the drift. It affects only the page.
+    Args:
+        inputs: the stages of the chain by id, any of which may be missing; `previous`, if there is one, is the last
+            report of this pipeline, against which the page shows the drift. It affects only the page.
     """
     stages = {name: folder for name, folder in inputs.items() if name != "previous"}
     corpus = Corpus(stages)

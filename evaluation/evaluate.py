@@ -99,11 +99,15 @@ def evaluate_models(
     tell: Callable[[str], None] = lambda text: None,
     keep: Keep | None = None,
 ) -> Evaluation:
-    """Score every model on every task at every number of shots. models: folders by the names used in results.
+    """Score every model on every task at every number of shots.
 
-    tell: called with messages on progress. keep: stores each model's scores while the next is asked. Raises ConfigError
-    `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`, before any model
-    is asked.
+    Args:
+        models: folders by the names used in results.
+        tell: called with messages on progress.
+        keep: stores each model's scores while the next is asked.
+
+    Raises ConfigError `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`,
+    before any model is asked.
     """
 
     def show(name: str, message: str) -> None:
@@ -338,7 +342,11 @@ def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _bounds(
     value: float, stderr: float | None, right: int | None, n: int, confidence: float
 ) -> tuple[float | None, float | None]:
-    """Return bounds. right: number of right items among n; None if the metric is not a share of right items."""
+    """Return bounds.
+
+    Args:
+        right: number of right items among n; None if the metric is not a share of right items.
+    """
     if right is not None:
         interval = wilson(right, n, confidence)
     elif stderr is not None and math.isfinite(value):

@@ -92,13 +92,15 @@ def mirror_task(
 ) -> Mirrored:
     """Write a task's data into the mirror.
 
-    source: a file or a folder. splits: files by split, in addition to or instead of it. shots: number of rows that are
-    taken from the end of the scored split for its shots; by default up to 20 if the task takes shots and its own split
-    for them is missing. StageError `has_shots` if that split exists.
-
     Nothing is written unless the task could build a prompt and an answer from every row, and then everything or nothing
     is. Raises ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`,
     `bad_task`, `damaged_state`, `disk_full`.
+
+    Args:
+        source: a file or a folder.
+        splits: files by split, in addition to or instead of it.
+        shots: number of rows that are taken from the end of the scored split for its shots; by default up to 20 if
+            the task takes shots and its own split for them is missing. StageError `has_shots` if that split exists.
     """
     spec = definition(task)
     folder = (mirror / spec.dataset).resolve()  # for a link, replace the folder itself

@@ -33,12 +33,15 @@ TUNED = "tuned"
 def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measure the plain model, every mitigation of the config, and the models that were trained to be less toxic.
 
-    inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's name.
     Writes results.json: {"scorer", "limits", "prompts", "samples_per_prompt", "threshold", "rows": [{"name", "kind",
     "chosen_by", "expected_max_toxicity", "toxicity_probability", "change": {"expected_max_toxicity",
     "toxicity_probability"}, "tasks": {task: {value, low, high}}, "task_changes": {task: {value, low, high, p_value}},
     "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, one line per prompt. Until then,
     finished parts are in the run's work folder, and an interrupted build continues from them.
+
+    Args:
+        inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's
+            name.
     """
     from evaluation.generation.language_model import check_tokenizers, load_model
     from evaluation.safety.probes import read_prompts

@@ -33,8 +33,11 @@ def pipeline(
 ) -> State:
     """Build missing artifacts, reuses the others, and reports the decision and its reason for each stage.
 
-    root: the store's folder. run_id: names the journal, so that the caller can follow it. verify: read every
-    byte of reused artifacts. config_path: the file the config came from, for messages.
+    Args:
+        root: the store's folder.
+        run_id: names the journal, so that the caller can follow it.
+        verify: read every byte of reused artifacts.
+        config_path: the file the config came from, for messages.
     """
     if state := turned_away(config_path):
         return state
@@ -49,7 +52,9 @@ def pipeline(
 def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "") -> State:  # noqa: B006
     """Run the pipeline of a config file, read when the run starts, for deployments in prefect.yaml.
 
-    config_path: relative to the project. settings: values by dotted key, as `--set` gives them.
+    Args:
+        config_path: relative to the project.
+        settings: values by dotted key, as `--set` gives them.
     """
     path = PROJECT / config_path
     if state := turned_away(str(path), any_code=True):

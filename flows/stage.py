@@ -47,7 +47,8 @@ def run_stage(
 ) -> State:
     """Run one stage of the pipeline in `config_path` with this config, and offer what is downstream of it next.
 
-    settings: values by dotted key for other sections, as `--set` gives them.
+    Args:
+        settings: values by dotted key for other sections, as `--set` gives them.
     """
     if state := turned_away(config_path):
         return state

@@ -102,7 +102,10 @@ def changed_settings(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted keys that affect the result and differ between two stored identities, with both values.
 
-    The value of an absent key is None. old_config, new_config: the whole configs, including keys at their default.
+    The value of an absent key is None.
+
+    Args:
+        old_config, new_config: the whole configs, including keys at their default.
     """
     before, after = flatten(old), flatten(new)
     all_before, all_after = flatten(old_config), flatten(new_config)
@@ -127,8 +130,11 @@ def fingerprint(
 ) -> str:
     """Return the address of an artifact: a hash of the request, in 16 hex digits.
 
-    inputs: content digest of each input artifact, by input name. sources: content digest of each outside source, by
-    the config key that names it. Raises NoStableForm.
+    Args:
+        inputs: content digest of each input artifact, by input name.
+        sources: content digest of each outside source, by the config key that names it.
+
+    Raises NoStableForm.
     """
     identity = {"stage": stage, "version": version, "config": config, "inputs": inputs, "sources": sources}
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:FINGERPRINT_LENGTH]

@@ -151,7 +151,8 @@ class Run:
     def rewind(self, position: int | None, step: int) -> None:
         """Take back the metrics recorded after `position`: the work continues from `step`, and will record them again.
 
-        position: None takes back those of later steps than `step`, as does a place that is not of this journal.
+        Args:
+            position: None takes back those of later steps than `step`, as does a place that is not of this journal.
         """
         if self._journal is None:
             return

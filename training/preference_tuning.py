@@ -226,7 +226,8 @@ def _measured(
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call.
 
-    before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
+    Args:
+        before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
     """
     measured = _examples(heldout, config, chat, max_length)
     after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))

@@ -294,7 +294,11 @@ def _check_ranks(
 def _choose_kernels(
     config: PretrainConfig, network: PreTrainedModel, text: PackedText, within: bool, hardware: Hardware, run: Run
 ) -> None:
-    """Attention's, and products in FP8 where `launch` has them. within: whether attention stays within documents."""
+    """Attention's, and products in FP8 where `launch` has them.
+
+    Args:
+        within: whether attention stays within documents.
+    """
     choose_attention(
         network,
         hardware,
@@ -348,7 +352,11 @@ def _start_from_bigrams(
 
 
 def _stuck(config: PretrainConfig, sample: NDArray[Any], vocab_size: int, plan: Plan, run: Run) -> Stuck:
-    """Return the check for a loss no lower than that of the tokens' frequencies. sample: training tokens (N, T)."""
+    """Return the check for a loss no lower than that of the tokens' frequencies.
+
+    Args:
+        sample: training tokens (N, T).
+    """
     warmup = LearningRateSchedule.of(
         config.schedule, plan.batches, plan.batch_tokens, plan.epoch_batches, plan.rampup
     ).warmup

@@ -253,9 +253,12 @@ def _placed_scorers(
 def _scorers(
     config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, chat: Chat, hardware: Hardware, tokens: int
 ) -> tuple[Ensemble, Scorer | None]:
-    """The reward models, and the judge where there is one; tokens: of the longest prompt with its answer.
+    """The reward models, and the judge where there is one;
 
     Raises what `load_other_scorer` raises, and StageError `same_judge` where the judge is one of them.
+
+    Args:
+        tokens: of the longest prompt with its answer.
     """
     names = member_names(inputs)
     scorers = {

@@ -77,11 +77,17 @@ def edit(
 ) -> tuple[Array, Array, Array, Array]:
     """Keep the lines of documents that keep the rules, joined by newlines.
 
-    wanted (D,): which documents. ends: table of code points that may end a line, empty for any; "..." is no end.
-    words: the watched words behind each other in lower case; lorem, banned, ignored: bits of those that take out the
-    document, the line, nothing; the others take out the line as a policy. max_word_length, min_words: -1 for none.
+    wanted (D,): which documents.
+
     Returns the text (Q,), where each document starts in it (D + 1,), the fate of the documents (D,): 0 or the word that
     took it out, and how many lines had each fate (D, 6).
+
+    Args:
+        ends: table of code points that may end a line, empty for any; "..." is no end.
+        max_word_length, min_words: -1 for none.
+        lorem, banned, ignored: bits of those that take out the document, the line, nothing; the others take out the
+            line as a policy.
+        words: the watched words behind each other in lower case.
     """
     out = np.empty(points.size + doc_starts.size, np.uint32)
     starts = np.zeros(doc_starts.size, np.int64)

@@ -61,8 +61,11 @@ class QualityRules:
         return verdicts.rules
 
     def __call__(self, texts: Sequence[str], languages: Sequence[str] = ()) -> tuple[Verdicts, list[str]]:
-        """Return the verdict on each text, and the texts with the lines that C4's rules leave. languages: of the texts,
-        ISO 639-1 codes; "" where not known."""
+        """Return the verdict on each text, and the texts with the lines that C4's rules leave.
+
+        Args:
+            languages: of the texts, ISO 639-1 codes; "" where not known.
+        """
         points, starts = code_points(texts)
         verdicts = Verdicts(len(texts))
         return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts, languages)

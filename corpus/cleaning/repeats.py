@@ -142,8 +142,11 @@ def repeated_words(
     """Shares of a document's characters in its most common rows of words and in repeated rows of words.
 
     doc_words (D + 1,) into hashes and lengths (W,); doc_lengths (D,) in characters; wanted (D,): which documents.
-    common (A,), repeated (B,): the n of either kind. Returns (D, A + B); once a share is above its limit those that
-    follow are left at 0.
+
+    Returns (D, A + B); once a share is above its limit those that follow are left at 0.
+
+    Args:
+        common (A,), repeated (B,): the n of either kind.
     """
     shares = np.zeros((doc_words.size - 1, common.size + repeated.size))
     powers = np.empty(_POWERS, np.uint64)

@@ -163,8 +163,11 @@ class Grams:
         return np.array(sorted(self._lengths), np.int64)
 
     def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[Hashes, Owners]:
-        """The hashes, ascending, and the items of each, without those of templates. task_of, passage_of: of each
-        item."""
+        """The hashes, ascending, and the items of each, without those of templates.
+
+        Args:
+            task_of, passage_of: of each item.
+        """
         grams, items = np.concatenate(self._grams), np.concatenate(self._items)
         keep = ~_is_template(grams, task_of[items], passage_of[items])
         grams, items = grams[keep], items[keep]
@@ -192,8 +195,11 @@ class Answers:
             self._rows.add((_hash_of_all(question.hashes), _hash_of_all(answer.hashes), *sizes))
 
     def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[dict[str, Any], Owners]:
-        """The fields of an Index that are about questions, and the item of each answer. task_of, passage_of: of each
-        item."""
+        """The fields of an Index that are about questions, and the item of each answer.
+
+        Args:
+            task_of, passage_of: of each item.
+        """
         rows = sorted(self._rows)
         question_grams, answers = (np.array([row[column] for row in rows], np.uint64) for column in (0, 1))
         sizes, within, items = (np.array([row[column] for row in rows], np.int64) for column in (2, 3, 4))

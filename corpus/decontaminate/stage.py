@@ -30,8 +30,11 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     """Write documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
     aux/hits.parquet (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
 
-    inputs: documents; benchmark_text, with items.jsonl.
     A document that is cut keeps its id and group. Memory holds the items' n-grams, and grows with nothing else.
+
+    Args:
+        inputs: documents; benchmark_text, with items.jsonl.
+
     Raises StageError `nothing_left` if every document goes.
     """
     items = read_items(inputs["benchmark_text"])

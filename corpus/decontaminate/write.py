@@ -153,7 +153,8 @@ def _around(text: str, begin: int, end: int) -> str:
 def places_to_cut(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateConfig) -> list[tuple[int, int]]:
     """First character and end of what is to go from a text, with the context around it; none if there are too many.
 
-    hits: first byte and end of each, in the text's UTF-8.
+    Args:
+        hits: first byte and end of each, in the text's UTF-8.
     """
     data = text.encode()
     cuts: list[tuple[int, int]] = []

@@ -86,7 +86,8 @@ def comment_documents(source: CommentDocuments, name: str) -> Iterator[Document]
     """A document for each of the functions and classes that come first, up to `source.limit_mb`: their signature, and
     below it what people say. Its group is that of the docstring.
 
-    name: what the corpus calls this source.
+    Args:
+        name: what the corpus calls this source.
     """
     taken = 0
     for item, chance in _asked_about(source):

@@ -68,7 +68,9 @@ def question_about(
 ) -> tuple[str, str]:
     """Prompt and response: how many parameters there are, whether one is there, or which is the first.
 
-    others: names that the signature does not have. questions: of these one is asked; of no parameters only their count.
+    Args:
+        others: names that the signature does not have.
+        questions: of these one is asked; of no parameters only their count.
     """
     choice = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:4], "big")
     question, choice = questions[choice % len(questions)], choice // len(questions)

@@ -35,7 +35,8 @@ RANGES = ((4, 6), (7, 9), (10, 14))
 def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Rejected]:
     """A document for each docstring, up to `source.limit_mb`; its group is that of its summary sentence.
 
-    name: what the corpus calls this source.
+    Args:
+        name: what the corpus calls this source.
     """
     limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
     taken = 0

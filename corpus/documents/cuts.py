@@ -19,7 +19,11 @@ class Cut(NamedTuple):
 
 
 def without(documents: pa.Table, cuts: Mapping[int, Sequence[Cut]]) -> pa.Table:
-    """Return the documents (N) without the cuts of some texts; cuts: by place among the N."""
+    """Return the documents (N) without the cuts of some texts;
+
+    Args:
+        cuts: by place among the N.
+    """
     from corpus.documents.words import text_buffers
 
     if not cuts:

@@ -59,8 +59,9 @@ def tell_of_vanished(
     """The sources of which less than LEAST_SHARE of the documents are left, each with an event that names the rule that
     took most of it.
 
-    before: the sources that came in; those without documents are not looked at.
-    dropped: the stage's table of dropped documents, see `corpus.documents.dropped`.
+    Args:
+        before: the sources that came in; those without documents are not looked at.
+        dropped: the stage's table of dropped documents, see `corpus.documents.dropped`.
     """
     lost = {
         name: facts.documents

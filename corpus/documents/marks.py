@@ -131,7 +131,9 @@ def _counts_in_prose(
 ) -> bool:
     """Return True if a mark at data[here:after] carries meaning between the words of a sentence.
 
-    point: its code point; mark: the code point that represents all forms of the sign.
+    Args:
+        point: its code point.
+        mark: the code point that represents all forms of the sign.
     """
     left, right = here - 1, after
     while left >= begin and data[left] == 32:
@@ -197,9 +199,12 @@ def hash_marked_words(
     to `marks`; return the number of words.
 
     The end of a passage shows whether it is code; the places of its marks are kept until then. A passage whose letters
-    show that it is tonal, unlike the one before it, is read once more. hashes, starts: room for one word per byte;
-    marks: for one word more, which takes the marks that no word follows; mark_places, mark_words: one entry per byte,
-    scratch.
+    show that it is tonal, unlike the one before it, is read once more.
+
+    Args:
+        hashes, starts: room for one word per byte.
+        marks: for one word more, which takes the marks that no word follows.
+        mark_places, mark_words: one entry per byte, scratch.
     """
     codes, accents, folded, ascii_classes = tables.codes, tables.accents, tables.folded, tables.ascii
     count = marked = 0
@@ -384,7 +389,11 @@ def _add_marks(
 @kernel
 def add_marks_at_the_ends(words: Hashes, marks: Hashes, count: int, n: int, filled: int, out: Hashes) -> int:
     """Add hashes to the n-grams of a text for the words with marks at either end, so that a mark changes n of them
-    wherever it is: C++ as the first word of a text too. Return the number of hashes. out: room for count + n * n."""
+    wherever it is: C++ as the first word of a text too. Return the number of hashes.
+
+    Args:
+        out: room for count + n * n.
+    """
     if count < n:
         return filled
     for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams

@@ -77,7 +77,9 @@ class Tally:
     def check(self, read: int, max_share: float, key: str) -> None:
         """Look at a whole source, of which `read` records were good.
 
-        key: its dotted config key.
+        Args:
+            key: its dotted config key.
+
         Raises StageError `too_much_quarantined` with the most frequent reason and an example where the share of what
         was put aside is over the limit, and `empty_source` where there was nothing to read at all.
         """

@@ -120,11 +120,13 @@ def write_selection(
     cuts: Mapping[int, Sequence[Cut]] | None = None,
     epoch: int = 0,
 ) -> None:
-    """Write documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections`
-    makes an artifact of such folders.
+    """Write documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections` makes
+    an artifact of such folders.
 
-    rows: of the documents that stay, ascending. cuts: by row, in the texts as `read_table` gives them. Where the part
-    is a selection itself, the two become one.
+    Args:
+        rows: of the documents that stay, ascending.
+        cuts: by row, in the texts as `read_table` gives them. Where the part is a selection itself, the two become
+            one.
     """
     rows = np.asarray(rows, np.int32)
     chosen = {int(row): list(some) for row, some in (cuts or {}).items()}

@@ -108,7 +108,8 @@ def hash_words(
 ) -> int:
     """Write the hash and the place in `data` of each word of data[begin:end]; return how many there are.
 
-    hashes, starts, ends: room for one word a byte.
+    Args:
+        hashes, starts, ends: room for one word a byte.
     """
     count = 0
     inside = False
@@ -210,8 +211,10 @@ def hash_script_ngrams(
 ) -> int:
     """As `hash_ngrams`, with the n of each script: each n-gram has the size of the script that it begins with.
 
-    Words at the end that are in none of them get one more. sizes: the number of words of each n-gram; room for `count`,
-    as in `out`.
+    Words at the end that are in none of them get one more.
+
+    Args:
+        sizes: the number of words of each n-gram; room for `count`, as in `out`.
     """
     filled = covered = 0
     for word in range(count):

@@ -97,7 +97,11 @@ class WriteSample:
 
 
 def choose_dose(epochs: float, bins: NDArray[np.int64]) -> Dose:
-    """The dose of a source that is to be seen `epochs` times; bins: its bytes, (2, BINS)."""
+    """The dose of a source that is to be seen `epochs` times;
+
+    Args:
+        bins: its bytes, (2, BINS).
+    """
     epochs = round(epochs, 9)
     whole_epochs = int(epochs)
     train, heldout = bins

@@ -26,7 +26,9 @@ def without_scales(weights: StoredWeights) -> StoredWeights:
 def fp8_problems(weights: StoredWeights, block: tuple[int, int], where: str) -> list[Problem]:
     """Return why weights in FP8 cannot be turned into numbers: a scale that is missing, left over or of another shape.
 
-    block: rows and columns that share a scale. where: the dotted key that names the folder.
+    Args:
+        block: rows and columns that share a scale.
+        where: the dotted key that names the folder.
     """
     scales = {name for name in weights.tensors if name.endswith(_SCALE)}
     expected = {

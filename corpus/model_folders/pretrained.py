@@ -50,8 +50,12 @@ _LAYER = re.compile(r"((?:.*\.)?layers\.(\d+))\.")
 def load_pretrained_tokenizer(folder: Path, where: str = "") -> Any:
     """The tokenizer of a Hugging Face folder, a PreTrainedTokenizerBase.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code`, `unsafe_file`, `no_model` where
-    there is no such folder. OSError, ValueError, KeyError or ImportError for one that transformers cannot read.
+    OSError, ValueError, KeyError or ImportError for one that transformers cannot read.
+
+    Args:
+        where: the dotted key that names the folder.
+
+    Raises StageError: `foreign_code`, `unsafe_file`, `no_model` where there is no such folder.
     """
     _check(folder, where)
     from transformers import AutoTokenizer
@@ -139,7 +143,13 @@ def load_pretrained_model(
 
 def load_pretrained_shape(auto: Any, folder: Path, where: str = "", num_labels: int | None = None) -> Any:
     """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and its settings
-    of generating. auto: as of `load_pretrained_model`. Raises as `load_pretrained_tokenizer`."""
+    of generating.
+
+    Args:
+        auto: as of `load_pretrained_model`.
+
+    Raises as `load_pretrained_tokenizer`.
+    """
     _check(folder, where)
     import torch
 
@@ -198,7 +208,11 @@ def weights_problems(auto: Any, folder: Path, where: str) -> list[Problem]:
 
 
 def non_finite(model: Any, fresh_head: str = "") -> list[str]:
-    """Return the names of a model's weights that contain NaN or infinity. fresh_head: a layer that is drawn later."""
+    """Return the names of a model's weights that contain NaN or infinity.
+
+    Args:
+        fresh_head: a layer that is drawn later.
+    """
     return [
         name
         for name, weight in model.named_parameters()
@@ -269,7 +283,8 @@ def _misfits(
 ) -> Iterator[Problem]:
     """Weights that the model has and the folder has not, the reverse, and those of another shape.
 
-    info: as from_pretrained returns it within `_every_name`; transformers has left out tied weights.
+    Args:
+        info: as from_pretrained returns it within `_every_name`; transformers has left out tied weights.
     """
     ignored = _pattern(model._keys_to_ignore_on_load_missing)
     buffers = {name for name, _ in model.named_buffers()}

@@ -53,8 +53,12 @@ F = TypeVar("F", bound=PairOptions)
 def records_of(
     source: F, files: Iterable[Place], key: str, check: Callable[[Record, F, str], None]
 ) -> Iterator[Record | Rejected]:
-    """The records in these files of a source, file after file by name. key: its dotted config key. check: called with
-    the first record of each file, the source and the key; raises where it lacks a field."""
+    """The records in these files of a source, file after file by name.
+
+    Args:
+        key: its dotted config key.
+        check: called with the first record of each file, the source and the key; raises where it lacks a field.
+    """
     for file in by_name(files):
         is_first, kind = True, format_of(source, file)
         for item in records_in(file, kind, source.encoding, key):

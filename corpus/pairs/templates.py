@@ -32,7 +32,11 @@ def exchange_of(record: Record, templates: Sequence[InstructionTemplate], seed: 
 
 
 def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: str) -> None:
-    """Raise StageError `wrong_field` where the record lacks a field that a template names. key: of the templates."""
+    """Raise StageError `wrong_field` where the record lacks a field that a template names.
+
+    Args:
+        key: of the templates.
+    """
     for number, template in enumerate(templates):
         fields_by_part = {"prompt": fields_of(template.prompt), "answer": fields_of(template.answer)}
         fields_by_part["choices"] = [*template.choices]

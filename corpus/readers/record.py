@@ -90,7 +90,9 @@ def _names(value: Mapping[str, Any]) -> list[str]:
 def field_fix(setting: str, name: str, names: Sequence[str], otherwise: str = "") -> str:
     """Return the fix for a missing field `name`: the setting with the field that is most like it.
 
-    names: the fields that hold text. otherwise: the one to name where none is like it.
+    Args:
+        names: the fields that hold text.
+        otherwise: the one to name where none is like it.
     """
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     suggestion = near[0] if near else otherwise

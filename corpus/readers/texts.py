@@ -28,7 +28,9 @@ from infra.errors import StageError
 def read_texts(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
     """All texts of a piece of a source, mended and cut as the source asks for; what cannot be read is put aside.
 
-    key: the dotted config key of the source, for messages.
+    Args:
+        key: the dotted config key of the source, for messages.
+
     Raises StageError: `missing_source`, `wrong_field` (with the existing fields), what `infra.io.s3` raises, and,
     unless the source puts broken files aside, `binary_source`, `wrong_encoding`, `corrupt_file`, `too_big`.
     """

@@ -72,8 +72,11 @@ class UnreadFiles(NamedTuple):
 
 
 def by_unread_format(files: Iterable[tuple[Place, str]]) -> list[UnreadFiles]:
-    """Files that no reader reads by their formats. files: each with its suffix in UNREAD, or with "" for a binary file
-    of another format."""
+    """Files that no reader reads by their formats.
+
+    Args:
+        files: each with its suffix in UNREAD, or with "" for a binary file of another format.
+    """
     groups: dict[tuple[str, str], list[Place]] = {}
     for file, suffix in files:
         groups.setdefault(UNREAD.get(suffix, _BINARY), []).append(file)

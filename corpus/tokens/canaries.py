@@ -89,10 +89,11 @@ def draw_canaries(configs: Sequence[CanariesConfig], seed: int) -> list[Canary]:
 
 
 def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> list[Path]:
-    """Write them as documents of the training side, one for each copy; return their Parquet parts, none if there are
-    no copies.
+    """Write them as documents of the training side, one for each copy; return their Parquet parts, none if there are no
+    copies.
 
-    folder: old parts in it are deleted.
+    Args:
+        folder: old parts in it are deleted.
     """
     for old in folder.glob("part-*.parquet"):
         old.unlink()

@@ -114,8 +114,10 @@ def _entry(text: Bytes, begin: int, end: int, hashed: np.uint64, slots, ends, wo
 def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, state, entries, counts) -> int:  # type: ignore[no-untyped-def]
     """Entry numbers of the chunks of documents into `entries`, their number into `counts`.
 
-    text: UTF-8 of all documents; document i lies between offsets i and i + 1.
     Returns the first document for which the table had no room, or the number of documents.
+
+    Args:
+        text: UTF-8 of all documents; document i lies between offsets i and i + 1.
     """
     used = 0
     for document in range(len(counts)):
@@ -136,7 +138,9 @@ def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, sta
 def gather(entries, counts, id_ends, ids, closing, out, lengths):  # type: ignore[no-untyped-def]
     """The ids of the chunks in `entries`, document by document, each closed by the id `closing`; returns how many.
 
-    id_ends: entry e has the ids between id_ends e and e + 1. lengths: tokens of each document.
+    Args:
+        id_ends: entry e has the ids between id_ends e and e + 1.
+        lengths: tokens of each document.
     """
     used, chunk_index = 0, 0
     for document in range(len(counts)):

@@ -47,7 +47,11 @@ def before_words() -> Cuts:
 
 
 def between_pretokens(*, like_gpt2: bool, digits_apart: bool) -> Cuts:
-    """Cuts for GPT-2's expression, or for the later ones; digits_apart: whether digits are split off before them."""
+    """Cuts for GPT-2's expression, or for the later ones;
+
+    Args:
+        digits_apart: whether digits are split off before them.
+    """
     cuts = before_words()
     cuts[WORD, [SIGN, LINE, TAB]] = ALWAYS
     cuts[LINE, WORD] = ALWAYS

@@ -39,7 +39,11 @@ Index = NDArray[np.void]
 
 @lru_cache(maxsize=1)
 def encoder_in(folder: str, end: str | None = None, begin: str | None = None) -> Encoder:
-    """The encoder of a tokenizer's folder, made once. end, begin: as of `bounds_of`."""
+    """The encoder of a tokenizer's folder, made once.
+
+    Args:
+        end, begin: as of `bounds_of`.
+    """
     tokenizer = load_tokenizer(Path(folder))
     bounds = bounds_of(tokenizer, Path(folder), end, begin)
     return encoder_of(tokenizer, bounds.closing, bounds.opening)

@@ -93,7 +93,8 @@ def _from_json(message: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]]:
 def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
     """Name the text of an MDS folder: its index, and both ends of every shard.
 
-    index: its index.json, where that was read already.
+    Args:
+        index: its index.json, where that was read already.
     """
     index = index or read_own_json(folder / "index.json")
     digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True).encode())

@@ -42,8 +42,12 @@ def special_tokens(kind: str) -> list[str]:
 def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_fewer: bool = False) -> Tokenizer:
     """A tokenizer of a kind, of `config.vocab_size` entries, that any text comes back whole from.
 
-    or_fewer: takes as many entries as the text gives where that is fewer.
-    The same documents in any order give the same tokenizer. Raises StageError `no_training_text`, `vocab_too_large`.
+    The same documents in any order give the same tokenizer.
+
+    Args:
+        or_fewer: takes as many entries as the text gives where that is fewer.
+
+    Raises StageError `no_training_text`, `vocab_too_large`.
     """
     counted = _Counted()
     with Pace(run, "documents", count_documents(documents)) as pace:

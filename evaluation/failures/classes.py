@@ -43,7 +43,11 @@ def measure_failures(
     """Return failure rates with their intervals by class and test, and one row per case with the answers.
 
     Each test is one template: the interval of a class is clustered by template, that of a test is over its fillings.
-    limit: maximum number of cases of each class, spread evenly over its tests; a test without any case is left out.
+
+    Args:
+        limit: maximum number of cases of each class, spread evenly over its tests; a test without any case is left
+            out.
+
     Raises StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
@@ -104,9 +108,12 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutco
 
 
 def failed_by_likelihood(case: Case, scores: Sequence[Sequence[float]]) -> bool:
-    """Return True if a case failed. scores: the choices' log likelihoods, for the prompt and the changed prompt.
+    """Return True if a case failed.
 
     A tie is a failure if one answer is right, and if a change had to move an answer.
+
+    Args:
+        scores: the choices' log likelihoods, for the prompt and the changed prompt.
     """
     if case.kind == "minimum_functionality":
         right = scores[0][case.answer]

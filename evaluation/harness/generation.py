@@ -77,14 +77,21 @@ class NotANumber(LogitsProcessor):
         return scores
 
     def add(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Record the rows with NaN in logits (B, V). rows: their numbers."""
+        """Record the rows with NaN in logits (B, V).
+
+        Args:
+            rows: their numbers.
+        """
         if (wrong := logits.isnan().any(-1)).any():
             self.rows.update(row for row, is_wrong in zip(rows, wrong.tolist(), strict=True) if is_wrong)
 
 
 def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
     """Return a function that picks the likeliest token of each row, without the tokens that the model never writes.
-    watch: receives the logits."""
+
+    Args:
+        watch: receives the logits.
+    """
     change = LogitsProcessorList()
     if model.generation_config and model.generation_config.suppress_tokens:
         change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))

@@ -33,8 +33,11 @@ class AnswerLog:
         self._items: dict[str, dict[str, set[int]]] = {}
 
     def add(self, fault: str, instance: Any) -> None:
-        """Record a fault: truncated or failed. instance: lm-eval's request; one without a task counts for the task
-        ""."""
+        """Record a fault: truncated or failed.
+
+        Args:
+            instance: lm-eval's request; one without a task counts for the task "".
+        """
         faults = self._items.setdefault(instance.task_name or "", {})
         faults.setdefault(fault, set()).add(instance.doc_id or 0)
 

@@ -70,8 +70,12 @@ _SCRIPT = """
 
 
 def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
-    """Return a self-contained page. plan: the document of `stemma plan --json`. curves: from
-    training/planner/laws/curves.py."""
+    """Return a self-contained page.
+
+    Args:
+        plan: the document of `stemma plan --json`.
+        curves: from training/planner/laws/curves.py.
+    """
     table_rows = [(label, value, span) for label, value, span in rows(plan)]
     sections = [
         Section(

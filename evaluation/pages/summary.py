@@ -122,7 +122,11 @@ def architecture(line: Sequence[Artifact], parameters: float | None = None) -> s
 
 
 def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
-    """Describe a model in sentences: architecture, text, training. machine: include duration and devices."""
+    """Describe a model in sentences: architecture, text, training.
+
+    Args:
+        machine: include duration and devices.
+    """
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = next((artifact.figures["parameters"] for artifact in line if "parameters" in artifact.figures), None)
     sentences = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]

@@ -21,7 +21,11 @@ COLOURED = len(STYLES)
 
 
 def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
-    """Return a self-contained page. document: of `flows.sweeps.results.summary`."""
+    """Return a self-contained page.
+
+    Args:
+        document: of `flows.sweeps.results.summary`.
+    """
     better = "more" if document["maximise"] else "less"
     counts = [f"{sum(t['status'] == s for t in document['trials'])} {s}" for s in ("done", "pruned", "failed")]
     facts = [

@@ -68,7 +68,8 @@ def model_card(
 ) -> str:
     """Return the card as Markdown. It names no time and no machine, so that the same pipeline gives the same card.
 
-    inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
+    Args:
+        inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
     """
     line = ancestors(model) or [model]
     folders = {_name(artifact): artifact.folder for artifact in line}

@@ -76,10 +76,13 @@ def judge(
     figures: Mapping[str, float],
     against: Mapping[str, Against] | None = None,
 ) -> list[Verdict]:
-    """Return a verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.results.against`;
-    None if no model is promoted.
+    """Return a verdict for each gate.
 
     Raises StageError naming every gate whose figure no stage of the pipeline made, with the nearest that exists.
+
+    Args:
+        figures: by `stage.figure`.
+        against: the same of `evaluation.results.against`; None if no model is promoted.
     """
     problems = []
     for index, gate in enumerate(gates):

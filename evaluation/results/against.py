@@ -42,8 +42,10 @@ def against_promoted(
 ) -> dict[str, Against]:
     """Return each wanted figure that the promoted model also has.
 
-    names: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
-    the promoted model's registration.
+    Args:
+        names: by `step.figure`.
+        figures, artifacts: of the current model, by `step.figure` and by input name.
+        promoted: the promoted model's registration.
     """
     registration = read_artifacts({"register": promoted})["register"]
     promoted_figures: Mapping[str, float] = (registration.read_json("registration.json") or {}).get("figures", {})

@@ -65,7 +65,11 @@ class KeptParts:
 
 
 def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str, Path], run: Run) -> KeptParts:
-    """Return the parts that an interrupted build of the same stage has left. sources: the files of its config."""
+    """Return the parts that an interrupted build of the same stage has left.
+
+    Args:
+        sources: the files of its config.
+    """
     files = {str(path): path for source in sources for path in source.paths}
     identity = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
     kept = KeptParts(run.work_dir / "parts", json.dumps(identity))

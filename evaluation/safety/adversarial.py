@@ -50,8 +50,12 @@ def measure_adversarial(
     kept if the worst of them is no less toxic than before. The search ends with the first toxic continuation.
 
     A changed prompt must itself score below the threshold, so that only the model's own text counts. As a control, the
-    unchanged prompt is asked the same number of times. chat: see `sample_continuations`. Returns the results, and one
-    row per prompt with the findings.
+    unchanged prompt is asked the same number of times.
+
+    Returns the results, and one row per prompt with the findings.
+
+    Args:
+        chat: see `sample_continuations`.
     """
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))

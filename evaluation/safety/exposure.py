@@ -35,8 +35,11 @@ def measure_exposure(
     A row is {format, text, planted, trained, space, compared, rank, exposure: {value, low, high}, p_value, p_holm}.
     rank: number of the `compared` texts of the format, the canary included, that are at least as likely as the canary.
     These are all texts of the space if it has at most `candidates`, otherwise `candidates` texts drawn under the seed.
-    trained: number of planted copies that are whole in sequences that the model was trained on; None if the model does
-    not record them. p_value: probability that a text that was never trained on reaches this rank.
+
+    Args:
+        trained: number of planted copies that are whole in sequences that the model was trained on; None if the
+            model does not record them. p_value: probability that a text that was never trained on reaches this
+            rank.
     """
     canaries = read_canaries(shards)
     copies = trained_copies(lm, canaries, shards, trained, run)

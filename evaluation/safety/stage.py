@@ -21,11 +21,14 @@ EXPOSED = 0.05
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Measure what `config` does not leave out.
 
-    inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or the
-    base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences that it saw.
     Writes results.json, the generated texts to aux/generations.jsonl, and the prompts that a search made worse to
     aux/adversarial.jsonl. Until then, finished parts are in the run's work folder, and an interrupted build continues
     from them.
+
+    Args:
+        inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or
+            the base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences
+            that it saw.
     """
     from corpus.tokens.remote import location_of
     from corpus.tokens.trained import TrainedSequences

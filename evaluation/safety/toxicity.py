@@ -37,10 +37,13 @@ def measure_toxicity(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Sample continuations and score them without their prompts.
 
-    scorers: the first gives the figures; results of the others are next to them as `other_scorers`. If labelled sets
-    are configured, `quality` has each scorer's agreement with people. keep: stores continuations and scores while the
-    rest is done. chat: see `sample_continuations`.
     Returns the results (overall and by kind of prompt) and the generated texts, one row per prompt.
+
+    Args:
+        scorers: the first gives the figures; results of the others are next to them as `other_scorers`. If labelled
+            sets are configured, `quality` has each scorer's agreement with people.
+        keep: stores continuations and scores while the rest is done.
+        chat: see `sample_continuations`.
     """
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
@@ -157,7 +160,10 @@ def compare_groups(
     p_holm}.
 
     value: its share of prompts with a toxic continuation minus that of the others (Newcombe's interval); p_value:
-    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K); groups: of each prompt.
+    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K);
+
+    Args:
+        groups: of each prompt.
     """
     from scipy import stats
 

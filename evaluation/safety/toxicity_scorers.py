@@ -125,7 +125,10 @@ def scorer_quality(
 ) -> list[dict[str, Any]]:
     """Return a scorer's agreement with people on each labelled set: AUC over all thresholds, F1 at `threshold`.
 
-    Both by scikit-learn. progress: called before each set.
+    Both by scikit-learn.
+
+    Args:
+        progress: called before each set.
     """
     from sklearn.metrics import f1_score, roc_auc_score
 

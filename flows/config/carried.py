@@ -44,7 +44,10 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
 
-    folder: the config's, to which paths of sweeps are relative. root: returns the store that an id is of.
+    Args:
+        folder: the config's, to which paths of sweeps are relative.
+        root: returns the store that an id is of.
+
     Raises ConfigError with all that is wrong.
     """
     from flows.config.read import parse
@@ -106,9 +109,10 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
 def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """The record that a sweep left.
 
-    name: its id in the store at root(), or the path of its folder, relative to the config's.
-
     Raises ConfigError `no_sweep`, `damaged_state`.
+
+    Args:
+        name: its id in the store at root(), or the path of its folder, relative to the config's.
     """
     folders = [(folder or Path()) / name, root() / "sweeps" / name]
     for candidate in folders:

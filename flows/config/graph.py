@@ -27,7 +27,10 @@ JUDGE = "judge"
 def graph(config: PipelineConfig, command: str = "") -> Graph:
     """The nodes of a pipeline, in an order in which they can run one after the other. They are built once per config.
 
-    command: the command line that runs it, for the report. Raises ConfigError where its steps make no graph.
+    Args:
+        command: the command line that runs it, for the report.
+
+    Raises ConfigError where its steps make no graph.
     """
     nodes = config.nodes(_build)
     return {name: _with_command(node, command) for name, node in nodes.items()}

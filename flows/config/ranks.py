@@ -81,8 +81,11 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
 def _pretrainings(
     nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
 ) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each pretraining. fresh_alone: only those whose model the config gives; a loaded model is
-    checked when the training begins."""
+    """Inputs and section of each pretraining.
+
+    Args:
+        fresh_alone: only those whose model the config gives; a loaded model is checked when the training begins.
+    """
     for node in map(nodes.__getitem__, training):
         if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
             yield node.inputs, section

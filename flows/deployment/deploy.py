@@ -23,7 +23,10 @@ from infra.store.roots import shown_root
 def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None) -> UUID:
     """Create or update the deployment `<pipeline>/pipeline`, whose form is the config file's content.
 
-    schedule: when it runs by itself; None leaves the schedule unchanged. Raises ConfigError for one that never fires.
+    Args:
+        schedule: when it runs by itself; None leaves the schedule unchanged.
+
+    Raises ConfigError for one that never fires.
     """
     parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{PIPELINE}")

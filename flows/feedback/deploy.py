@@ -17,7 +17,11 @@ from infra.store.roots import shown_root
 def deploy_feedback(
     config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None, **parameters: Any
 ) -> UUID:
-    """Make or update `<pipeline>/feedback-round`. parameters: of `flows.feedback.round.feedback_round`."""
+    """Make or update `<pipeline>/feedback-round`.
+
+    Args:
+        parameters: of `flows.feedback.round.feedback_round`.
+    """
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
     message = "Draws answers, waits until people have judged them, and trains on what they chose."
     flow = renamed(feedback_round, config.name)

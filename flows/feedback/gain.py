@@ -50,8 +50,12 @@ def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[st
 
     {"round", "model", "before", "after", "labels", "figures", "paired"}: labels are the figures of judgements of this
     round and the one before it, [{"round", "judged_pairs", …}], figures those that differ or have an interval, with
-    their values before and after. model: the name that the export gives the model. Raises ConfigError where one of the
-    two is gone.
+    their values before and after.
+
+    Args:
+        model: the name that the export gives the model.
+
+    Raises ConfigError where one of the two is gone.
     """
     export = Export.read(folder)
     before = export.models[model]["artifact"]

@@ -44,11 +44,13 @@ def feedback_round(
     wait_days: float = 30.0,
     root: str = "",
 ) -> State:
-    """Draw two answers of a model per prompt, wait until they are judged, and run the pipeline with the pairs of
-    this round and all before it among its preferences. The page then shows the model's gain.
+    """Draw two answers of a model per prompt, wait until they are judged, and run the pipeline with the pairs of this
+    round and all before it among its preferences. The page then shows the model's gain.
 
-    config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
-    wait_days: days without judgements after which the run fails.
+    Args:
+        config_path: of the pipeline, read when the round begins and again when it goes on.
+        model: a step's newest artifact.
+        wait_days: days without judgements after which the run fails.
     """
     try:
         config, store = load(Path(config_path), root=lambda: root_of(root)), Store(root_of(root))

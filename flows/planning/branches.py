@@ -39,7 +39,11 @@ _ORDER = (
 
 def branch_notes(nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, str]:
     """A line or two for each step that goes on from a state of another step of the pipeline: the learning rate before
-    the state and after it, and what changes the order of the data. rows: of the plan, for what is built by now."""
+    the state and after it, and what changes the order of the data.
+
+    Args:
+        rows: of the plan, for what is built by now.
+    """
     return {
         name: note
         for name, node in nodes.items()

@@ -253,9 +253,12 @@ def _quoted(text: str) -> str:
 def inspect_sources(
     paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
 ) -> tuple[list[InspectedSource], list[str]]:
-    """Files found behind all paths, and notes of what is left out. wishes: by path.
+    """Files found behind all paths, and notes of what is left out.
 
     Raises ConfigError with everything that is wrong, and where no documents are among them.
+
+    Args:
+        wishes: by path.
     """
     sources: list[InspectedSource] = []
     notes: list[str] = []

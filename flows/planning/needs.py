@@ -189,7 +189,11 @@ class GpusHere:
         return gpu_problems(self.answer, self.driver, requested=self.requested)
 
     def memory_problems(self, nodes: Graph, needed: Mapping[str, StageNeeds]) -> list[Problem]:
-        """Return which of them another process has filled. needed: by step, as planned for them."""
+        """Return which of them another process has filled.
+
+        Args:
+            needed: by step, as planned for them.
+        """
         used = self.answer.gpus[: self.processes]
         problems = []
         for name, need in needed.items():
@@ -258,8 +262,11 @@ def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None)
 
 
 def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:
-    """Parameters of each reward model and judge that a step reads. arch: the step's own model; scorers whose size the
-    config does not give are assumed to be as large."""
+    """Parameters of each reward model and judge that a step reads.
+
+    Args:
+        arch: the step's own model; scorers whose size the config does not give are assumed to be as large.
+    """
     read = [model for model in nodes[name].inputs.values() if nodes[model].stage.makes == "reward_model"]
     return [(architecture_of(nodes, model) or arch).parameters for model in read]
 

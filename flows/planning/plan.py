@@ -67,8 +67,10 @@ def plan(
 ) -> dict[str, PlannedStage]:
     """Every stage's row. Raises StageError with every missing source.
 
-    strict_versions: whether what other versions of packages made is built again.
-    look: whether to read the first records of the sources of what is to be built too, and raise what is wrong there.
+    Args:
+        look: whether to read the first records of the sources of what is to be built too, and raise what is wrong
+            there.
+        strict_versions: whether what other versions of packages made is built again.
     """
     rows: dict[str, PlannedStage] = {}
     problems: list[Problem] = []

@@ -40,7 +40,8 @@ _MADE_UP_FOR = [*_WAITING, StateType.RUNNING, StateType.COMPLETED, StateType.FAI
 def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
     """The state that a run of a deployment is to end with at once; None if it may start.
 
-    any_code: for deployments that `stemma deploy` did not make, and that run whatever code there is.
+    Args:
+        any_code: for deployments that `stemma deploy` did not make, and that run whatever code there is.
     """
     name = flow_run.get_id()
     if not name:

@@ -57,7 +57,8 @@ class RunPage:
     def show(self, store: Store, manifests: Mapping[str, Manifest]) -> None:
         """The table that a person sees first when opening the flow run, and the report's claims with what to open.
 
-        manifests: of the artifacts that this run built or reused, by step.
+        Args:
+            manifests: of the artifacts that this run built or reused, by step.
         """
         url = run_url(store.root, self._journal.run_id)
         if url:

@@ -76,10 +76,13 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 
 
 def rollback(store: Store, name: str | None) -> Promoted:
-    """Put the model in force that was promoted before. name: may be left out where one name alone is promoted.
+    """Put the model in force that was promoted before.
 
     Raises ConfigError `which_name`; StageError `nothing_to_roll_back`, `damaged`, `model_gone` where what it would put
     in force is not whole.
+
+    Args:
+        name: may be left out where one name alone is promoted.
     """
     promotions = Promotions(store.root)
     known = sorted(promotions.all())

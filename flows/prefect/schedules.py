@@ -28,9 +28,10 @@ EXPECTED = 'five fields were expected, minute hour day month weekday, e.g. "0 2 
 def next_dates(cron: str, timezone: str, count: int = 3, start: datetime | None = None) -> list[datetime]:
     """The next times of a cron expression, with their offset from UTC, as the server computes them.
 
-    start: the earliest; now by default.
-
     Raises ConfigError for an unknown time zone, for what is no cron expression, and for one that never fires.
+
+    Args:
+        start: the earliest; now by default.
     """
     # Every run imports this file; importing Prefect's server takes two seconds and more.
     from prefect.server.schemas.schedules import CronSchedule

@@ -128,12 +128,14 @@ class Survey:
 def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
     """Sort a store into needed and not.
 
-    Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
-    to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
-    pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
+    Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came to
+    (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model; pins;
+    what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
     `spare_adopted` is False.
 
-    spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no reason.
+    Args:
+        spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no
+            reason.
     """
     result = Survey(problems=[*_unreadable(store), *_lost_runs(store)])
     everything = list(store.manifests())

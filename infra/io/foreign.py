@@ -69,8 +69,10 @@ def dangers(folder: Path) -> Iterator[Danger]:
 def check_model(folder: Path, where: str = "") -> None:
     """Check a model's or tokenizer's folder before a library reads it; pickles next to safetensors are never opened.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code` for a folder that contains code,
-    `unsafe_file` for paths that leave it.
+    Args:
+        where: the dotted key that names the folder.
+
+    Raises StageError: `foreign_code` for a folder that contains code, `unsafe_file` for paths that leave it.
     """
     for danger in dangers(folder):
         if danger.path.suffix.lower() not in PICKLES:

@@ -174,7 +174,11 @@ class LaunchConfig(Config):
                 yield Problem("missing_package", f"launch.{key}", message, f"{fix}, or leave launch.{key} out")
 
     def checkpoint_place(self, build: str) -> str:
-        """Return the place of a build's uploaded checkpoints, empty for none. build: <stage>/<fingerprint>."""
+        """Return the place of a build's uploaded checkpoints, empty for none.
+
+        Args:
+            build: <stage>/<fingerprint>.
+        """
         return f"{self.checkpoint_remote.rstrip('/')}/{build}" if self.checkpoint_remote else ""
 
     @property

@@ -112,7 +112,11 @@ def has_gpu() -> bool:
 
 
 def describe(free: bool = True) -> TorchAnswer:
-    """Return what the torch of this process sees. free: True asks for free memory, which opens every GPU."""
+    """Return what the torch of this process sees.
+
+    Args:
+        free: True asks for free memory, which opens every GPU.
+    """
     import torch
 
     with warnings.catch_warnings(record=True) as caught:

@@ -98,7 +98,11 @@ class Slurm(OneJob):
             _command("scancel", self._job)
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Cancel the job, and return when it is gone. leaving_s: seconds in which it may first end by itself."""
+        """Cancel the job, and return when it is gone.
+
+        Args:
+            leaving_s: seconds in which it may first end by itself.
+        """
         if not self._job:
             return
         end = time.monotonic() + leaving_s

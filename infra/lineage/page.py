@@ -83,7 +83,11 @@ def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, floa
 
 
 def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
-    """A table of the stages, each with a link to the run that built it. url_of: build_id to address in the page."""
+    """A table of the stages, each with a link to the run that built it.
+
+    Args:
+        url_of: build_id to address in the page.
+    """
     lines = [f"Pipeline **{about['pipeline']}**"]
     if about.get("flow_run_url"):
         lines[0] += f", [its flow run in Prefect]({about['flow_run_url']})"

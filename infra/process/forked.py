@@ -106,9 +106,14 @@ class ForkServer:
     ) -> Process:
         """Start a process, which runs as if by `python -m argv…`.
 
-        modules: imported first. output: the descriptor for stdout and stderr. parent: the read end of a pipe, see
-        `infra.process.lifetime.die_with_parent`. stop: asked while the server still imports. set: variables besides the
-        server's. Raises NotForkedError.
+        Args:
+            modules: imported first.
+            output: the descriptor for stdout and stderr.
+            parent: the read end of a pipe, see `infra.process.lifetime.die_with_parent`.
+            stop: asked while the server still imports.
+            set: variables besides the server's.
+
+        Raises NotForkedError.
         """
         own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

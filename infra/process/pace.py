@@ -43,7 +43,11 @@ class Pace:
         self._thread = threading.Thread(target=self._report_periodically, name="pace", daemon=True)
 
     def add(self, amount: float, text_bytes: float = 0, documents: int = 0) -> None:
-        """Add an amount. documents: number reported in addition to the amount, if that counts something else."""
+        """Add an amount.
+
+        Args:
+            documents: number reported in addition to the amount, if that counts something else.
+        """
         self._done += amount
         self._bytes += text_bytes
         self._documents += documents

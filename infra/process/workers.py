@@ -25,8 +25,11 @@ class Mapper(Protocol):
         stop_if_cancelled: Callable[[], None],
         on_done: Callable[[int, Any], None],
     ) -> None:
-        """Apply a function to each item. on_done: called in this thread with each item's index and result, as they
-        arrive."""
+        """Apply a function to each item.
+
+        Args:
+            on_done: called in this thread with each item's index and result, as they arrive.
+        """
 
 
 def import_once(*modules: str) -> None:

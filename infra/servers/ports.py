@@ -28,9 +28,12 @@ def reserved_port(
 ) -> Iterator[int]:
     """Reserve a free port that no other `up` on this machine takes while the block runs.
 
-    The port is `preferred`, or the next free one. patience_s: seconds that `preferred` may take to become free, if a
-    server of ours has just ended on it. Raises StageError `port_in_use`, naming the holder, if the user asked for
-    exactly this port.
+    The port is `preferred`, or the next free one.
+
+    Args:
+        patience_s: seconds that `preferred` may take to become free, if a server of ours has just ended on it.
+
+    Raises StageError `port_in_use`, naming the holder, if the user asked for exactly this port.
     """
     deadline = time.monotonic() + patience_s
     for port in range(preferred, min(preferred + TRIES, 65536)):

@@ -98,9 +98,12 @@ class Vllm:
     ) -> None:
         """Start the server and return once it has answered a question.
 
-        folder: the model. log: a file that the server appends to. arguments: of `vllm serve`, before those of the
-        config. kv_cache_bytes: bytes that vLLM's CPU build reserves for keys and values, rounded up to whole GiB. stop:
-        called while waiting; Cancelled is raised once it is true.
+        Args:
+            folder: the model.
+            log: a file that the server appends to.
+            arguments: of `vllm serve`, before those of the config.
+            kv_cache_bytes: bytes that vLLM's CPU build reserves for keys and values, rounded up to whole GiB.
+            stop: called while waiting; Cancelled is raised once it is true.
         """
         if problem := program_problem(config):
             raise StageError(problem)
@@ -141,7 +144,11 @@ class Vllm:
         return variables
 
     def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the only choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
+        """Return the only choice of each answer, in order.
+
+        Args:
+            questions: bodies of /v1/completions, without the model.
+        """
         completions: list[dict[str, Any]] = [{} for _ in questions]
         pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(questions))), "vllm")
         try:

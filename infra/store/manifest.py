@@ -166,7 +166,11 @@ class Manifest:
 
 def known_manifest(root: Path, reference: Input) -> Manifest | None:
     """The manifest of an input, as far as this machine knows it without asking an object store; None if its artifact is
-    gone or has other bytes by now. root: of the store; of one on an object store the cache."""
+    gone or has other bytes by now.
+
+    Args:
+        root: of the store; of one on an object store the cache.
+    """
     mirrored = root / MIRROR / reference.stage / f"{reference.fingerprint}.json"
     for read in (
         lambda: Manifest.read(root / reference.path),
@@ -190,7 +194,11 @@ def folder_of(root: Path, reference: Input, manifest: Manifest) -> Path:
 
 
 def iso_time(seconds: float) -> str:
-    """A moment as manifests have it: in UTC, to the millisecond. seconds: since 1970."""
+    """A moment as manifests have it: in UTC, to the millisecond.
+
+    Args:
+        seconds: since 1970.
+    """
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 

@@ -17,10 +17,12 @@ SHOWN = 5
 def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
     """Return the folder and manifest of the artifact that `text` names.
 
-    among: the stages to suggest if `text` names none; by default all that have artifacts.
+    Args:
+        text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one
+            artifact has; or a stage or a named step, for its newest artifact.
+        among: the stages to suggest if `text` names none; by default all that have artifacts.
 
-    text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
-    has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
+    Raises ConfigError naming what is near.
     """
     if artifact := _by_path(store, Path(text)):
         return artifact

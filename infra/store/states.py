@@ -121,10 +121,12 @@ def _name(file: File) -> str:
 
 
 def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptState:
-    """The state after `batch` batches, the last one for None. step, reader: what the artifact, and the key of what goes
-    on from it, are called in messages.
+    """The state after `batch` batches, the last one for None.
 
     Raises StageError `no_state`, naming the states that there are.
+
+    Args:
+        step, reader: what the artifact, and the key of what goes on from it, are called in messages.
     """
     states = kept_states(artifact)
     if not states:

@@ -159,9 +159,13 @@ class Store:
         against its hash. Kept states of a training, which are several times as large as its model, are not downloaded,
         except for a requested one.
 
-        folder: of a replaced artifact, which is not that of its address. say: called before a download. stopped: see
-        `infra.store.bucket.artifacts.Remote`. state: digest of a state. Raises StageError `damaged_object`,
-        `disk_full`, and as `infra.io.s3.persistently` does.
+        Args:
+            folder: of a replaced artifact, which is not that of its address.
+            say: called before a download.
+            stopped: see `infra.store.bucket.artifacts.Remote`.
+            state: digest of a state.
+
+        Raises StageError `damaged_object`, `disk_full`, and as `infra.io.s3.persistently` does.
         """
         target = folder or self.path(manifest)
         if self.remote is None or not self._is_address(target):
@@ -366,8 +370,11 @@ class Store:
 
         A finished artifact at that address is kept if its payload is the same and its files are whole, and gets the
         states of its training that this build kept and it lacks; otherwise it moves to `<fingerprint>.<digest8>`, where
-        lineage still finds it. check: called after an upload, which may take hours; what it raises ends the commit.
-        stopped: see `infra.store.bucket.artifacts.Remote`.
+        lineage still finds it.
+
+        Args:
+            check: called after an upload, which may take hours; what it raises ends the commit.
+            stopped: see `infra.store.bucket.artifacts.Remote`.
         """
         target = self.path(manifest)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -464,8 +471,12 @@ class Store:
             self._retire(target, None)
 
     def remove(self, folder: Path, manifest: Manifest | None) -> None:
-        """Take a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
-        is no reader's artifact while it is deleted. manifest: of an artifact, which on an object store goes there."""
+        """Take a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first is
+        no reader's artifact while it is deleted.
+
+        Args:
+            manifest: of an artifact, which on an object store goes there.
+        """
         if self.remote is not None and manifest is not None and self._is_address(folder):
             self.remote.delete(manifest, folder.name)
             if not folder.exists():  # most have no copy here

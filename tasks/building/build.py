@@ -123,7 +123,8 @@ def ensure(
 def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: BuildContext, model: MeasuredModel) -> None:
     """Put what a training measured of its model into the store, as the artifact of `node`, which finds it there.
 
-    inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
+    Args:
+        inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
     """
     store = context.store
     read = {name: inputs[name] for name in node.inputs if name in inputs} | {TRAINED: model.manifest}

@@ -134,7 +134,8 @@ BOUNDS = ("_low", "_high")
 def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links: Mapping[str, str]) -> str:
     """The sheet of a finished stage in the page: headline, pictures, its verdict or results, figures, its location.
 
-    links: file → its page in MLflow.
+    Args:
+        links: file → its page in MLflow.
     """
     result = manifest.result
     parts = [f"# {manifest.step or manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
@@ -152,7 +153,8 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
 def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mapping[str, str]) -> str:
     """The sheet of a failed stage: what failed, where, what to do, and the last lines of the log.
 
-    links: file → its page in MLflow.
+    Args:
+        links: file → its page in MLflow.
     """
     rows = [(problem.code, problem.path, problem.message, problem.fix) for problem in error.problems]
     parts = [f"# {stage} failed", _table(("code", "where", "what", "what to do"), rows)]

@@ -31,7 +31,11 @@ _MACHINE, _OWN_PROCESS = Path("/proc/stat"), Path("/proc/self/stat")
 
 
 def wait_policy(threads: int, watches: bool) -> dict[str, str]:
-    """The environment of a process with this number of threads. watches: True if it calls `watch_others`."""
+    """The environment of a process with this number of threads.
+
+    Args:
+        watches: True if it calls `watch_others`.
+    """
     # With fewer threads than cores a second group as large would not be too many.
     stays_awake = watches and 1 < threads == cores() and _MACHINE.exists()
     return PASSIVE | ({AWAKE: str(ROUNDS)} if stays_awake else {})

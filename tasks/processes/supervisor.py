@@ -96,7 +96,10 @@ def _start(
 ) -> Process:
     """Start the process of a stage, forked or new; its log begins with which of the two, and why.
 
-    stop: polled while a server still imports. A process that starts after a stop ends at the next poll.
+    A process that starts after a stop ends at the next poll.
+
+    Args:
+        stop: polled while a server still imports.
     """
     if warm_start is not None:
         try:

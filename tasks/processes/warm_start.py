@@ -47,7 +47,9 @@ class WarmStart:
     def start(self, job: Job, argument: str, output: int, parent: int, stop: Callable[[], bool]) -> Process:
         """Fork the process that builds a job. Raises NotForkedError if it must be a new one.
 
-        argument: of the program. output, parent, stop: see `infra.process.forked.ForkServer.start`.
+        Args:
+            argument: of the program.
+            output, parent, stop: see `infra.process.forked.ForkServer.start`.
         """
         launch = LaunchConfig(**job.launch)
         if reason := not_forked(job.stage, launch):

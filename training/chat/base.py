@@ -50,7 +50,11 @@ def calls_functions(messages: Sequence[Message]) -> bool:
 
 
 def no_tools(path: str) -> StageError:
-    """Error for tools with a model whose chat template does not support them. path: tools or messages."""
+    """Error for tools with a model whose chat template does not support them.
+
+    Args:
+        path: tools or messages.
+    """
     message = "expected a conversation without tools: the model's chat template shows it none"
     return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
 
@@ -97,7 +101,8 @@ class Chat:
     def load(cls, folder: Path, values: Mapping[str, Any] | None = None, where: str = "") -> Chat:
         """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along.
 
-        values, where: as of `chat_of`.
+        Args:
+            values, where: as of `chat_of`.
         """
         return chat_of(load_pretrained_tokenizer(folder), folder, values, where)
 
@@ -168,8 +173,10 @@ class Chat:
     ) -> list[list[int]]:
         """Messages {"role", "content"} as prompts that ask for the assistant's answer, of any length.
 
-        tools: descriptions of the functions of each conversation. Raises StageError `no_tools` where the chat format
-        has no place for them.
+        Args:
+            tools: descriptions of the functions of each conversation.
+
+        Raises StageError `no_tools` where the chat format has no place for them.
         """
         if any(tools or ()):
             raise no_tools("tools")
@@ -207,7 +214,8 @@ class Chat:
     def response_batch(self, conversations: Sequence[Conversation], *, every_answer: bool = False) -> dict[str, Tensor]:
         """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response.
 
-        every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
+        Args:
+            every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
         """
         ids = pad([conversation.ids for conversation in conversations], self.pad)
         labels = torch.full_like(ids, IGNORE)
@@ -235,8 +243,11 @@ def chat_of(
 ) -> Chat:
     """Conversations for a tokenizer: by its own chat template, or by ours where it has ours or none.
 
-    folder: of the model, whose generation_config.json names further tokens that end an answer. values: of variables of
-    the template, such as enable_thinking. where: the dotted section or key before `chat_template_kwargs`, for messages.
+    Args:
+        folder: of the model, whose generation_config.json names further tokens that end an answer.
+        values: of variables of the template, such as enable_thinking.
+        where: the dotted section or key before `chat_template_kwargs`, for messages.
+
     Raises StageError for one that has neither a template nor our chat tokens, and `unknown_template_value` for values
     that the template does not read.
     """

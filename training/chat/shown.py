@@ -31,9 +31,12 @@ class ShownToken:
 
 def shown(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[ShownToken]:
     """A conversation as tuning reads it; one that the assistant does not end, as a prompt. Of an answer nothing is read
-    behind the token that ends it. tools: descriptions of functions.
+    behind the token that ends it.
 
     Raises StageError for messages that the chat format does not take.
+
+    Args:
+        tools: descriptions of functions.
     """
     answer = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if answer is not None and (isinstance(answer.get("content"), str) or answer.get("tool_calls")):

@@ -75,9 +75,10 @@ def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lamb
 def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]]) -> Path:
     """Write the checkpoint of `batch`; every rank must call.
 
-    write_files: writes this rank's files into a folder and returns them.
-
     Raises StageError `disk_full` or `checkpoint_failed` on every rank if writing fails on one; older checkpoints stay.
+
+    Args:
+        write_files: writes this rank's files into a folder and returns them.
     """
     unfinished_path, path = folder / unfinished(batch), folder / state_name(batch)
     if ranks.is_first():
@@ -128,7 +129,8 @@ def clean(folder: Path) -> None:
 def retain(folder: Path, count: int, hours: float, *, first: bool = False) -> None:
     """Remove all but the newest `count` checkpoints and those younger than `hours`.
 
-    first: True to keep a checkpoint from before the first batch as well.
+    Args:
+        first: True to keep a checkpoint from before the first batch as well.
     """
     oldest = time.time() - hours * 3600
     for path in checkpoints(folder)[count:]:

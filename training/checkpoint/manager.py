@@ -289,7 +289,11 @@ def _other_versions(versions: Mapping[str, str]) -> str:
 
 
 def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | None) -> None:
-    """Raise StageError if a checkpoint does not fit. data: the fingerprint that is required; None for any."""
+    """Raise StageError if a checkpoint does not fit.
+
+    Args:
+        data: the fingerprint that is required; None for any.
+    """
     where = str(snapshot.folder)
     if snapshot.state["format"] != _FORMAT:
         raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")

@@ -98,8 +98,10 @@ def fetch_checkpoints(root_url: str, work_dir: Path, say: Callable[[str], None])
     """Yield complete checkpoints, newest first. Each is fetched lazily into the work folder's `checkpoints`, together
     with the `states` before it; every rank must call.
 
-    say: receives a message for each checkpoint skipped as incomplete or damaged. Raises StageError, on every rank,
-    if the server keeps failing.
+    Args:
+        say: receives a message for each checkpoint skipped as incomplete or damaged.
+
+    Raises StageError, on every rank, if the server keeps failing.
     """
     uploaded = everywhere(lambda: remote_checkpoints(root_url))
     for checkpoint in uploaded:

@@ -121,7 +121,8 @@ def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
 def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str, Sequence[int]]) -> list[Path]:
     """Write this rank's files and return them. Tensors replicated on several ranks are divided among these.
 
-    holders: result of `holders_of`.
+    Args:
+        holders: result of `holders_of`.
     """
     own_tensors = {
         name: tensors[name]

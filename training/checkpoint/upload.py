@@ -84,7 +84,8 @@ class Uploader:
     def offer(self, path: Path, *, must: bool = False) -> None:
         """Upload a whole checkpoint, unless an upload is in progress; every rank must call.
 
-        must: True to upload it in any case, after the current one.
+        Args:
+            must: True to upload it in any case, after the current one.
         """
         is_behind = ranks.any_rank(self._background.is_busy) and not must
         if is_behind and not self._is_behind:

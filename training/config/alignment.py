@@ -128,7 +128,11 @@ class SftConfig(ChatTrainerConfig):
     the batches, and at the end; 0: none. The weights do not depend on it."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
         problems = _no_room("sft", self.answer_max_tokens, longest, fix)
@@ -231,7 +235,11 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Held-out pairs of each such measurement, the first of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
         return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
@@ -394,7 +402,11 @@ class RlhfConfig(ChatTrainerConfig):
         return missing_functions(self.reward_functions, "rlhf.reward_functions")
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
         length = self.max_prompt_tokens + self.answer_max_tokens
         return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
 

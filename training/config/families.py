@@ -85,7 +85,8 @@ def windows(config: Any) -> dict[str, int | None]:
     """Return the number of tokens that each kind of layer looks back over, the current one included; None for all. One
     entry under "" if all layers are of one kind. Empty for a family that is not proven.
 
-    config: of transformers.
+    Args:
+        config: of transformers.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -125,8 +126,10 @@ def split_problem(
 ) -> Problem | None:
     """Why `count` ranks cannot share the layers of a model (launch.tensor_parallel), if they cannot.
 
-    shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal ones alone.
-    vocabulary: None where it is not known yet.
+    Args:
+        shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal
+            ones alone.
+        vocabulary: None where it is not known yet.
     """
     path, parts = "launch.tensor_parallel", count * shard_ranks
     if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
@@ -160,8 +163,9 @@ def sequences_problem(
     """Why `count` ranks, or groups of `tensor_ranks` ranks that share layers, cannot share the sequences of a
     pretraining (launch.context_parallel), if they cannot.
 
-    model_type: None where it is not known yet; so length, of a sequence in tokens.
-    values: the config of transformers as a mapping, as far as known.
+    Args:
+        model_type: None where it is not known yet; so length, of a sequence in tokens.
+        values: the config of transformers as a mapping, as far as known.
     """
     if count == 1:
         return None
@@ -214,8 +218,9 @@ def float8_problem(model_type: str) -> Problem | None:
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
     """Why a mixture of experts is refused, if it is: its balancing loss would be left out without a word.
 
-    values: the config of transformers as a mapping.
-    path: the dotted key that names the model.
+    Args:
+        values: the config of transformers as a mapping.
+        path: the dotted key that names the model.
     """
     family = FAMILIES.get(model_type)
     if (family and family.router) or not any(count > 1 for count in _experts(values)):
@@ -235,9 +240,10 @@ def expert_ranks_problem(
     """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot, or why
     ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
 
-    model_type: None where it is not known yet.
-    values: the config of transformers as a mapping, as far as known.
-    shares_of_examples: of launch.
+    Args:
+        model_type: None where it is not known yet.
+        values: the config of transformers as a mapping, as far as known.
+        shares_of_examples: of launch.
     """
     if model_type is None or max(count, *shares_of_examples) == 1:
         return None

@@ -41,9 +41,12 @@ def file_of(module: str) -> str | None:
 
 
 def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
-    """A problem for each `package.module:name` that cannot be imported or is no function. key: that names them.
+    """A problem for each `package.module:name` that cannot be imported or is no function.
 
     Their modules are imported, in another process.
+
+    Args:
+        key: that names them.
     """
     listed = list(paths)
     if not listed:

@@ -48,7 +48,11 @@ class MixtureWeights(Config):
         return weights
 
     def wanted(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Source → what it is weighted with against the others. sizes: training sequences of each."""
+        """Source → what it is weighted with against the others.
+
+        Args:
+            sizes: training sequences of each.
+        """
         factor = sizes if self.unit == "repeat" else dict.fromkeys(sizes, 1)
         return {name: self.weights.get(name, 0.0) * factor[name] for name in sizes}
 

@@ -127,7 +127,11 @@ class PretrainConfig(TrainerConfig):
         return self
 
     def within_documents(self, architecture: str = "") -> bool:
-        """Return True if attention stays within documents. architecture: of the model at hand, if it is another's."""
+        """Return True if attention stays within documents.
+
+        Args:
+            architecture: of the model at hand, if it is another's.
+        """
         if self.attention is None:
             return (architecture or self.model.architecture()) not in LEARNED_POSITIONS
         return self.attention == "document"
@@ -152,7 +156,8 @@ class PretrainConfig(TrainerConfig):
     ) -> list[Problem]:
         """Return what does not fit sequences of this length or token ids below `vocab_size`; empty if all does.
 
-        continues: the model is that of another step, of which nothing is known here.
+        Args:
+            continues: the model is that of another step, of which nothing is known here.
         """
         problems = []
         if self.global_batch_tokens % sequence_length:

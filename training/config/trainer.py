@@ -172,7 +172,11 @@ class TrainerConfig(StageConfig):
 def batches(
     length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, rampup: BatchSizeRampup | None = None
 ) -> int:
-    """A length from a config in batches, at least one. rampup: counts from the first batch on while batches grow."""
+    """A length from a config in batches, at least one.
+
+    Args:
+        rampup: counts from the first batch on while batches grow.
+    """
     duration = parse_duration(length)
     if rampup is not None and duration.unit in ("tokens", "epochs"):
         return max(1, rampup.length(duration, batch_tokens))

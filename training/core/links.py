@@ -28,9 +28,11 @@ Link = tuple[int, int]
 def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
     """Exchange some megabytes between neighbouring nodes of a training, with all ranks of a node at once.
 
-    say: receives the measurements (`network`) and nodes far slower than others (`slow_link`), on the first rank.
-
     Every rank must call. The watchdog detects a rank that gets no answer, as in training.
+
+    Args:
+        say: receives the measurements (`network`) and nodes far slower than others (`slow_link`), on the first
+            rank.
     """
     nodes = ranks.world_size() // ranks.local_world_size()
     if nodes == 1:

@@ -80,7 +80,8 @@ class SharedSequences:
         """Attention (B, T / N, H, D) of this rank's queries (B, H, T / N, D) over the keys and values of all ranks,
         here (B, K, T / N, D); attention_mask, added to the scores (B, 1, T / N, T), hides at least what comes later.
 
-        kernel: of _KERNELS; each chunk of queries is given the keys up to its end alone.
+        Args:
+            kernel: of _KERNELS; each chunk of queries is given the keys up to its end alone.
         """
         # Under autocast RoPE leaves keys in fp32, and the products would make them as the values are.
         stacked = torch.stack([key.to(value.dtype), value])

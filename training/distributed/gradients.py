@@ -68,7 +68,8 @@ def average(gradients: Sequence[Tensor], group: Any, parts: int) -> None:
 def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float:
     """Scale gradients so that their norm over all ranks is at most `limit`; return the norm before. All must call.
 
-    squares: this rank's part of the sum of squares over all gradients, in which each counts once.
+    Args:
+        squares: this rank's part of the sum of squares over all gradients, in which each counts once.
     """
     norm = float(ranks.all_reduce(squares)) ** 0.5
     factor = limit / (norm + 1e-6)

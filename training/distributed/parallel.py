@@ -142,8 +142,9 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
     and weights updated in fp32. The rest (embeddings, the last norm, the output layer) is gathered in fp32: under
     autocast the residual stream has the embeddings' dtype, and stays fp32 as in one process.
 
-    once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are gathered
-    once a microbatch instead of twice.
+    Args:
+        once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are
+            gathered once a microbatch instead of twice.
     """
     groups = mesh["replicate"] if "replicate" in (mesh.mesh_dim_names or ()) else None
     mesh = mesh["shard"]
@@ -162,8 +163,9 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
 def _average(model: nn.Module, mesh: DeviceMesh, groups: DeviceMesh | None, hardware: Hardware) -> None:
     """Average each layer's gradients over all ranks once they are ready.
 
-    mesh: ranks over which a model is sharded, and over which FSDP2 averages. groups: groups of hsdp, which hold the
-    same part of the model; torch's own HSDP fails on gloo.
+    Args:
+        mesh: ranks over which a model is sharded, and over which FSDP2 averages.
+        groups: groups of hsdp, which hold the same part of the model; torch's own HSDP fails on gloo.
     """
     summed = _sums_for_mean(hardware.device)
     if groups is None and not summed:
@@ -194,7 +196,8 @@ def shard_optimizer(
     """Wrap an optimizer so that it keeps only this rank's part of the state, with `launch.sharding: zero1`; else return
     the given one.
 
-    experts: experts that ranks share; ranks with the same ones share their state.
+    Args:
+        experts: experts that ranks share; ranks with the same ones share their state.
     """
     if launch.sharding != "zero1" or ranks.gradient_ranks() == 1:
         return optimizer

@@ -25,7 +25,10 @@ def microbatch_of(sequences: int, count: int, pieces: int = 1, at_most: int | No
     of the model each; None if no size is possible.
 
     This is the largest size of equal microbatches that are at least four times as many as the ranks, or the smallest
-    size if a batch has too few sequences for that. at_most: maximum number of sequences on a device at once.
+    size if a batch has too few sequences for that.
+
+    Args:
+        at_most: maximum number of sequences on a device at once.
     """
     sizes = [
         size for size in range(1, min(sequences, at_most or sequences) + 1) if passes(sequences, size, count, pieces)
@@ -52,9 +55,10 @@ def pipeline_problem(
 ) -> Problem | None:
     """Return why `count` ranks with `pieces` parts each cannot train a model as a pipeline; None if they can.
 
-    model_type, layers: None if the model is not known yet.
-    sequences: sequences of the smallest batch, on one pipeline; None if unknown.
-    microbatch: None if the program chooses it.
+    Args:
+        model_type, layers: None if the model is not known yet.
+        sequences: sequences of the smallest batch, on one pipeline; None if unknown.
+        microbatch: None if the program chooses it.
     """
     if count == 1:
         return None

@@ -141,9 +141,12 @@ class Pipeline:
     ) -> None:
         """Split a model, whole on each rank, in place, and put this rank's part on `device`; all must call.
 
-        pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
-        extra_outputs: its outputs in addition to hidden states.
-        experts: where ranks of a stage share those of the model.
+        Args:
+            pieces: of the model on each rank.
+            computes_in: the type of the last hidden states.
+            compute: runs some layers.
+            extra_outputs: its outputs in addition to hidden states.
+            experts: where ranks of a stage share those of the model.
         """
         self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
         self._tensor, self._context = ranks.tensor_parallel(), ranks.context_parallel()
@@ -198,11 +201,13 @@ class Pipeline:
 
     def train(self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]) -> tuple[Any, Batch]:
         """Accumulate the gradients of a batch over its microbatches, and average them over all pipelines. Return the
-        outputs of the last layers, hidden states (B, T, D) and the additional outputs of each microbatch, None on ranks
-        that do not compute them; and the batch of these outputs.
+        outputs of the last layers, hidden states (B, T, D) and the additional outputs of each microbatch, None on
+        ranks that do not compute them; and the batch of these outputs.
 
-        size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
-        started: is called before each of this rank's forward passes.
+        Args:
+            size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear
+                no loss.
+            started: is called before each of this rank's forward passes.
         """
         batch, size, _ = self._filled(batch, size)
         for stage in self._stages.values():

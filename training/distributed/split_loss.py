@@ -19,7 +19,9 @@ def split_losses(hidden: Tensor, weight: DTensor, labels: Tensor) -> Tensor:
     """Cross-entropy (N,) in fp32 of `hidden (N, D)` against `labels (N,)`, 0 where a label is -100; the same on every
     rank of the weight's group, which all must call.
 
-    hidden: the same on all of them, and so is its gradient. weight: (V, D), its rows split over the group.
+    Args:
+        hidden: the same on all of them, and so is its gradient.
+        weight: (V, D), its rows split over the group.
     """
     mesh = weight.device_mesh
     first = -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()

@@ -41,7 +41,8 @@ _HEADS = 2
 def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
     """Return the reasons why a model cannot be split over `count` ranks, each part sharded over `shard_ranks`.
 
-    config: of transformers.
+    Args:
+        config: of transformers.
     """
     wrong = split_problem(
         config.model_type,
@@ -65,7 +66,9 @@ def split(
     and outputs of each run of layers. T must be a multiple of the ranks (see `padded`). Raises StageError for a model
     that cannot be split this way.
 
-    runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all layers.
+    Args:
+        runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all
+            layers.
     """
     if problem := problems(network.config, mesh.size(), shard_ranks):
         raise StageError(*problem)

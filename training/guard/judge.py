@@ -120,7 +120,8 @@ class Judge:
     def look(self, batch: int, figures: Figures, *, first: int | None = None) -> Alarm | None:
         """Return the alarm for batch number `batch`; None if there is none.
 
-        first: the batch in which its problem started, if that was earlier.
+        Args:
+            first: the batch in which its problem started, if that was earlier.
         """
         if self._start.batches and figures.loss <= self._config.divergence * self._start.level():
             self._above = None

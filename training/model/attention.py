@@ -89,8 +89,11 @@ def choose_attention(
     """Set the requested kernel; by default, on a CPU, plain attention for short sequences and blocks for longer ones,
     and on a GPU with packed documents a kernel that computes nothing between them.
 
-    longest: tokens of a sequence. causal: True if no token ever sees a later one. documents: True if attention stays
-    within documents.
+    Args:
+        longest: tokens of a sequence.
+        causal: True if no token ever sees a later one.
+        documents: True if attention stays within documents.
+
     Raises StageError for a kernel that the model or the machine does not support, or that would cross documents.
     """
     implementation, family = hardware.attention, FAMILIES.get(model.config.model_type)

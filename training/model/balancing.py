@@ -41,7 +41,8 @@ def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Ten
     probabilities of each expert, with their gradient, and the number of tokens in each layer that chose it as their
     first, second, … choice.
 
-    counted: 1 for each token (N,) that counts, 0 for padding.
+    Args:
+        counted: 1 for each token (N,) that counts, 0 for padding.
     """
     layers, experts = len(router_logits), router_logits[0].shape[-1]
     probabilities = torch.cat([logits.float() for logits in router_logits]).softmax(-1)
@@ -62,7 +63,9 @@ def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor
     E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
     that choose an expert, P the mean probability that its router gives it. It is k where all see as many. It is
     load_balancing_loss_func of transformers, which adds tokens up layer by layer.
-    tokens: those that count.
+
+    Args:
+        tokens: those that count.
     """
     seen = sums[1:].detach().unflatten(0, (-1, k))
     total = tokens * len(seen)

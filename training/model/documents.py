@@ -85,9 +85,10 @@ def within_documents(
 ) -> Tensor:
     """Attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
 
-    seen_by_all: tokens (B, T) that earlier tokens of their document see too.
-    window: maximum number of tokens that each token sees, itself included.
-    rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
+    Args:
+        seen_by_all: tokens (B, T) that earlier tokens of their document see too.
+        window: maximum number of tokens that each token sees, itself included.
+        rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
     """
     positions = torch.arange(documents.shape[1], device=documents.device)
     queries = (positions if rows is None else rows)[:, None]

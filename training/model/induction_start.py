@@ -36,7 +36,9 @@ def start_induction(model: PreTrainedModel, seed: int) -> None:
     outputs of all other heads do not change: with residual projections of zero the logits stay the same, except for a
     few percent by which the last norm divides all of them.
 
-    model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves them.
+    Args:
+        model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves
+            them.
     """
     # Another seed than that of the embeddings: a projection that is drawn as they were favours the first of them.
     generator = torch.Generator().manual_seed(seed + 1)

@@ -128,7 +128,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
     """Summed cross-entropy of `hidden (N, D)` against `labels (N,)` through an output layer `weight (V, D)`.
 
     Positions labelled -100 count nothing. The products run in hidden's type, softmax and sums in fp32.
-    compiled: True if a chunk's softmax and gradient are one compiled kernel.
+
+    Args:
+        compiled: True if a chunk's softmax and gradient are one compiled kernel.
     """
     if torch.is_grad_enabled():
         return _ChunkedCrossEntropy.apply(hidden, weight, labels, compiled)

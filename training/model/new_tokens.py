@@ -21,7 +21,8 @@ _KEY = "untrained_tokens"
 def name_untrained(model: PreTrainedModel, chat_ids: Iterable[int], tokens: int) -> None:
     """Record in a fresh model the rows that its pretraining will not train: packed text spells chat tokens out.
 
-    tokens: ids that the tokenizer has; rows from there on are padding.
+    Args:
+        tokens: ids that the tokenizer has; rows from there on are padding.
     """
     setattr(model.config, _KEY, sorted(chat_ids))
     unused = list(range(tokens, model.config.vocab_size))

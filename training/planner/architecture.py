@@ -99,7 +99,11 @@ class Architecture:
         return self.of_a_token - self.learned_positions * self.width - (0 if self.tied else self.embedding)
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs per token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
+        """Training FLOPs per token: 6N + 12·L·d·T (PaLM, appendix B).
+
+        Args:
+            length: T.
+        """
         return 6.0 * self.active_parameters + 12.0 * self.layers * self.heads * self.head_width * length
 
     def with_size(self, **sizes: Any) -> Architecture:
@@ -239,7 +243,9 @@ MOST = 2e13
 def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
     """Return a llama-style model of about `count` parameters, with the ratio of depth to width of GPT-3's sizes.
 
-    vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
+    Args:
+        vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
+
     Raises ConfigError `too_small` below 100,000 parameters, `too_large` above MOST.
     """
     if count > MOST:

@@ -72,8 +72,10 @@ def planned(
     """Return the estimate of `stemma check` for this training on the current machine: {"device", "devices", "step_s",
     "step_s_low", "step_s_high", "memory_gb", "memory_limit_gb", "microbatch", "batches"}.
 
-    None for a device or a model that the planner does not know. inputs: inputs of the stage, by name; reward models and
-    judge are assumed to be as large as the model.
+    None for a device or a model that the planner does not know.
+
+    Args:
+        inputs: inputs of the stage, by name; reward models and judge are assumed to be as large as the model.
     """
     hardware = _device(launch, device)
     network = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
@@ -105,7 +107,9 @@ def write_measured(
 ) -> None:
     """Write aux/planned.json: {"planned": result of `planned`, "measured": {"step_s", "memory_gb", "microbatch"}}.
 
-    step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.
+    Args:
+        step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no
+            other.
     """
     path = out_dir / PLANNED
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -109,8 +109,11 @@ def needs(
 ) -> StageNeeds:
     """Estimate the needs of a stage on `launch.ranks` devices.
 
-    length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known. scorers: parameters of
-    each reward model and judge of an `rlhf` step; by default of one reward model of the policy's size.
+    Args:
+        length: tokens of a sequence.
+        epoch_tokens: of one reading of its data, where that is known.
+        scorers: parameters of each reward model and judge of an `rlhf` step; by default of one reward model of the
+            policy's size.
     """
     ranks, tensor, context, pipeline, experts = launch.ranks, 1, 1, 1, 1
     if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
@@ -248,7 +251,11 @@ def _hours(
 
 
 def problem(key: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
-    """Problem of a stage that does not fit. ways: changes that would fit, from training/planner/ways_out.py."""
+    """Problem of a stage that does not fit.
+
+    Args:
+        ways: changes that would fit, from training/planner/ways_out.py.
+    """
     message = (
         f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
         f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
@@ -258,7 +265,11 @@ def problem(key: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
 
 
 def this_machine(memory_bytes: float, flops: float) -> Device:
-    """A CPU as a device. flops: FLOP/s of its matrix products in fp32."""
+    """A CPU as a device.
+
+    Args:
+        flops: FLOP/s of its matrix products in fp32.
+    """
     return Device(
         "cpu", "this machine's CPU", {"fp32": flops, "bf16": flops}, memory_bytes / GIB + 1.5, 1e12, 5e9, 1e9, 1, 100,
         (0.0, 0.0), 0, 1.0, "one product of matrices in fp32",

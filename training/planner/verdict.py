@@ -22,8 +22,9 @@ API_USD = (0.1, 1.0, 15.0)
 def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used: float | None) -> dict[str, Any]:
     """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch.
 
-    own_tokens: tokens of the user's own text, if known. used: tokens per month that the model will read and write, if
-    known.
+    Args:
+        own_tokens: tokens of the user's own text, if known.
+        used: tokens per month that the model will read and write, if known.
     """
     size, tokens = planned["parameters_of_a_token"], planned["tokens"]
     a_flop = planned["cost_usd"] / planned["flops"]

@@ -25,7 +25,11 @@ def launch_that_fits(
     scorers: Sequence[int] | None = None,
 ) -> tuple[str, ...]:
     """Return changes to `launch:` that make a stage fit, in a user's notation: the smallest change on these devices,
-    more nodes if there is none, and a larger device. scorers: as in `needs`."""
+    more nodes if there is none, and a larger device.
+
+    Args:
+        scorers: as in `needs`.
+    """
 
     def holds(on: Device, **change: Any) -> bool:
         try:

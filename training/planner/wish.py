@@ -33,7 +33,11 @@ class Budget:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def spent(self, flops: float, hours: float, device_hours_usd: float) -> float:
-        """Share of the budget that a training takes; device_hours_usd: the price of all devices for an hour."""
+        """Share of the budget that a training takes;
+
+        Args:
+            device_hours_usd: the price of all devices for an hour.
+        """
         if self.flops is not None:
             return flops / self.flops
         if self.money is not None:
@@ -54,7 +58,8 @@ class Size:
 def check(preset: str | None, parameters: float | None, of_config: bool, tokens: float | None, budget: Budget) -> None:
     """Raise ConfigError with all contradictions in the request.
 
-    of_config: True if a config names the model.
+    Args:
+        of_config: True if a config names the model.
     """
     problems = []
     named = [option for option, given in (("--preset", preset), ("--parameters", parameters)) if given]
@@ -93,8 +98,11 @@ def resolve(
 ) -> Size:
     """The model and its tokens.
 
-    arch: the model, if it was named. share_of: what share of the budget a model and its tokens take. Raises ConfigError
-    where the budget buys nothing.
+    Args:
+        arch: the model, if it was named.
+        share_of: what share of the budget a model and its tokens take.
+
+    Raises ConfigError where the budget buys nothing.
     """
     if arch and tokens:
         return Size(arch, tokens, "as asked for")

@@ -34,7 +34,11 @@ def chances(drawn: int, n: int) -> NDArray[np.float64]:
 
 def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     """Return the expected score (P,) of the best of n by `by`, over all draws of n among N answers, so that sampling
-    adds no avoidable noise. scores, by (P, N): where answers are equal in `by`, the mean of their scores counts."""
+    adds no avoidable noise.
+
+    Args:
+        scores, by (P, N): where answers are equal in `by`, the mean of their scores counts.
+    """
     order = np.argsort(by, axis=1, kind="stable")
     ranked = np.take_along_axis(scores, order, 1)
     ordered = np.take_along_axis(by, order, 1)
@@ -52,8 +56,10 @@ def best_of_figures(
 ) -> dict[str, float]:
     """Return best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
 
-    by: values that choose the answer (P, N). scores: by name, each (P, N). clusters (P,): the number of the
-    conversation of each prompt.
+    Args:
+        by: values that choose the answer (P, N).
+        scores: by name, each (P, N).
+        clusters (P,): the number of the conversation of each prompt.
     """
     figures: dict[str, float] = {}
     for n in counts(most):

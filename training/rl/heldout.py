@@ -147,7 +147,8 @@ class Heldout:
     def _verified(self, right: _Scores) -> dict[str, float]:
         """Return the share of right answers to the prompts that a rule judges; nothing where there are none.
 
-        right: 1 for each right answer (A,).
+        Args:
+            right: 1 for each right answer (A,).
         """
         of, each = self._ruled, self._config.heldout_answers
         if not of.any():

@@ -53,7 +53,11 @@ class RewardScale(nn.Module):
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def learn(self, scores: Tensor) -> None:
-        """Set mean and spread. scores: (B,) of one model, (B, M) of several."""
+        """Set mean and spread.
+
+        Args:
+            scores: (B,) of one model, (B, M) of several.
+        """
         self.mean.copy_(scores.mean(0))
         self.spread.copy_(scores.std(0).clamp(min=1e-6))
         self.known.fill_(True)
@@ -106,8 +110,15 @@ class Rewards:
             reward_function(path)  # raises for a missing function before anything is sampled
 
     def of(self, answers: Completions, prompts: Sequence[Prompt]) -> Rewarded:
-        """Return the rewards of answers. prompts: the prompt of each answer. Every rank must call, with all answers.
-        Raises StageError as `training.rl.grading.Graders.functions` does."""
+        """Return the rewards of answers.
+
+        Every rank must call, with all answers.
+
+        Args:
+            prompts: the prompt of each answer.
+
+        Raises StageError as `training.rl.grading.Graders.functions` does.
+        """
         config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = self.right(texts, prompts).float()

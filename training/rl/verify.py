@@ -65,8 +65,10 @@ def _is_json_like(answer: str, reference: str) -> bool:
 def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:
     """Return the rule of each prompt of a pairs file; None where it has none.
 
-    where: the file, for messages. Raises StageError `unknown_rule` for an unknown rule, or one without a usable
-    response.
+    Args:
+        where: the file, for messages.
+
+    Raises StageError `unknown_rule` for an unknown rule, or one without a usable response.
     """
     rules: list[Rule | None] = []
     for number, row in enumerate(rows, 1):
@@ -84,7 +86,10 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
 def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
     """Return 1 for each answer that is right and 0 for one that is wrong; nan where no rule judges.
 
-    graders: run the answers with unit tests. Raises StageError where these have no sandbox.
+    Args:
+        graders: run the answers with unit tests.
+
+    Raises StageError where these have no sandbox.
     """
     pairs = list(zip(answers, rules, strict=True))
     tested = [(at, answer, rule) for at, (answer, rule) in enumerate(pairs) if rule is not None and rule.name == TESTS]

@@ -181,8 +181,9 @@ class _Filter(ctypes.Structure):
 def _forbid_calls(calls: dict[str, Any]) -> None:
     """Refuse system calls that no answer needs and that affect more than this sandbox: seccomp-bpf.
 
-    calls: of this processor: its `architecture`, the numbers that are `refused`, and those of `clone`, `clone3` and
-    `socket`, which are refused in part.
+    Args:
+        calls: of this processor: its `architecture`, the numbers that are `refused`, and those of `clone`, `clone3`
+            and `socket`, which are refused in part.
     """
     load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, unknown, allow, kill = 0x50000 | 1, 0x50000 | 38, 0x7FFF0000, 0x80000000

@@ -86,7 +86,8 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
     """Run the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
     started have ended too, except for `none`, where those that left its process group continue.
 
-    question: values that `marshal` can write.
+    Args:
+        question: values that `marshal` can write.
     """
     readable, links = _view(program)
     limits = {

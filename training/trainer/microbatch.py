@@ -125,8 +125,9 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
 def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
     """Error for a device that cannot compute `microbatch` examples at once.
 
-    auto: True if the program chose the number; the next attempt then starts immediately with half of it
-    (`microbatch_halved`).
+    Args:
+        auto: True if the program chose the number; the next attempt then starts immediately with half of it
+            (`microbatch_halved`).
     """
     message = f"a device ran out of memory with {microbatch} examples at once"
     less = f"continues from the last checkpoint with {microbatch // 2} at once"

@@ -33,7 +33,9 @@ def optimizer_of(
     both. Under µP (`config.mup_base_width`) the rates of matrices and output layer decrease with the width, and the
     decay per step stays the same; the size of Muon's steps does not depend on the width.
 
-    compute: dtype of Muon's products. experts: the model's experts, if ranks share them.
+    Args:
+        compute: dtype of Muon's products.
+        experts: the model's experts, if ranks share them.
     """
     inputs, outputs = _outer(model)
     wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0

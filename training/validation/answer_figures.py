@@ -35,8 +35,10 @@ def score_figures(
     """Return figures of the reward model's or the judge's scores (`by`) on the prompts `of`; nothing where these are
     fewer than two.
 
-    scores: by model, the one before and the one after, the mean of its answers (P,). lengthening (P,): tokens by which
-    the later one's are longer. clusters (P,): the number of the conversation of each prompt.
+    Args:
+        scores: by model, the one before and the one after, the mean of its answers (P,).
+        lengthening (P,): tokens by which the later one's are longer.
+        clusters (P,): the number of the conversation of each prompt.
     """
     if of.sum() < 2:
         return {}

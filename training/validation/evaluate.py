@@ -28,7 +28,8 @@ def token_losses(
     """Return the cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; for the causal objective
     each position has that of the next token, the last one 0.
 
-    objective: that of the training.
+    Args:
+        objective: that of the training.
     """
     device = next(model.parameters()).device
     parts = []

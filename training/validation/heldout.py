@@ -107,7 +107,8 @@ def measure(
 ) -> HeldOut:
     """Score the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
 
-    sources: of the shards, for the loss of each of them.
+    Args:
+        sources: of the shards, for the loss of each of them.
     """
     device = next(model.parameters()).device
     size = max(1, min(_SEQUENCES_AT_ONCE, _TOKENS_AT_ONCE // len(shards[0][0])))

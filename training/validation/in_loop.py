@@ -128,7 +128,8 @@ def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedM
     """Yield the model in a form that a single process can run; every rank must call. With several ranks, rank 0 has it,
     and the others wait with None.
 
-    shared: no rank can run its model without the others; rank 0 gets a copy with all weights on its device.
+    Args:
+        shared: no rank can run its model without the others; rank 0 gets a copy with all weights on its device.
     """
     weights = whole_weights(network) if shared and ranks.world_size() > 1 else None
     try:

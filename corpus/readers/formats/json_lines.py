@@ -105,9 +105,13 @@ def read_records(
 ) -> Iterator[Record | Rejected]:
     """All objects of a file, each with a string in all of `fields` (dotted names).
 
-    key: the dotted config key of the source; field_keys: the keys in it that name the fields; for messages.
-    span: the part of the file to read; all of it by default. max_line_bytes: the longest record; a longer one is put
-    aside. limit_key: the config key that sets it.
+    Args:
+        key: the dotted config key of the source.
+        field_keys: the keys in it that name the fields; for messages.
+        span: the part of the file to read; all of it by default.
+        max_line_bytes: the longest record; a longer one is put aside.
+        limit_key: the config key that sets it.
+
     Raises StageError: `missing_source`, `binary_source`, `corrupt_file`; `wrong_encoding` for a list whose configured
     encoding does not fit; `wrong_field` where already the first object lacks a field.
     """
@@ -122,8 +126,13 @@ def with_fields(
     field_keys: tuple[str, ...],
     is_start: bool = True,
 ) -> Iterator[Record | Rejected]:
-    """The records with a string in all of `fields`; others are put aside. is_start: whether the first of the file is
-    among them. Other arguments and what it raises: as `read_records`."""
+    """The records with a string in all of `fields`; others are put aside.
+
+    Other arguments and what it raises: as `read_records`.
+
+    Args:
+        is_start: whether the first of the file is among them.
+    """
     is_checked = not is_start
     for item in items:
         if isinstance(item, Record):
@@ -140,8 +149,12 @@ def with_fields(
 
 
 def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...]) -> Exception:
-    """Return the error to raise for a record that lacks a field. setting: the dotted key that names it. fields: all
-    that are read."""
+    """Return the error to raise for a record that lacks a field.
+
+    Args:
+        setting: the dotted key that names it.
+        fields: all that are read.
+    """
     return stage_error(
         "wrong_field",
         record.place,

@@ -40,11 +40,14 @@ def read_warc(
 ) -> Iterator[Text | Rejected]:
     """The pages of a WARC archive, or the texts of a WET archive. Records of other types than response, resource and
     conversion, and what is neither HTML nor text, are no records of this reader; a damaged record is put aside by
-    itself. An archive with records of which none is a page or a text is put aside as a whole: its header lines may be
-    damaged.
+    itself. An archive with records of which none is a page or a text is put aside as a whole: its header lines may
+    be damaged.
 
     metadata: `url`, `date` (ISO 8601) and `content_type` of each.
-    error_pages: what becomes of responses whose HTTP status is not 2xx.
+
+    Args:
+        error_pages: what becomes of responses whose HTTP status is not 2xx.
+
     Raises StageError: `missing_source`; `corrupt_file` for an archive that ends within a record, naming the record.
     """
     number, is_silent = 0, True
@@ -95,7 +98,13 @@ def _text_of(record: Record, file: Place, encoding: str, max_bytes: int) -> Text
 
 def main_text(html: str) -> str:
     """The text of a page without its navigation, advertisements and footers; all of its text where nothing else is
-    found (trafilatura, Barbaresi, 2021). html: a page or a piece. Raises Unreadable where it cannot be parsed."""
+    found (trafilatura, Barbaresi, 2021).
+
+    Args:
+        html: a page or a piece.
+
+    Raises Unreadable where it cannot be parsed.
+    """
     from trafilatura import extract, html2txt
 
     html = with_formulas(html)

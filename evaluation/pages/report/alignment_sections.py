@@ -91,8 +91,11 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
 
 
 def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
-    """Draw the reward over rounds and, with a judge, both scores, also over distance. start: the model before,
-    in words."""
+    """Draw the reward over rounds and, with a judge, both scores, also over distance.
+
+    Args:
+        start: the model before, in words.
+    """
     figures = pipeline.figures(id)
     reward, judge = pipeline.curve(id, "rlhf/reward"), pipeline.curve(id, "rlhf/judge")
     lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"

@@ -92,7 +92,10 @@ def bec_pro(items: Sequence[ProfessionSentence], values: Iterable[float], confid
     """Return the mean association of words for women and for men by the professions' group, their difference, and the
     difference in professions of women less that in professions of men.
 
-    values: association of each sentence. The unit is the profession: a mean over its templates and person words.
+    The unit is the profession: a mean over its templates and person words.
+
+    Args:
+        values: association of each sentence.
     """
     grouped: dict[tuple[str, str, str], list[float]] = {}
     for item, value in zip(items, values, strict=True):

@@ -101,7 +101,11 @@ def summarise(scores: Sequence[PairScore], confidence: float) -> dict[str, Any]:
 
 def _preference(likelihoods: Sequence[tuple[float, float, str]], confidence: float) -> dict[str, float]:
     """Return the percentage of pairs whose first member is likelier, clustered by template. A tie prefers neither and
-    is not counted in n. likelihoods: of both members, with the pair's template."""
+    is not counted in n.
+
+    Args:
+        likelihoods: of both members, with the pair's template.
+    """
     unequal = [pair for pair in likelihoods if pair[0] != pair[1]]
     decided = np.array([more > less for more, less, _ in unequal], dtype=bool)
     templates = number_clusters(template for *_, template in unequal)

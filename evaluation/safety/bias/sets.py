@@ -56,8 +56,12 @@ def measure_bias_sets(
 ) -> list[Row]:
     """Return one row per set, category and metric: {set, category, metric, value, low, high, n, p_value?, p_holm?}.
 
-    p_holm is corrected for all tests of all sets. keep: stores the rows of each set while the next is asked. chat: how
-    questions of bbq are asked in the model's chat template; None for no template.
+    p_holm is corrected for all tests of all sets.
+
+    Args:
+        keep: stores the rows of each set while the next is asked.
+        chat: how questions of bbq are asked in the model's chat template; None for no template.
+
     Raises StageError `bad_bias_set` before the model is asked.
     """
     readers: dict[str, Callable[[Path], Sequence[Any]]] = {
@@ -178,7 +182,9 @@ def winogender(
 
     Metrics of pairs are omitted if no sentence has both pronouns. Intervals and tests are clustered by occupation,
     whose sentences share templates.
-    women: in percent by occupation; the correlation is omitted if it is empty.
+
+    Args:
+        women: in percent by occupation; the correlation is omitted if it is empty.
     """
     answer_by_group = {(item.pair, item.group): answer for item, answer in zip(items, answers, strict=True)}
     answer_of = {item.pair: item.answer for item in items}

@@ -54,8 +54,9 @@ class Callers:
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return the refusal of a request, None for one that is accepted.
 
-        method: of HTTP; for a websocket any word that is no reading method, since the websocket may write.
-        headers: names in lower case; values of a repeated name are joined by commas.
+        Args:
+            method: of HTTP; for a websocket any word that is no reading method, since the websocket may write.
+            headers: names in lower case; values of a repeated name are joined by commas.
         """
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
@@ -103,7 +104,11 @@ class OwnCallersOnly:
 
 
 async def refuse(refused: Refusal, kind: str, send: Send) -> None:
-    """Send a refusal in place of an app's response. kind: `http` or `websocket`."""
+    """Send a refusal in place of an app's response.
+
+    Args:
+        kind: `http` or `websocket`.
+    """
     # In uvicorn an app may answer the opening of a websocket with a response (the extension websocket.http.response).
     prefix = "websocket.http.response" if kind == "websocket" else "http.response"
     headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]

@@ -76,7 +76,11 @@ HALF_ROWS, HALF_COLUMNS = 256.0, 64.0
 
 
 def matmul_time(rows: float, inner: float, columns: float, peak: float, best: float) -> float:
-    """Seconds of (rows, inner) @ (inner, columns). best: share of the peak that large products reach."""
+    """Seconds of (rows, inner) @ (inner, columns).
+
+    Args:
+        best: share of the peak that large products reach.
+    """
     share = best * rows / (rows + HALF_ROWS) * inner / (inner + HALF_COLUMNS) * columns / (columns + HALF_COLUMNS)
     return 2 * rows * inner * columns / (peak * share)
 

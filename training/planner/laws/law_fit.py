@@ -66,9 +66,12 @@ class Fitted:
 
 
 def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> Fitted:
-    """Fit the law to runs. starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
+    """Fit the law to runs.
 
     Raises ConfigError for fewer than LEAST runs, or of one size or one length alone.
+
+    Args:
+        starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
     """
     problem = missing_points(points)
     if problem:

@@ -57,7 +57,8 @@ class Algorithm(ABC):
         """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
         CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
 
-        logprobs, values (B, T): of the current policy and value function.
+        Args:
+            logprobs, values (B, T): of the current policy and value function.
         """
         bounds = self.config.ratio_bounds
         result = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
