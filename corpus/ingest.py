@@ -154,7 +154,7 @@ def _metadata_of(text: Text, max_characters: int) -> str:
             parsed = json.loads(metadata, parse_constant=lambda _: None)  # noqa: TID251  text of the line above
             metadata = json.dumps(parsed, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"metadata that are no JSON: {error}") from None
+        raise Unreadable(f"metadata that are not JSON: {error}") from None
     if len(metadata) > max_characters:
         raise Unreadable(too_long(max_characters, "metadata"))
     return metadata

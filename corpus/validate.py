@@ -77,7 +77,7 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if failed:
         words = "; ".join(f"expected: {outcome['sentence']}, found: {outcome['observed']}" for outcome in failed)
         message = f"{len(failed)} of {len(outcomes)} expectations of the suite {suite.name} failed: {words}"
-        fix = f"mend the data, or move the limit; the rows are in {aux}/validation.html and failing_rows.jsonl"
+        fix = f"correct the data, or change the limit; the rows are in {aux}/validation.html and failing_rows.jsonl"
         raise stage_error("validation_failed", f"validate.{kind}", message, fix)
     figures: dict[str, float] = {"rows": total, "expectations": len(outcomes), "failed_expectations": 0}
     if largest is not None:

@@ -64,7 +64,7 @@ def definition(task: str) -> Definition:
     if not isinstance(settings.get("task"), str) or "/" not in str(settings.get("dataset_path", "")):
         subtasks = settings.get("task") if isinstance(settings.get("task"), list) else []
         members = [str(name) for name in subtasks or [] if isinstance(name, str)] or sorted(entry.tags if entry else ())
-        message = f"{task} is no single task with a dataset of the hub"
+        message = f"{task} is not a single task with a dataset of the hub"
         fix = f"mirror its tasks one by one: {', '.join(members[:8])}" if members else "see its YAML"
         raise ConfigError(Problem("no_dataset", "TASK", message, fix))
     scored = settings.get("test_split") or settings.get("validation_split") or "test"

@@ -106,7 +106,7 @@ def _offer_next(
         text += "\n\nNothing downstream of it has to be built again."
     else:
         given = {"settings": {**settings, **changed}}
-        text += "\n\n### What is downstream of it and not built for this result\n\n"
+        text += "\n\n### Stages downstream of it that are not built for this result\n\n"
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
         values = {

@@ -140,7 +140,7 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
         raise stage_error(
             "other_work",
             str(work),
-            f"it holds the work of a run with another {', '.join(differing)}",
+            f"it contains the work of a run with another {', '.join(differing)}",
             "remove it, or name another --out",
         )
     work.mkdir(parents=True, exist_ok=True)

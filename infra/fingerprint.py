@@ -51,7 +51,7 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise NoStableForm(f"{where}: the key {key!r} is no string")
+                raise NoStableForm(f"{where}: the key {key!r} is not a string")
         return {str(key): canonical(item, f"{where}.{key}", measuring=measuring) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [canonical(item, f"{where}.{index}", measuring=measuring) for index, item in enumerate(value)]

@@ -95,7 +95,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         if in_rows := learn_rows(network, ids):
             names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
             of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
-        run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
+        run.event("adapters", f"sft learns {learning:,} weights of adapters next to frozen ones{of_tokens}")
     training_packs = (
         packs(fitting.conversations, max_length)
         if config.packing

@@ -99,7 +99,7 @@ class Tally:
             example.place,
             f"{self.total:,} of {total:,} records of {key} cannot be read ({self.total / total:.2%}), allowed are "
             f"{max_share:.2%}; most of them, {count:,}, like this one: {example.reason}",
-            f"mend the files, or raise {key.split('.')[0]}.max_quarantine_share",
+            f"correct the files, or raise {key.split('.')[0]}.max_quarantine_share",
         )
 
 

@@ -76,5 +76,5 @@ class AnswerStore:
         self._file.close()
 
     def _damaged(self, error: sqlite3.Error | OSError) -> StageError:
-        fix = "make room on the disk, or move the file away: what it holds is then asked for again"
+        fix = "make room on the disk, or move the file away: its answers are then requested again"
         return stage_error("bad_answers_file", str(self.path), f"the kept answers cannot be used: {error}", fix)

@@ -282,7 +282,7 @@ _WORDS = {
     "failed": "got no answer",
     "truncated": "got an answer that was cut off",
     "empty": "got an empty answer",
-    "unparsable": "got an answer in which nothing of what was asked for is found",
+    "unparsable": "got an answer without any of the requested content",
 }
 _FIXES = {
     "failed": "look at the reason, the endpoint's log and aux/unanswered.jsonl; shorten cut_characters where texts are "

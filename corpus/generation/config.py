@@ -65,7 +65,7 @@ class EndpointConfig(Config):
         if not names_secret(name):
             raise ValueError(f"expected a name that marks a secret, such as {name}_API_KEY: logs hide those")
         if name in SERVERS_ONLY:
-            raise ValueError(f"stages do not get {name}: export the key under another name, such as SERVE_API_KEY")
+            raise ValueError(f"stages do not receive {name}: export the key under another name, such as SERVE_API_KEY")
         return name
 
 

@@ -34,7 +34,7 @@ _RETRIED = frozenset({408, 409, 425, 429})
 _REFUSED = {
     401: "set the API key: endpoint.api_key_variable names its environment variable",
     402: "look at the account of the endpoint",
-    403: "look at what the API key may do",
+    403: "check the permissions of the API key",
     404: "correct endpoint.url or endpoint.model",
     405: "correct endpoint.url",
 }
@@ -147,7 +147,7 @@ class Endpoint:
                 raise self._error("endpoint_refused", fault.reason, _REFUSED.get(fault.status, "correct endpoint.url"))
             if fault.after_s > LONGEST_RETRY_AFTER_S:
                 message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
-                raise self._error("rate_limited", message, "run it again then: it goes on from the kept answers")
+                raise self._error("rate_limited", message, "run it again then: it continues from the kept answers")
             if not fault.is_repeated:
                 return Failure(fault.reason)
             if attempt < attempts:
@@ -157,12 +157,10 @@ class Endpoint:
                 await self._sleep(fault.after_s or pause * random.uniform(0.5, 1.0))
         message = f"{fault.reason}, {attempts} times"
         if fault.is_unreachable:
-            fix = "start it, or correct endpoint.url; then run it again: it goes on from the kept answers"
+            fix = "start it, or correct endpoint.url; then run it again: it continues from the kept answers"
             raise self._error("endpoint_unreachable", message, fix)
         if fault.status == 429:
-            fix = (
-                "lower endpoint.requests_per_minute or concurrency, and run it again: it goes on from the kept answers"
-            )
+            fix = "lower endpoint.requests_per_minute or concurrency; run it again: it continues from the kept answers"
             raise self._error("rate_limited", message, fix)
         return Failure(message)
 

@@ -74,7 +74,7 @@ def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     write_sources(out_dir, described, counts)
     figures = {"documents": documents, "text_bytes": text_bytes, "made": writer.documents, **asking.figures()}
     figures |= {"left_unchanged": left_out["unchanged"], "left_repeated": left_out["repeated"]}
-    dropped = {} if config.keep_originals else {"replaced by what was made of it": read}
+    dropped = {} if config.keep_originals else {"replaced by the text that was made of it": read}
     report = {"read": read, "kept": documents, "kept_bytes": text_bytes, "dropped": dropped, **figures}
     write_json(out_dir / "aux" / "counts.json", report)
     share = f"{asking.asked:,} of {read:,}" if asking.asked < read else f"{read:,}"

@@ -153,7 +153,7 @@ def _content_text(content: Any, role: str) -> str:
             text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(text, str):
                 kind = part.get("type") if isinstance(part, Mapping) else None
-                raise Unreadable(f"a part of the content is no text: {kind or 'of no type'}")
+                raise Unreadable(f"a part of the content is not text: {kind or 'of no type'}")
             texts.append(text)
         return "\n".join(texts).strip()
     if role.lower() in RESULTS:
@@ -212,7 +212,7 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if any(turn.role == "system" for turn in dialogue):
-        raise Unreadable("the system speaks behind the beginning of the conversation")
+        raise Unreadable("the system speaks after the beginning of the conversation")
     for turn, after in pairwise(dialogue):
         if turn.role == after.role:
             raise Unreadable(f"the {turn.role} speaks twice in a row")
@@ -263,7 +263,7 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
         else:
             dialogue.append(message)
     if any(message["role"] == "system" for message in dialogue[1:]):
-        raise Unreadable("the system speaks behind the beginning of the conversation")
+        raise Unreadable("the system speaks after the beginning of the conversation")
     system, dialogue = (dialogue[:1], dialogue[1:]) if dialogue and dialogue[0]["role"] == "system" else ([], dialogue)
     while trim and dialogue and dialogue[0]["role"] != "user":
         dialogue.pop(0)
@@ -276,7 +276,7 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
     for current, after in pairwise(dialogue):
         calls = current["role"] == "tool" or "tool_calls" in current
         if calls != (after["role"] == "tool") and not (current["role"] == "tool" and after["role"] == "assistant"):
-            raise Unreadable("expected the results of functions behind the calls that they are of")
+            raise Unreadable("expected the results of functions after their calls")
         if current["role"] == after["role"] != "tool":
             raise Unreadable(f"the {current['role']} speaks twice in a row")
     last = max(number for number, message in enumerate(dialogue) if message["role"] == "user")
@@ -365,7 +365,7 @@ def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if dialogue[-1].role != "human":
-        raise Unreadable("the conversation does not end with the human, whom the answers would answer")
+        raise Unreadable("the conversation does not end with the human, so that there is nothing to answer")
     if len(dialogue) == 1:
         return "\n\n".join(turn.text for turn in turns), dialogue[0].text
     names = {"system": "System", "human": "Human", "assistant": "Assistant"}

@@ -207,7 +207,7 @@ def _compiles(rule: str) -> str:
         try:
             re.compile(rule.removeprefix("format:"))
         except re.error as error:
-            raise ValueError(f"expected a regular expression behind format: ({error})") from error
+            raise ValueError(f"expected a regular expression after format: ({error})") from error
     return rule
 
 

@@ -262,7 +262,7 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     for reading in readings:
         _check_files(reading, sample, kind)
     if put_aside:
-        more = f"{len(put_aside)} records besides cannot be read, e.g. {put_aside[0].reason}"
+        more = f"{len(put_aside)} other records cannot be read, e.g. {put_aside[0].reason}"
         readings = [replace(reading, why=f"{reading.why}; {more}") for reading in readings]
     return Group(source, files, kind, readings, sample, names)
 

@@ -48,7 +48,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
             raise stage_error(
                 "no_shards",
                 f"{location}/{name}",
-                "expected what the shard stage wrote",
+                "expected the output of the shard stage",
                 "copy the whole folder of a shard artifact there",
             )
         (out_dir / name).parent.mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
             raise stage_error(
                 "no_hashes",
                 file["basename"],
-                "expected a hash of each file in index.json, by which to know that it came whole",
+                "expected a hash of each file in index.json, which shows that a transfer was complete",
                 "shard with shard.hashes, such as the default [xxh3_64]",
             )
         by_file[file["basename"]] = Checksum(int(file["bytes"]), algorithm, file["hashes"][algorithm])

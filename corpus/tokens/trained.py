@@ -72,7 +72,10 @@ class TrainedSequences:
             return cls(*_from_json(message), dict(map(_from_json, message.get("others", ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise stage_error(
-                "bad_model", str(path), f"expected what pretraining wrote: {error}", "take the file out of the folder"
+                "bad_model",
+                str(path),
+                f"expected the output of pretraining: {error}",
+                "take the file out of the folder",
             ) from error
 
 

@@ -133,7 +133,7 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
     ]
     written = iter(model.generate_until(requests) if requests else [])
     if model.answers.as_results().get("", {}).get("failed"):
-        message = "answers came of logits that are no numbers (NaN): the model overflows"
+        message = "answers came from logits that are not numbers (NaN): the model overflows"
         raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or train it again")
     outcomes = []
     for case in cases:

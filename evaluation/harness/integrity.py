@@ -122,7 +122,7 @@ def _leaf_counts(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[st
 
 
 _WORDS = {
-    "failed": "failed: no answer, or a likelihood that is no number",
+    "failed": "failed: no answer, or a likelihood that is not a number",
     "truncated": "were truncated: the prompt does not fit the context, or the answer reached its length limit",
     "empty": "got an empty answer",
     "unparsable": "got an answer in which the task's filter finds nothing",

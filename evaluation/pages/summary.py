@@ -193,7 +193,7 @@ def frank_verdict(pipeline: PipelineResults, model: str) -> str:
     if small < 2 and little < 2:
         return ""
     return (
-        "It shows that the pipeline works; it is no model to rely on. The smallest GPT-2, about the least that "
+        "It shows that the pipeline works; it is not a model to rely on. The smallest GPT-2, about the least that "
         f"continues a text sensibly, has {_times(small)} its parameters and was trained on {_times(little)} its text."
     )
 

@@ -121,7 +121,7 @@ def isoflop_sentences(isoflop: Mapping[str, Any] | None) -> list[str]:
         f"{number(budget['best']['parameters'])} parameters and {number(budget['best']['tokens'])} tokens, "
         f"loss {budget['best']['loss']:.4f}"
         if budget["best"]
-        else f"at {number(budget['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
+        else f"at {number(budget['flops'])} FLOPs the lowest point is outside of the sizes that were tried"
         for budget in isoflop["budgets"]
     ]
     if isoflop["exponent"] is not None:
@@ -192,7 +192,7 @@ def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
     figures = []
     if plot := parallel_coordinates(document, styles):
         caption = (
-            "A line a choice of settings, from its values to what came out; the best are coloured as in the curves."
+            "One line per choice of settings, from its values to its result; the best are coloured as in the curves."
         )
         figures.append(Figure("Parallel coordinates", plot, caption, "", wide=True))
     if shares := document["importance"]:

@@ -292,7 +292,7 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
     scorers = sorted({result["toxicity"]["limits"] for result in results.values() if result.get("toxicity")})
     lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
     lines += _probes(results, evaluations)
-    lines.append("- A low score of a probe is no proof that a model is harmless.")
+    lines.append("- A low score of a probe is not proof that a model is harmless.")
     lines.append("- Measure the model on data of your own before you rely on any of these figures.")
     return "\n".join(lines)
 
@@ -303,7 +303,7 @@ def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> 
     kinds = sorted({k for result in results.values() for k in result.get("toxicity", {}).get("by_kind", {})})
     lines = []
     if categories:
-        lines.append(f"- Stereotypes were probed of {', '.join(categories)}, and of nothing else.")
+        lines.append(f"- Stereotypes were probed for {', '.join(categories)} only.")
     if kinds:
         lines.append(f"- Toxicity was measured on these kinds of prompts: {', '.join(kinds)}.")
     configs = [
@@ -325,7 +325,7 @@ def _samples(pipeline: PipelineResults) -> str:
     rows = pipeline.samples(SAMPLES)
     if not rows:
         return ""
-    lines = ["## Samples", "", "The first held-out prompts, not chosen by anyone."]
+    lines = ["## Samples", "", "The first held-out prompts, not selected."]
     for row in rows:
         lines += ["", f"**{_quoted(row['prompt'])}**", ""]
         answers = {model: row["answers"][model] for model in pipeline.models if model in row["answers"]}
@@ -366,7 +366,7 @@ def _settings(line: Sequence[Artifact]) -> str:
         if is_training and artifact.manifest is not None:
             lines += [f"### {artifact.label}: {artifact.headline}", ""]
             if artifact.branch:
-                lines += [f"Goes on from {artifact.branch}.", ""]
+                lines += [f"Continues from {artifact.branch}.", ""]
                 lines += [f"- {changed}" for changed in artifact.branch.changed or ()] + [""] * bool(
                     artifact.branch.changed
                 )

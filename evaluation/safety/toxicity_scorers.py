@@ -88,7 +88,7 @@ class WatchedScorer:
 
     def _error(self, message: str) -> StageError:
         fix = (
-            "for want of memory and the like: the same run goes on from there; with a mended or another scorer the "
+            "if memory ran out or the like: the same run goes on from there; with a corrected or another scorer the "
             "stage starts again"
         )
         return stage_error("scorer_failed", self.name, message, fix)

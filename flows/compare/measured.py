@@ -106,7 +106,7 @@ def warnings_of(differences: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
         Problem(
             "measured_unlike",
             kind,
-            f"none of these were measured alike, so that the newest stand here; not the same: {_listed(rows)}",
+            f"none of these were measured in the same way, so that the newest are shown; different: {_listed(rows)}",
             "run them with the same settings, or ask all with one stemma eval",
         )
         for kind, rows in differences.items()

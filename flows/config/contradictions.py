@@ -114,7 +114,7 @@ def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]
         fix = "set it to false, or train a model of another family"
         yield Problem(problem.code, "sft.packing", problem.message, fix)
     if section.lora and architecture == "gpt2":
-        message = "expected a model with linear layers, gpt2 has none that adapters are known for"
+        message = "expected a model with linear layers, gpt2 has none that adapters support"
         yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
 
 
@@ -211,7 +211,7 @@ def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Prob
     for number, gate in enumerate(config.gates):
         step = gate.figure.partition(".")[0]
         if step not in names:
-            message = f"{step} is no step whose figures this registration reads"
+            message = f"{step} is not a step whose figures this registration reads"
             fix = nearest(step, names, "it reads")
             yield Problem("unknown_figure", f"register.gates.{number}.figure", message, fix)
 
@@ -283,7 +283,7 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
     if isinstance(section, PretrainConfig) and isinstance(before.config, PretrainConfig):
         for name in ("model", "objective"):
             if getattr(section, name) != getattr(before.config, name):
-                message = f"expected the {name} of {first}, whose weights it goes on with"
+                message = f"expected the {name} of {first}, whose weights it continues with"
                 yield Problem("contradiction", f"{key}.{name}", message, "leave it out")
         if section.batch_warmup and node.inputs.get("shards") != before.inputs.get("shards"):
             message = f"batches grow from the beginning of the data, which are not those of {first}"
@@ -300,13 +300,13 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
     at, behind, length = continues.batches, _duration(before.config), _duration(section)
     done = at or behind
     if done is not None and length is not None and length <= done:
-        message = f"expected more than the {done:,} batches that it goes on from, not {length:,}"
+        message = f"expected more than the {done:,} batches that it continues from, not {length:,}"
         fix = f"{of} counts from the beginning of the first training: lengthen it"
         yield Problem("nothing_to_train", f"{key}.{of}", message, fix)
     kept = before.config.keep_state
     every = _batches(kept.every) if isinstance(kept, KeepEvery) else None
     if kept == "none":
-        yield Problem("no_state", f"{before.key}.keep_state", f"{key} goes on from a state of it", "set it to last")
+        yield Problem("no_state", f"{before.key}.keep_state", f"{key} continues from a state of it", "set it to last")
     elif at is not None and behind is not None and at != behind and (kept == "last" or (every and at % every)):
         message = f"{first} keeps no state after {at:,} batches"
         yield Problem("no_state", f"{key}.continues.at", message, f"set {before.key}.keep_state.every to {at} batches")

@@ -58,7 +58,7 @@ class RunRequest:
 
 
 WAITS = {
-    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule lets one run at a time",
+    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule allows one run at a time",
     "Late": "the worker has not taken the run yet: it is busy, or down (`stemma status`)",
 }
 """Why a run that was handed to the worker has not begun, by the name of its state."""
@@ -213,7 +213,7 @@ def _follow(
                 if not is_unreachable(error):
                     raise
                 if not away:
-                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
+                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run continues without it")
                 away, state = True, None
                 if journal.has_died():
                     reason = "its process is gone, and the Prefect server does not answer"

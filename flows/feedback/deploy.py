@@ -23,7 +23,7 @@ def deploy_feedback(
         parameters: of `flows.feedback.round.feedback_round`.
     """
     timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
-    message = "Draws answers, waits until people have judged them, and trains on what they chose."
+    message = "Draws answers, waits until people have judged them, and trains on their choices."
     flow = renamed(feedback_round, config.name)
     given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
     return apply_deployment(config, root, flow, ROUND, given, message, timing)

@@ -95,12 +95,12 @@ def as_line(comparison: Mapping[str, Any]) -> str:
 def as_markdown(comparison: Mapping[str, Any]) -> str:
     """For the Prefect page."""
     lines = [
-        "# What the round gained",
+        "# Gain of the round",
         "",
         f"`{comparison['before']}` answered, `{comparison['after']}` learnt from the judgements.",
     ]
     if comparison["before"] == comparison["after"]:
-        lines = ["# What the round gained", "", f"Nothing was learnt: the model is `{comparison['after']}` as before."]
+        lines = ["# Gain of the round", "", f"Nothing was learnt: the model is `{comparison['after']}` as before."]
     lines += [
         "",
         "| round | judged pairs | preferences | ties | agreement (α) | win rates |",

@@ -111,7 +111,7 @@ def go_on(export: Export) -> str:
 def _no_preferences(config: PipelineConfig) -> Problem | None:
     if config.section("preferences") is not None:
         return None
-    message = "a round adds pairs to what the section preferences reads, and there is none"
+    message = "a round adds pairs to the sources of the section preferences, and there is none"
     return Problem("missing_section", "preferences", message, "add preferences:, reward_model: and rlhf:")
 
 

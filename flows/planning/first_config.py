@@ -179,7 +179,7 @@ def first_config(name: str, sources: Sequence[InspectedSource], fitted: Fit) -> 
     """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
     kinds = {source.kind for source in sources}
     lines = [
-        "# Made by `stemma init` from what the files hold; sizes are estimates. Look it over, then:",
+        "# Made by `stemma init` from the content of the files; sizes are estimates. Review it, then:",
         "#   stemma check THIS_FILE",
         "#   stemma run THIS_FILE",
         f"name: {name}",

@@ -107,7 +107,7 @@ def _row(
         store.hashes.digests(node.sources())  # reports now what is missing, not when its turn comes
         message = ", ".join(waits_for)
         return PlannedStage(
-            node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),)
+            node, "build", (Change("upstream", f"{message} will be built; reused if its bytes are the same"),)
         )
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
     there = {key: manifest for key, manifest in inputs.items() if manifest}

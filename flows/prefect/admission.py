@@ -111,7 +111,7 @@ def _queued_in_time(client: SyncPrefectClient, run: FlowRun, due: datetime) -> b
 
 
 RETRY_S = 15.0
-LOST = "the slot of this run was not renewed; it goes on, and another run of its deployment may begin"
+LOST = "the slot of this run was not renewed; it continues, and another run of its deployment may begin"
 
 _renew_until_it_fails = _leases._lease_renewal_loop
 _log = logging.getLogger(__name__)

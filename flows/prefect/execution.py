@@ -410,7 +410,7 @@ def page_lost() -> Problem:
         "page_lost",
         "",
         "the Prefect server did not answer when the run ended: its page does not say how it ended",
-        "what was built is whole and in the store; stemma up starts the server again",
+        "finished artifacts are in the store; stemma up starts the server again",
     )
 
 

@@ -122,7 +122,7 @@ class PageQueue:
                     self.lost.set()
                     self.was_lost = True
                     what = type(error).__name__
-                    self._trouble(f"the Prefect server does not answer ({what}); the run goes on without its page")
+                    self._trouble(f"the Prefect server does not answer ({what}); the run continues without its page")
                 return False
             kind = f"{type(error).__name__}: {error}".splitlines()[0]
             if kind not in self._refused:

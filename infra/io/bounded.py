@@ -178,7 +178,7 @@ class Expansion:
             over = f"{self._most_bytes / 1e6:,.0f} MB" if is_bytes else f"{self._most_values:,} values"
             limit = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
             message = f"expected a file of at most {limit}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
-            raise stage_error("too_big", str(self._place), message, "decompress it, and look at what it holds")
+            raise stage_error("too_big", str(self._place), message, "decompress it, and inspect its content")
 
 
 def read_expanded(source: Place) -> bytes:

@@ -86,7 +86,7 @@ def _bad_names(index: Path) -> Iterator[str]:
     yield from problems
     for name in _named_files(data):
         if names_outside(str(name)):
-            yield f"names {name}, which lies outside of the folder"
+            yield f"names {name}, which is outside of the folder"
 
 
 def _bad_settings(config: Path) -> Iterator[Danger]:
@@ -103,7 +103,7 @@ def _bad_settings(config: Path) -> Iterator[Danger]:
         elif key not in UNOPENED and _is_file_key(key):
             for name in value if isinstance(value, list) else [value]:
                 if isinstance(name, str) and names_outside(name):
-                    yield Danger(config, f"names {name[:80]} under {key}, which lies outside of the folder")
+                    yield Danger(config, f"names {name[:80]} under {key}, which is outside of the folder")
 
 
 def _is_file_key(key: str) -> bool:

@@ -192,7 +192,7 @@ def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, requested: bool) 
     key = "launch.device"
     problems = list(_two_cudas(key))
     if answer.other_libraries:
-        message = f"{', '.join(answer.other_libraries)} took the place of the libraries that torch came with"
+        message = f"{', '.join(answer.other_libraries)} replaced the libraries that torch was installed with"
         problems.append(
             Problem("other_cuda", key, message, "take the other CUDA's folders out of LD_LIBRARY_PATH and LD_PRELOAD")
         )

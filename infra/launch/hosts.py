@@ -83,7 +83,7 @@ class Hosts:
             "too_few_hosts",
             "launch.hosts",
             f"expected {self._launch.nodes} hosts that work, got {len(usable)}: {reasons}",
-            "mend them, or name others",
+            "correct them, or name others",
         )
         return Over(problem, None)
 

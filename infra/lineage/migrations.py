@@ -194,7 +194,7 @@ def _migrate(path: Path, revision: str | None) -> None:
         raise stage_error(
             "newer_database",
             str(path.with_name(path.name.removesuffix(".unfinished"))),
-            f"it is of another version of MLflow, which this one cannot read: {error}",
+            f"it is from a version of MLflow that this one cannot read: {error}",
             f"install that version again, or {_REBUILD}",
         ) from error
     finally:

@@ -60,7 +60,7 @@ def is_free(port: int, host: str = HOST) -> bool:
             probe.bind((host, port))
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                message = f"{host} is no address of this machine"
+                message = f"{host} is not an address of this machine"
                 raise stage_error(
                     "bad_address", "--host", message, f"0.0.0.0 is all of them, {HOST} this machine"
                 ) from None

@@ -122,7 +122,7 @@ class Layout:
             strange = sorted(name for name in names - _KNOWN if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
             if strange:
                 examples = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-                raise _no_store(self.root, f"this folder is no store and not empty: it holds {examples}")
+                raise _no_store(self.root, f"this folder is not a store, and not empty: it contains {examples}")
         elif actual != str(FORMAT):
             raise ConfigError(
                 Problem(

@@ -90,7 +90,7 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
     folder = path.parent if path.name == MANIFEST else path
     manifest = store.read(folder)
     if manifest is None and path.is_absolute() and path.exists():
-        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is no finished artifact", "")
+        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is not a finished artifact", "")
     return (folder.absolute(), manifest) if manifest else None
 
 
@@ -108,7 +108,7 @@ def _current(folders: list[Path]) -> list[Path]:
 def _read(store: Store, folders: list[Path], text: str) -> list[tuple[Path, Manifest]]:
     artifacts = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
     if not artifacts:
-        raise _unknown(text, f"{folders[0] / MANIFEST} is no manifest that this version can read", "build it again")
+        raise _unknown(text, f"{folders[0] / MANIFEST} is not a manifest that this version can read", "build it again")
     return artifacts
 
 

@@ -141,7 +141,7 @@ def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: Build
         finally:
             lease.release()
     except StemmaError as error:
-        context.event(node.id, "not_kept", f"what was measured is not kept, and measured again: {error}")
+        context.event(node.id, "not_kept", f"the measurement is not kept, and repeated: {error}")
 
 
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:

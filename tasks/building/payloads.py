@@ -27,7 +27,7 @@ def check_payload(stage: str, folder: Path) -> None:
         fix = f"did you mean {near[0]}?" if near else f"stages that can be imported: {', '.join(PAYLOADS)}"
         raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be imported", fix))
     if folder.is_file():
-        fix = "unpack an archive yourself, and look at what it holds: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
+        fix = "unpack an archive yourself, and inspect its content: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
         raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
     if not folder.is_dir():
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
@@ -67,7 +67,7 @@ def _documents(folder: Path) -> Faults:
                 f"expected the columns {', '.join(SCHEMA.names)}, with the types of corpus/documents/selection.py",
             )
         elif Path(name).name != name:
-            yield part, f"names the text part {name}; expected a file of the folder text/ beside documents/"
+            yield part, f"names the text part {name}; expected a file of the folder text/ next to documents/"
         else:
             texts.add(folder / "text" / name)
     for text in sorted(texts):

@@ -175,7 +175,7 @@ def _validation(folder: Path) -> str:
         for item in verdict["expectations"]
     ]
     page = folder / "aux" / "validation.html"
-    message = f"The page with the rows behind it: `{page}`" if page.exists() else ""
+    message = f"The page with the rows: `{page}`" if page.exists() else ""
     title = f"### {verdict['rows']:,} rows against the suite {verdict['suite']}"
     return "\n\n".join(filter(None, [title, _table(("", "expected", "found"), rows), message]))
 

@@ -90,7 +90,7 @@ def _machine_fault(error: BaseException, where: str) -> Problem | None:
         if lost_ranks and not _MISUSE_OF_COLLECTIVE.search(text):
             return Problem("ranks_disconnected", where, f"ranks lost each other: {line}", f"run again; {log}")
         if _DEVICE_TEXT.search(text) and not _MISUSE_OF_DEVICE.search(text):
-            fix = "run again; if it comes again, the device is to be looked at (nvidia-smi -q, dmesg)"
+            fix = "run again; if it happens again, inspect the device (nvidia-smi -q, dmesg)"
             return Problem("device_fault", where, f"the device failed: {line}", f"{fix}; {log}")
     return None
 

@@ -21,7 +21,7 @@ from training.chat.base import Answer, Chat, Conversation, Message, calls_functi
 
 Offsets = Sequence[tuple[int, int]]
 
-USE_OURS = "set base_model.chat_template: stemma, or mend the template"
+USE_OURS = "set base_model.chat_template: stemma, or correct the template"
 
 _SPELT = "\ufdd0"
 """Put into special tokens that a message spells, a code point that no text has, so that they are read as text."""

@@ -322,6 +322,6 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
             f"{in_model} in this model",
             "give the config that it was written with, or train in an empty work folder"
             if data is not None
-            else "give the step the model of the training that it goes on from",
+            else "give the step the model of the training that it continues",
         )
     )

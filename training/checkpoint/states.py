@@ -58,7 +58,7 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
         raise stage_error(
             "nothing_to_train",
             "duration",
-            f"expected more than the {state.batch:,} batches that {step} has behind it, not {batches:,}",
+            f"expected more than the {state.batch:,} batches that {step} has already, not {batches:,}",
             "duration counts from the beginning of the first training: lengthen it",
         )
     return state
@@ -117,8 +117,8 @@ def load_known(
             Problem(
                 "other_tokenizer",
                 "pretrain.inputs.tokenizer",
-                f"expected the tokenizer of the model that it goes on from; {differ:,} entries of them differ",
-                "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from",
+                f"expected the tokenizer of the model that it continues; {differ:,} entries of them differ",
+                "shard the text with the model itself as the input tokenizer, or with the model's own tokenizer",
             )
         )
     positions = getattr(model.config, "max_position_embeddings", None)

@@ -56,7 +56,7 @@ def check_remote(remote: str, work_dir: Path, say: Callable[[str], None]) -> Non
             passing = all(problem.code == "source_unreachable" for problem in error.problems)
             if not (passing and checkpoints(work_dir / CHECKPOINTS)):
                 raise
-            say(f"{error}; training goes on from this machine's checkpoint")
+            say(f"{error}; training continues from this machine's checkpoint")
 
     everywhere(check)
 
@@ -178,7 +178,7 @@ class Uploader:
             return
         if failure:
             what = f"the checkpoint of batch {item.batch:,} was not uploaded"
-            self._say("upload_failed", f"{what}: {failure}; training goes on, and the next one is tried")
+            self._say("upload_failed", f"{what}: {failure}; training continues, and the next one is tried")
         elif self._is_news:
             self._say("uploaded", f"the checkpoint of batch {item.batch:,} is in {url}")
         self._is_news = bool(failure)

@@ -436,7 +436,7 @@ class RlhfConfig(ChatTrainerConfig):
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
             raise ValueError(
-                f"unfinished_penalty: expected none beside unfinished_reward, which replaces it, not "
+                f"unfinished_penalty: expected none together with unfinished_reward, which replaces it, not "
                 f"{self.unfinished_penalty:g}"
             )
         if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft")):

@@ -99,7 +99,7 @@ def _with_unit(value: Any) -> Any:
         return value
     if value == 0:
         return "0 batches"
-    raise ValueError(f"expected a unit beside the number, such as '{value} batches' or '{value} tokens', not {value}")
+    raise ValueError(f"expected a unit after the number, such as '{value} batches' or '{value} tokens', not {value}")
 
 
 # Kept as text so that YAML, JSON schema and forms show what a person writes; two spellings have one identity.

@@ -144,10 +144,10 @@ class PretrainConfig(TrainerConfig):
         """Return the settings that a pretraining cannot have if it continues from another step's model."""
         problems = []
         if not self.continues_text():
-            message = f"a pretraining that goes on from a model has causal or prefix, not {self.objective}"
+            message = f"a pretraining that continues a model has causal or prefix, not {self.objective}"
             problems.append(Problem("contradiction", "pretrain.objective", message, "leave the input model out"))
         if self.model != type(self).model_fields["model"].default:
-            message = "the model comes from the input model, and cannot be described here too"
+            message = "the model comes from the input model, and cannot be described here as well"
             problems.append(Problem("contradiction", "pretrain.model", message, "leave model or the input out"))
         return problems
 

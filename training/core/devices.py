@@ -134,7 +134,7 @@ def find_device(name: str) -> Device:
             "unknown_hardware",
             "--gpu",
             f"expected one of {known}, not {name!r}",
-            f"{nearest}another is added by an entry in training/core/devices.py with the figures of its data sheet",
+            f"{nearest}add others by an entry in training/core/devices.py with the figures of its data sheet",
         )
     )
 

@@ -50,7 +50,7 @@ def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
         # Both ends time an exchange; the speeds of the ranks of a node are summed.
         for link, speed in of_node.items():
             speeds[link] = speeds.get(link, 0.0) + (speed if node == link[0] else 0.0)
-    say("network", f"each node sends {_range(speeds)} to the next, measured with {_BYTES // 2**20} MiB per rank")
+    say("network", f"each node sends its neighbour {_range(speeds)}, measured with {_BYTES // 2**20} MiB per rank")
     for message in slow_links(speeds, names):
         say("slow_link", message)
 

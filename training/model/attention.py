@@ -158,7 +158,7 @@ def _no_flex(model: PreTrainedModel) -> str:
     if any(getattr(config, name, 0.0) for name in ("attn_pdrop", "attention_dropout")):
         return "it knows no dropout of attention"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention wants 16 or more"
+    return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention needs 16 or more"
 
 
 def _none_here(model: PreTrainedModel, implementation: str, reason: str) -> StageError:

@@ -118,7 +118,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
         raise stage_error(
             "no_such_layer",
             "sft.lora",
-            f"expected a model with linear layers, {kind} has none that adapters are known for",
+            f"expected a model with linear layers, {kind} has none that adapters support",
             "tune all weights: set sft.lora to null",
         )
     model.requires_grad_(False)

@@ -230,7 +230,7 @@ def why_lost(best: Choice, other: Choice, job: Training) -> str:
         "experts": "tokens are sent to experts",
         "pipeline": "activations are handed from stage to stage",
         "bubble": "stages of the pipeline wait for each other",
-        "data": "gradients or weights are sent that do not hide behind computing",
+        "data": "gradients or weights are sent longer than computing takes",
         "optimizer": "each device updates more weights",
         "lost": "more is lost to launches and waiting",
     }

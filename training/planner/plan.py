@@ -213,7 +213,9 @@ def _check_machines(request: PlanRequest) -> None:
             problems.append(Problem("not_positive", option, f"expected 0 or more, not {value:g}"))
     if (request.pod is None) != (request.pod_gbit is None):
         there, missing = ("--pod", "--pod-gbit") if request.pod_gbit is None else ("--pod-gbit", "--pod")
-        problems.append(Problem("half_a_network", missing, f"expected it beside {there}", "give both, or neither"))
+        problems.append(
+            Problem("half_a_network", missing, f"expected it together with {there}", "give both, or neither")
+        )
     if problems:
         raise ConfigError(*problems)
 

@@ -78,7 +78,7 @@ def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used
         if year < planned["cost_usd"] and choice != "api" and own_tokens is not None and own_tokens < CONTINUE:
             choice = "api"
         because.append(
-            f"an API for {compact(used or 0)} tokens a month is about {year:,.0f} USD a year, the training "
-            f"{planned['cost_usd']:,.0f} once, before anyone serves it"
+            f"an API for {compact(used or 0)} tokens per month is about {year:,.0f} USD per year, the training "
+            f"{planned['cost_usd']:,.0f} once, before serving"
         )
     return {"choice": choice, "because": because, "figures": figures}

@@ -138,7 +138,7 @@ class Graders:
                 code = grader.process.wait()
                 how = signal.Signals(-code).name if code < 0 else f"code {code}"
                 message = f"the process that graded the answer {answer} ended with {how}"
-                raise stage_error("reward_function_failed", where, message, "mend the function")
+                raise stage_error("reward_function_failed", where, message, "correct the function")
             if time.monotonic() > grader.deadline:
                 message = f"it gave no reward for the answer {answer} within {grader.allowed_s:g} s"
                 raise stage_error(

@@ -54,14 +54,16 @@ def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> l
         given = _each(returned)
     except (Exception, SystemExit) as error:
         kind = type(error).__name__
-        raise stage_error("reward_function_failed", where, f"it raised {kind}: {error}", "mend the function") from error
+        raise stage_error(
+            "reward_function_failed", where, f"it raised {kind}: {error}", "correct the function"
+        ) from error
     if given is None:
         message = f"expected a list with a reward for each of {len(answers)} answers, it returned {_shown(returned)}"
-        fix = "define it without async" if inspect.iscoroutine(returned) else "mend the function"
+        fix = "define it without async" if inspect.iscoroutine(returned) else "correct the function"
         raise stage_error("reward_function_failed", where, message, fix)
     if len(given) != len(answers):
         message = f"expected a reward for each of {len(answers)} answers, it gave {len(given)}"
-        raise stage_error("reward_function_failed", where, message, "mend the function")
+        raise stage_error("reward_function_failed", where, message, "correct the function")
     rewards = []
     for value, answer in zip(given, answers, strict=True):
         reward = math.nan if value is None else _number(value)

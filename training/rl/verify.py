@@ -19,7 +19,7 @@ from training.sandbox.runner import described
 
 TESTS = "tests"
 _RULES = "exact, number, json, tests, words:LOW-HIGH or format:REGEX"
-_FIX = "leave verify out, or name the rule and what it holds answers against"
+_FIX = "leave verify out, or name the rule and the reference that it compares answers with"
 
 
 class Rule(NamedTuple):

@@ -163,7 +163,7 @@ def _confine(question: dict[str, Any], in_sandbox: bool) -> None:
                 os.setresgid(number, number, number)
                 os.setresuid(number, number, number)
             except OSError:
-                _give_up("root could not become another user")
+                _give_up("root could not switch to another user")
     for limit, most in limits:
         resource.setrlimit(limit, (most, most))
     _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)

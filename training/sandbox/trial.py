@@ -31,7 +31,7 @@ def _weakness(question: dict[str, Any]) -> str:
     except OSError:
         pass
     if ctypes.CDLL(None).unshare(_NEWUSER) == 0:
-        return "it lets code make namespaces"
+        return "it allows code to make namespaces"
     for path, size in question["folders"]:
         folder = os.statvfs(path)
         if folder.f_blocks * folder.f_frsize > size:

@@ -30,7 +30,7 @@ _UNCOMPILED_FLOPS = {"cpu": 2e11, "cuda": 1.1e14}
 _SAVED = 0.4
 _COST_S = {"cpu": 35.0, "cuda": 15.0}
 NO_PLAIN_PATHS = (
-    "training goes on uncompiled, and so slower: the path of the Python environment or of TORCHINDUCTOR_CACHE_DIR has "
+    "training continues uncompiled, and slower: the path of the Python environment or of TORCHINDUCTOR_CACHE_DIR has "
     "a space or another character that TorchInductor does not quote, and there is no temporary folder to put a link to "
     "it; set TMPDIR to a folder without such characters, or install into one"
 )

@@ -92,7 +92,7 @@ def read_delimited(
                 continue
             number += 1
             if len(row) != len(names):
-                reason = f"another number of fields: expected {len(names)}, found {len(row)}"
+                reason = f"a different number of fields: expected {len(names)}, found {len(row)}"
                 yield Rejected(str(file), first_line, reason)
                 continue
             texts = (field.replace("\r\n", "\n") for field in row)

@@ -41,7 +41,7 @@ def elements_of(texts: Iterable[str], max_characters: int, limit_key: str = "") 
         position, element_start = 0, 0
         while position < len(text):
             if is_over and text[position:].strip(" \t\r\n"):
-                raise TornList("there is more behind the list")
+                raise TornList("there is more after the list")
             if is_over:
                 break
             if is_escaped:
@@ -302,7 +302,7 @@ def _list(
     except TornList as torn:
         location = f"{file}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(file)
         message = f"not JSON: {fault.msg}" if isinstance(fault, json.JSONDecodeError) else f"not JSON: {torn}"
-        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "mend the file") from None
+        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "correct the file") from None
     if not number:
         yield Rejected(str(file), 0, EMPTY)
 

@@ -132,7 +132,7 @@ def _arrow(table: Table) -> Iterator[Rows | Bad]:
             raise stage_error(
                 "too_big",
                 str(table.file),
-                f"the batch of rows behind row {row:,} is too large for memory",
+                f"the batch of rows after row {row:,} is too large for memory",
                 f"write the file with smaller batches, or raise {table.key}.max_document_mb",
             ) from None
     if row == 0:

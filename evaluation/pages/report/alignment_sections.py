@@ -218,7 +218,7 @@ def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float,
     """State the distance at which the judge's score is highest, and its drop at the end."""
     best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
     sentence = (
-        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
+        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it is "
         f"{fixed(best[1] - last[1])} lower."
     )
     if figures.get("stopped_early"):

@@ -132,9 +132,9 @@ def _answers(pipeline: PipelineResults) -> list[Table]:
                         lines.setdefault(tuple(row), row)
     columns = ["model", "task", *COUNTS]
     note = (
-        "Items. Failed: no answer, or a likelihood that is no number. Truncated: the prompt does not fit the context, "
-        "or the answer reached its length limit. Unparsable: the task's filter finds nothing in the answer. lm-eval "
-        "scores all of them unchanged, most as wrong."
+        "Items. Failed: no answer, or a likelihood that is not a number. Truncated: the prompt does not fit the "
+        "context, or the answer reached its length limit. Unparsable: the task's filter finds nothing in the answer. "
+        "lm-eval scores all of them unchanged, most as wrong."
     )
     rows = list(lines.values())
     numeric = tuple(range(2, len(columns)))

@@ -21,7 +21,7 @@ def branches(pipeline: PipelineResults) -> Section:
         return Section("branches", "Branches")
     tables = []
     for id, branch in branch_by_id.items():
-        head = f"{id} goes on from {branch}"
+        head = f"{id} continues from {branch}"
         if branch.changed is None:
             tables.append(Table(head, [""], [["What was changed is not known: that training is not in the store."]]))
             continue
@@ -32,8 +32,8 @@ def branches(pipeline: PipelineResults) -> Section:
         rows += _rate_rows(pipeline, id, branch)
         tables.append(Table(head, ["kind", "key", "before", "after"], rows, mono=(1,)))
     lead = (
-        f"{len(branch_by_id)} training{'s' * (len(branch_by_id) > 1)} went on from a kept state of another. "
-        "What was trained before the state is shared; what was changed by hand at it stands below."
+        f"{len(branch_by_id)} training{'s' * (len(branch_by_id) > 1)} continued from a kept state of another. "
+        "What was trained before the state is shared; what was changed by hand at it is listed below."
     )
     figures = [
         figure

@@ -76,7 +76,7 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
                     else f"It starts at {peak:.2g}"
                 )
                 + f" and ends at {rate[-1][1]:.2g}."
-                + (f" The guard lowered it {_times(len(corrections))}, where the lines stand." if corrections else ""),
+                + (f" The guard lowered it {_times(len(corrections))}, at the vertical lines." if corrections else ""),
                 "The peak was set in the config; how it was chosen, this page cannot know.",
                 [("learning rate as trained", "train"), ("correction", "happened")] if corrections else (),
             )

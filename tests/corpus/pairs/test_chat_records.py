@@ -214,7 +214,7 @@ def test_a_call_may_be_preferred(write: Write) -> None:
     [
         ({"prompt": [ASK], "chosen": [CALLS, RESULT, ANSWER], "rejected": [ANSWER]}, "differ in the last message"),
         ({"prompt": [ASK], "chosen": [CALLS], "rejected": [CALLS]}, "equal answers"),
-        ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions behind the calls"),
+        ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions after their calls"),
     ],
 )
 def test_preferences_with_functions_that_are_no_pair_are_put_aside(

@@ -56,7 +56,7 @@ def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path:
     ("text", "path", "told"),
     [
         ("name: [", ":1", "not valid YAML"),
-        ("name: a\nname: b\n", ":2", "stands twice"),
+        ("name: a\nname: b\n", ":2", "occurs twice"),
         ("name: {{ seed }}\n", ":1", "must be in quotes"),
         ("name: x\nseed: 2020-02-31\n", "seed", "expected"),
         ("name: x\nseed: !!timestamp 2020-02-31\n", ":2", "not valid YAML"),

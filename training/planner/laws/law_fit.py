@@ -87,7 +87,7 @@ def missing_points(points: Sequence[RunPoint]) -> Problem | None:
     if different >= LEAST and min(len(sizes), len(lengths)) > 1:
         return None
     message = f"{different} runs of {len(sizes)} sizes and {len(lengths)} lengths give no law"
-    fix = f"sweep sizes and durations, {LEAST} runs at least besides the largest, which is held out"
+    fix = f"sweep sizes and durations, {LEAST} runs at least in addition to the largest, which is held out"
     return Problem("too_few_runs", "--law", message, fix)
 
 
