@@ -122,6 +122,8 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str
     """Write this rank's files and return them. Tensors replicated on several ranks are divided among these.
 
     Args:
+        folder: the folder of the checkpoint.
+        tensors: weights and optimizer state of this rank by name; a DTensor is written as the part that is local.
         holders: result of `holders_of`.
     """
     own_tensors = {

@@ -177,7 +177,11 @@ def own_part(count: int) -> slice:
 
 
 def join_parts(rows: Tensor) -> Tensor:
-    """The rows of every rank's `own_part`, in order; every rank must call."""
+    """Return the rows of every rank's `own_part`, in order; every rank must call.
+
+    Args:
+        rows: this rank's part (n, …), where n may differ between ranks.
+    """
     return rows if world_size() == 1 else torch.cat(gather(rows))
 
 
@@ -210,7 +214,12 @@ def any_rank(value: bool) -> bool:
 
 
 def all_reduce(tensor: Tensor, by: Literal["sum", "min", "max"] = "sum") -> Tensor:
-    """Reduce a tensor over all ranks, in place, to the same bits on each; every rank must call."""
+    """Reduce a tensor over all ranks, in place, to the same bits on each; every rank must call.
+
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        by: the reduction.
+    """
     if world_size() > 1:
         distributed.all_reduce(tensor, getattr(distributed.ReduceOp, by.upper()))
     return tensor

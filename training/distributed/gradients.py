@@ -56,7 +56,13 @@ def own_group(groups: Sequence[list[int]]) -> tuple[Any, list[int]]:
 
 @torch.no_grad()
 def average(gradients: Sequence[Tensor], group: Any, parts: int) -> None:
-    """Replace gradients by the sum over a group of ranks, divided by `parts`; all of the group must call."""
+    """Replace gradients by their sum over a group of ranks, divided by `parts`, in place; all of the group must call.
+
+    Args:
+        gradients: local tensors, of the same shapes in the same order on every rank of the group.
+        group: the process group.
+        parts: the divisor.
+    """
     for some in _buckets(gradients):
         flat = torch.cat([gradient.flatten() for gradient in some])
         distributed.all_reduce(flat, group=group)
@@ -69,7 +75,9 @@ def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float
     """Scale gradients so that their norm over all ranks is at most `limit`; return the norm before. All must call.
 
     Args:
-        squares: this rank's part of the sum of squares over all gradients, in which each counts once.
+        squares: this rank's part of the sum of squares over all gradients, a scalar in which each gradient counts once.
+        gradients: those of this rank, which are scaled in place.
+        limit: the largest norm that leaves the gradients unchanged.
     """
     norm = float(ranks.all_reduce(squares)) ** 0.5
     factor = limit / (norm + 1e-6)
@@ -80,7 +88,7 @@ def clip_by(squares: Tensor, gradients: Sequence[Tensor], limit: float) -> float
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank."""
+    """Return the part of a tensor on this rank: of a DTensor its local shard, of any other tensor all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

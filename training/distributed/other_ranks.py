@@ -29,8 +29,13 @@ def is_cut(model: nn.Module) -> bool:
 
 
 def join_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of all ranks, on the CPU, from this rank's by their names in the whole model; every rank must call.
-    Those that share memory on one rank do afterwards too."""
+    """Return the tensors of all ranks, on the CPU; every rank must call.
+
+    Tensors that share memory on one rank share memory in the result.
+
+    Args:
+        tensors: those of this rank, by their names in the complete model.
+    """
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     first: dict[int, str] = {}
     for name, tensor in tensors.items():

@@ -16,12 +16,14 @@ from training.model.loss import IGNORE, chunk_size, fp16_factor, weight_gradient
 
 
 def split_losses(hidden: Tensor, weight: DTensor, labels: Tensor) -> Tensor:
-    """Cross-entropy (N,) in fp32 of `hidden (N, D)` against `labels (N,)`, 0 where a label is -100; the same on every
-    rank of the weight's group, which all must call.
+    """Return the cross-entropy (N,) in fp32, 0 where a label is -100.
+
+    It is the same on every rank of the weight's group, which all must call.
 
     Args:
-        hidden: the same on all of them, and so is its gradient.
-        weight: (V, D), its rows split over the group.
+        hidden: hidden states (N, D), the same on all of these ranks, and so is their gradient.
+        weight: output layer (V, D), its rows split over the group.
+        labels: token ids (N,).
     """
     mesh = weight.device_mesh
     first = -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()

@@ -147,8 +147,14 @@ class _RouterOfOwnTokens(ParallelStyle):
 
 
 def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
-    """Pad the tokens (B, T) of a batch on the right to a multiple of `count`; return the batch and the original T.
-    Padding comes after all tokens, where a causal model does not see it."""
+    """Pad the tokens of a batch on the right to a multiple of `count`; return the batch and the original T.
+
+    Padding comes after all tokens, where a causal model does not see it.
+
+    Args:
+        batch: tensors (B, T) by name.
+        count: the divisor of the padded length.
+    """
     length = batch["input_ids"].shape[1]
     more = -length % count
     if not more:
@@ -182,7 +188,7 @@ def clip(model: nn.Module, limit: float) -> float:
 
 
 def squares(gradient: Tensor) -> Tensor:
-    """This rank's part of the sum of squares: each rank counts its share of replicated values."""
+    """Return this rank's part of a gradient's sum of squares: each rank counts its share of replicated values."""
     if not isinstance(gradient, DTensor):
         return gradient.float().square().sum() / ranks.world_size()
     mesh = gradient.device_mesh

@@ -37,11 +37,14 @@ class Routed(NamedTuple):
 
 
 def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Tensor:
-    """Sum over tokens (1 + l·k, E) for the balancing loss, from the logits (N, E) of the routers of l layers: the
-    probabilities of each expert, with their gradient, and the number of tokens in each layer that chose it as their
-    first, second, … choice.
+    """Return sums over tokens (1 + l·k, E) for the balancing loss.
+
+    The first row has the probabilities of each expert, with their gradient; the others the number of tokens in each
+    layer that chose it as their first, second, … choice.
 
     Args:
+        router_logits: logits (N, E) of the routers of l layers.
+        k: experts that a token chooses in each layer.
         counted: 1 for each token (N,) that counts, 0 for padding.
     """
     layers, experts = len(router_logits), router_logits[0].shape[-1]
@@ -58,14 +61,16 @@ def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Ten
 
 
 def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor, Tensor]:
-    """(loss, tokens that each expert saw (L, E)), from what `router_sums` has of all layers (1 + L·k, E).
+    """Return (loss, number of tokens that each expert saw (L, E)).
 
     E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
     that choose an expert, P the mean probability that its router gives it. It is k where all see as many. It is
     load_balancing_loss_func of transformers, which adds tokens up layer by layer.
 
     Args:
-        tokens: those that count.
+        sums: those of `router_sums` over all layers (1 + L·k, E).
+        k: experts that a token chooses in each layer.
+        tokens: number of tokens that count.
     """
     seen = sums[1:].detach().unflatten(0, (-1, k))
     total = tokens * len(seen)

@@ -68,7 +68,11 @@ def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
 
 
 def positions_within(documents: Tensor) -> Tensor:
-    """The position of each token in its document (B, T), counted from 0."""
+    """Return the position of each token in its document (B, T), counted from 0.
+
+    Args:
+        documents: number of each token's document (B, T); neighbours of one document have the same number.
+    """
     positions = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -83,9 +87,10 @@ def same_document(queries: Tensor, keys: Tensor) -> Tensor:
 def within_documents(
     documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
+    """Return an attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
 
     Args:
+        documents: number of each token's document (B, T).
         seen_by_all: tokens (B, T) that earlier tokens of their document see too.
         window: maximum number of tokens that each token sees, itself included.
         rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
@@ -102,7 +107,13 @@ def within_documents(
 
 
 def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:
-    """`within_documents` for torch's flex attention, which skips fully masked blocks."""
+    """Return the mask of `within_documents` for torch's flex attention, which skips fully masked blocks.
+
+    Args:
+        documents: number of each token's document (B, T).
+        seen_by_all: tokens (B, T) that earlier tokens of their document see too.
+        window: maximum number of tokens that each token sees, itself included.
+    """
     length = documents.shape[1]
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -122,8 +133,13 @@ def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int
 
 
 def document_bounds(documents: Tensor) -> Tensor:
-    """Start of each document in the concatenated rows (B, T), and the end of the last one: (documents + 1,), int32, in
-    the format of `cu_seqlens` of variable-length flash attention."""
+    """Return the start of each document in the concatenated rows, and the end of the last one: (documents + 1,), int32.
+
+    This is the format of `cu_seqlens` of variable-length flash attention.
+
+    Args:
+        documents: number of each token's document (B, T).
+    """
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     starts = begins.flatten().nonzero()[:, 0]
@@ -131,7 +147,12 @@ def document_bounds(documents: Tensor) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a mask to the term that plain attention adds to scores: 0 where true, else the dtype's minimum."""
+    """Convert a mask to the term that plain attention adds to scores: 0 where true, else the dtype's minimum.
+
+    Args:
+        mask: boolean, of any shape, which the result has too.
+        dtype: floating-point type of the scores.
+    """
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 

@@ -98,8 +98,14 @@ class _Expert(nn.Module):
 
 
 def outputs_of(experts: Iterable[nn.Module], given: Tensor, counts: Tensor, all_of_them: bool = True) -> Tensor:
-    """The outputs of experts for their tokens (C, D), of which each has the next `counts` (E,); where `all_of_them`, an
-    expert without tokens is called too."""
+    """Return the outputs (C, D) of experts for their tokens.
+
+    Args:
+        experts: E modules.
+        given: tokens (C, D), sorted by expert.
+        counts: number of the next tokens that each expert gets (E,).
+        all_of_them: True to call an expert without tokens too.
+    """
     parts = given.split(counts.tolist())
     return torch.cat([e(part) for e, part in zip(experts, parts, strict=True) if all_of_them or len(part)])
 

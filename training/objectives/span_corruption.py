@@ -64,8 +64,15 @@ class SpanCorruption(Objective):
     def corrupted(
         self, tokens: Tokens, documents: NDArray[np.int32], noise: NDArray[np.bool_]
     ) -> tuple[Tokens, NDArray[np.int32], Tokens, NDArray[np.int32]]:
-        """Return the encoder's input and the decoder's target of one sequence, each with the number of every token's
-        document, -1 if it differs from that of its span's sentinel; `noise` marks the tokens to cut out."""
+        """Return the encoder's input and the decoder's target of one sequence, each with its tokens' documents.
+
+        The number of a document is -1 if it differs from that of its span's sentinel.
+
+        Args:
+            tokens: token ids (T,).
+            documents: number of each token's document (T,).
+            noise: true for the tokens to cut out (T,).
+        """
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         shown = tokens.copy()

@@ -81,7 +81,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, iterations: int, compute: torch.dtype) -> Tensor:
-    """Approximate UVᵀ of each matrix USVᵀ: (N, m, n), in dtype `compute`, by Newton-Schulz steps of fifth order."""
+    """Approximate UVᵀ of each matrix USVᵀ by Newton-Schulz steps of fifth order.
+
+    Args:
+        matrices: (N, m, n).
+        iterations: number of steps.
+        compute: dtype of the products, and of the result.
+    """
     a, b, c = _QUINTIC
     x = matrices.to(compute)
     tall = x.shape[1] > x.shape[2]

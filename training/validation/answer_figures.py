@@ -64,8 +64,15 @@ def means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
 
 
 def share(hits: NDArray[np.float64], each: int, clusters: NDArray[np.int64]) -> Interval:
-    """Return the share over all answers (A,). The `each` answers to a prompt may be correlated, as may those of prompts
-    in one cluster (P,)."""
+    """Return the share of hits over all answers, with its interval.
+
+    The `each` answers to a prompt may be correlated, as may those of prompts in one cluster.
+
+    Args:
+        hits: 1 for a hit, else 0, of each answer (A,).
+        each: number of answers to each prompt; A = P · each.
+        clusters: number of each prompt's cluster (P,).
+    """
     if each > 1 and len(np.unique(clusters)) == len(clusters):
         return share_of_clusters(hits.reshape(-1, each).sum(1), each)
     return clustered_share(hits, np.repeat(clusters, each))

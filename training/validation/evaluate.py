@@ -77,8 +77,13 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
 
 def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Sequence[Side]) -> dict[str, float]:
-    """Return the mean loss in nats per token of each source that has tokens in `sequences`, from their
-    `token_losses`."""
+    """Return the mean loss in nats per token of each source that has tokens in `sequences`.
+
+    Args:
+        losses: result of `token_losses` for the sequences.
+        sequences: packed sequences with the source of each token.
+        sources: name and number of each source.
+    """
     predicted = sequences.token_sources()[:, 1:].ravel()
     sums = np.bincount(predicted, losses[:, :-1].ravel())
     counts = np.bincount(predicted)

@@ -105,9 +105,15 @@ def measure(
     run: Run,
     sources: Sequence[Side] = (),
 ) -> HeldOut:
-    """Score the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
+    """Score sequences of `shards`, each rank its part of them; every rank must call.
 
     Args:
+        model: the model to measure.
+        shards: packed sequences of the validation split.
+        numbers: numbers of the sequences to score (N,).
+        objective: makes a batch with labels of sequences.
+        baselines: n-gram models that score the same labels.
+        run: receives the progress.
         sources: of the shards, for the loss of each of them.
     """
     device = next(model.parameters()).device

@@ -54,11 +54,14 @@ class Algorithm(ABC):
         …): `advantages` (B, T) and more."""
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
-        CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
+        """Return the losses of a minibatch, of which `total` is minimised: PPO's clipped surrogate, a mean over tokens.
+
+        If anything is clipped, CLIPPED is the share of tokens whose ratio was outside the clip.
 
         Args:
-            logprobs, values (B, T): of the current policy and value function.
+            logprobs: of the current policy (B, T), in nats.
+            values: of the current value function (B, T); None without one.
+            batch: the minibatch: `logprobs`, `advantages` and `mask` (B, T), and what the algorithm adds.
         """
         bounds = self.config.ratio_bounds
         result = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
