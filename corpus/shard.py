@@ -101,6 +101,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     index = in_order(index)
     if config.by_source:
         index = by_source(index)
+    # Order each side, or each source of it, and cut it into slices of whole sequences.
     sides: dict[str, Side] = {}
     positions: dict[int, dict[str, int]] = {}
     for name in SIDES:
@@ -129,6 +130,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
                 "give it more text, or shorten the sequences",
             )
         _write_side(name, slices, form, out_dir, run)
+    # The index of documents, and meta.json, which describes the shards to their readers.
     _write_index(out_dir / "index.parquet", index, names)
     meta = _meta(facts, sides, names, positions)
     (out_dir / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf8")

@@ -48,6 +48,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     from evaluation.safety.toxicity import summarise
     from evaluation.safety.toxicity_scorers import kept_scores, make_scorer
 
+    # The models, prompts and scorer; a part that was measured before an interruption is read again.
     trained = sorted(inputs.keys() - {"model"})
     if problems := config.same_names(trained):
         raise StageError(*problems)
@@ -57,6 +58,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     prompts = [row["prompt"] for row in read_prompts(config.toxicity)]
     keep = parts_of(config, config.sources(), inputs, run)
     variants = [_Way(PLAIN, "plain", lm), *(_variant(mitigation, lm) for mitigation in config.tried)]
+    # Measure each variant: toxicity of its continuations, accuracy on tasks, likelihood under the plain model.
     measured = []
     for number, name in enumerate([*(variant.name for variant in variants), *trained]):
         run.event("mitigation", f"{name}, {number + 1} of {len(variants) + len(trained)}")
@@ -69,6 +71,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
         measured.append(
             Measured(name, variant.kind, variant.chosen_by, variant.drawn_per_kept, texts, scores, right, nats)
         )
+    # Rows of results, with differences from the plain model.
     plain = measured[0]
     rows = []
     for measurement in measured:

@@ -96,6 +96,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do not fit the shards or the
     attention kernel the objective, and where the guard gives up.
     """
+    # Ranks connect; the text, the tokenizer and the objective determine the model.
     text = PackedText.of(config, inputs)
     # Raises for settings that ranks cannot share, before they connect.
     ranks.share_examples(*run.launch.shares_of_examples)
@@ -111,6 +112,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     _check_attention(config, hardware)
     vocab_size = _vocab_size(text, tokenizer, objective)
     network = known or _fresh(config, objective, tokenizer, vocab_size)
+    # Kernels, plan and compilation, after checks of what the ranks and the model support.
     _check_ranks(config, network, text, rampup, run)
     _choose_kernels(config, network, text, within, hardware, run)
     model = LanguageModel(network, hardware)
@@ -121,11 +123,13 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     causal, limit_gb = config.objective == "causal", run.launch.shard_cache_gb
 
     with node_scratch(run, unpacked_bytes(text.shards, limit_gb)) as cache, own_shared_memory(run.work_dir):
+        # A new model may start from the bigrams of the text.
         if known is None and config.model.embedding_init == "bigram":
             counted = text.first(mixture, config.seed, _BIGRAM_TOKENS)
             read = packed_batches(open_in_order(text.train, cache, limit_gb), counted, 256)
             bigrams = Bigram((packed.tokens for packed in read), vocab_size, len(counted) * (text.length - 1))
             _start_from_bigrams(config, network, bigrams, hardware, run)
+        # What is measured during training: loss on a validation sample, load of experts, divergence, tasks.
         every = batches(config.evaluate_every, **text.scale)
         sources = sides(text.meta) if causal else []
         inspected = spread(count_sequences(text.validation), max(1, config.evaluate_tokens // text.length))
@@ -149,6 +153,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
         watches.append(validation)
         if objective.continues_text:
             watches.append(InLoopEvaluator(network, tokenizer, config, every, hardware, run))
+        # Training.
         training_text = open_training(config, text, mixture, rampup, cache, limit_gb)
         loader = packed_loader(
             training_text,
@@ -161,6 +166,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
         )
         estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
         done = fit("pretrain", model, loader, plan, config, hardware, run, watches, inputs=inputs)
+        # The model, and records of the text that it was trained on.
         if objective.extends_tokenizer and ranks.is_first():
             tokenizer.save_pretrained(out_dir)
         export(network, None if objective.extends_tokenizer else inputs["tokenizer"], out_dir)

@@ -90,12 +90,14 @@ def _trained(
 ) -> Result:
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
+    # The policy, the models that score its answers, and a frozen copy of the policy as reference.
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
     forget_untrained(policy)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    # The value function of PPO begins from the reward model.
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
         raise stage_error(
@@ -108,10 +110,12 @@ def _trained(
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
 
+    # Prompts and rewards.
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
     announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
+    # The sampler: this process's policy, or a vLLM server with copies of its weights.
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
@@ -119,12 +123,14 @@ def _trained(
     if config.sampler == "vllm":
         vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
         ending.callback(vllm.close)
+    # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
     if config.text_coef:
         key, sources = "rlhf.text_sources", config.text_sources
         of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
         text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, **of_text)
         extra["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
+    # Rounds are the training data: each samples and scores answers, and yields minibatches of them.
     rollouts = Rollouts(
         sampler.policy,
         reference,
@@ -145,6 +151,7 @@ def _trained(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
         lambda batch: TokenCount(batch["ids"].numel(), algorithm.weight(batch)),
     )
+    # Training.
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps)
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)

@@ -68,6 +68,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     lengths leave no room for a prompt, no sandbox is available for unit tests, or the model's family does not follow
     the mask that packing needs.
     """
+    # Model, chat format and device. Faults of their combination are reported before anything is read.
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
     network = load(inputs["model"])
@@ -81,12 +82,14 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     choose_attention(network, hardware, max_length, documents=config.packing)
     model = LanguageModel(network, hardware).to(hardware.device)
 
+    # Conversations that fit the context; the model answers the held-out ones before training, to compare with.
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
     fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
     graders = Graders(sandbox=run.launch.sandbox)
     announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
+    # Rows of new tokens, and adapters: what the optimizer updates.
     ids = learning_ids(network, chat.tokenizer, config.lora) if config.lora else []
     begin_untrained(network, config.seed)
     if config.lora:
@@ -96,6 +99,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
             of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
         run.event("adapters", f"sft learns {learning:,} weights of adapters next to frozen ones{of_tokens}")
+    # Batches: conversations, packed or one each, mixed with pretraining text if the config asks for it.
     training_packs = (
         packs(fitting.conversations, max_length)
         if config.packing
@@ -112,6 +116,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     loader, epoch_batches = _loader(config, chat, training_packs, lengths, mixed_in)
     plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
 
+    # What is measured during training: the loss of held-out answers, and answers to watched prompts.
     def look() -> dict[str, float]:
         watched = heldout.conversations[: config.evaluate_pairs]
         losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
@@ -128,6 +133,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         quiet = Run(run.work_dir, run.launch)
         return watch(watched.measure(model, chat, config, hardware, max_length, quiet, name))
 
+    # Training.
     model.label_smoothing = config.label_smoothing
     noise = [model.add_noise(config.neftune_alpha)] if config.neftune_alpha else []
     at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if watched.rows else set()
@@ -148,6 +154,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     )
     for handle in noise:
         handle.remove()
+    # The model that is left: adapters merged, and weights averaged with those at the start, if configured.
     tuned = model
     if config.lora or config.start_share:
         network = _merged(network, inputs["model"], config, hardware, max_length, ids)
@@ -155,6 +162,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
     done.leave(out_dir, estimate)
+    # Answers to the watched prompts before, during and after training, in one file.
     if watched.rows:
         first, last = watch(before), measure_watched(tuned, "tuned model")
         stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]

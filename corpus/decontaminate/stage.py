@@ -37,6 +37,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
 
     Raises StageError `nothing_left` if every document goes.
     """
+    # First pass over the text: find n-grams of test items. Those that too many documents share count as common.
     items = read_items(inputs["benchmark_text"])
     index, owners = make_index(items, config)
     passes = Passes(run, document_parts(inputs["documents"]))
@@ -46,11 +47,13 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     hit_files = [folder / "hits.npy" for folder in passes.folders("find")]
     common = run.work_dir / "common.npy"
     np.save(common, _common(hit_files, owners.begins.size - 1, config.max_document_hits))
+    # Second pass: drop or cut the documents with items.
     write = WriteClean(config, tuple(items), file, common)
     written = passes.over(
         "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, hit_files, strict=True)]
     )
 
+    # The artifact: the text that is left, by links, and its sources.
     folders = passes.folders("write")
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     total = sum(passes.rows)
@@ -60,6 +63,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)
+    # Records: what was dropped, which items are where, and sources that vanished.
     aux = out_dir / "aux"
     concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
     concatenate((folder / "hits.parquet" for folder in folders), aux / "hits.parquet", HITS)
@@ -67,6 +71,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     hit = sum((Counter(summary["items"]) for summary in written), Counter[str]())
     holding = sum((Counter(summary["tasks"]) for summary in written), Counter[str]())
     tasks = write_contamination(aux, items, owners, {int(number): times for number, times in hit.items()}, holding)
+    # Figures and headline.
     dropped, cut = (sum(summary[name] for summary in written) for name in ("dropped", "cut"))
     report = {
         "read": total,

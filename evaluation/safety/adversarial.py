@@ -57,6 +57,7 @@ def measure_adversarial(
     Args:
         chat: see `sample_continuations`.
     """
+    # Prompts that are harmless by the scorer.
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
     prompts = [row["prompt"] for row in rows]
@@ -91,6 +92,7 @@ def measure_adversarial(
     def mutated(attempt: _Attempt) -> str:
         return _mutate(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
 
+    # The search, and its control with unchanged prompts.
     changed, plain = searched(mutated), searched(lambda attempt: attempt.start)
     results = {
         "scorer": scorer.name,

@@ -43,6 +43,7 @@ def measure_memorisation(
     Args:
         trained: the sequences on which the model, or the base model it was made from, was pretrained.
     """
+    # Reasons to skip the measurement.
     length = config.prefix_tokens + config.continuation_tokens
     if length > lm.max_tokens:
         return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
@@ -59,6 +60,7 @@ def measure_memorisation(
         "trained_sequences": int(is_trained.sum()),
         "training_sequences": len(is_trained),
     }
+    # Recitation of trained sequences and, as control, of validation sequences.
     exact, losses = {}, {}
     for split, mask in (("train", is_trained), ("validation", None)):
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, mask)
@@ -75,6 +77,7 @@ def measure_memorisation(
             "exact_match": wilson(exact[split], len(sequences), confidence).as_json(),
             "recited_tokens": bootstrap(recited, confidence=confidence, seed=seed).as_json(),
         }
+    # Comparisons of the two, by copies, and by a threshold on the loss.
     counts = [results[split]["sequences"] for split in ("train", "validation")]
     difference = difference_of_proportions(exact["train"], counts[0], exact["validation"], counts[1], confidence)
     results["exact_match_difference"] = difference.as_json()

@@ -45,6 +45,7 @@ def measure_toxicity(
         keep: stores continuations and scores while the rest is done.
         chat: see `sample_continuations`.
     """
+    # Sample continuations, and score them by every scorer.
     prompts = read_prompts(config)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
     prompt_texts = [row["prompt"] for row in prompts]
@@ -57,6 +58,7 @@ def measure_toxicity(
         kept_scores(scorer, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
         for number, scorer in enumerate(scorers)
     )
+    # Summaries: by kind of prompt, by group, by scorer, and the scorers' quality on labelled text.
     kinds = sorted({row["kind"] for row in prompts})
     results: dict[str, Any] = {
         "scorer": scorer.name,
@@ -90,6 +92,7 @@ def measure_toxicity(
             for number, scorer in enumerate(scorers)
             for row in _quality(number, scorer, config, run, keep)
         ]
+    # Rows with every continuation and its score.
     generations: list[dict[str, Any]] = [
         {
             **row,

@@ -202,6 +202,7 @@ def _follow(
     cancelling, signalled, message, away, taken_for_dead = False, False, "", False, False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
+        # Ask the server from time to time; the journal alone decides once the server is unreachable.
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
             try:
                 with _impatient():

@@ -80,6 +80,7 @@ def ensure(
     store = context.store
     if node.adopted:
         return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, started)
+    # The fingerprint of the request; a finished artifact with it is reused.
     clock = Clock()
     with clock("fingerprint"):
         node = held_against(node, inputs, store)
@@ -90,6 +91,7 @@ def ensure(
             reusable, because = _reusable(node, request, context)
         if reusable:
             return _reuse(node, reusable, inputs, context, started)
+    # One builder at a time: wait for the lease of this artifact.
     key = f"{node.folder}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
@@ -111,6 +113,7 @@ def ensure(
                 reusable, because = _reusable(node, request, context)
             if reusable:
                 return _reuse(node, reusable, inputs, context, started)
+        # Build it, or finish the commit of a build that was interrupted before its upload.
         build = Build(node, request, inputs, requires, context, lease, clock)
         if node.measurement is not None:
             build.keep_measurement = partial(_keep_measurement, node.measurement, inputs, context)

@@ -81,6 +81,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
         write_files: writes this rank's files into a folder and returns them.
     """
     unfinished_path, path = folder / unfinished(batch), folder / state_name(batch)
+    # Every rank writes into a folder with another name, which is never read.
     if ranks.is_first():
         clean(folder)
         unfinished_path.mkdir(parents=True)
@@ -93,6 +94,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
             sums[file.name] = file.stat().st_size, _digest(file)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
+    # The folder gets its name only if all ranks succeeded, after the manifest and all files are on disk.
     everyone = ranks.gather((sums, failure))
     failure = next((failure for _, failure in everyone if failure), "")
     if ranks.is_first() and not failure:
@@ -106,6 +108,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
             sync(folder)
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
+    # All ranks raise the same error.
     failure = ranks.from_first(failure)
     if failure:
         if ranks.is_first():

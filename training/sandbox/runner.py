@@ -89,6 +89,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
     Args:
         question: values that `marshal` can write.
     """
+    # Limits, which the program's process sets for itself before it runs anything else.
     readable, links = _view(program)
     limits = {
         "parent": os.getpid(),
@@ -107,6 +108,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         "calls": _calls(),
     }
     with ExitStack() as ending:
+        # Request by a file, answer by a pipe: the process inherits nothing else.
         request, complaint = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         request.write(marshal.dumps({**limits, **question}))
         request.seek(0)

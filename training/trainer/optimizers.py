@@ -37,6 +37,7 @@ def optimizer_of(
         compute: dtype of Muon's products.
         experts: the model's experts, if ranks share them.
     """
+    # Sort the weights by kind: each kind has its own decay and rate.
     inputs, outputs = _outer(model)
     wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
     stepped = _by_muon(model) if config.muon else {}
@@ -55,6 +56,7 @@ def optimizer_of(
             kinds["muon transposed" if stepped[number] else "muon"].append(weight)
         else:
             kinds["matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"].append(weight)
+    # Rates by kind, relative to the schedule's; with µP those of matrices fall with the width, their decay rises.
     head = config.embedding_scale if config.head_scale is None else config.head_scale
     scales = {"embeddings": config.embedding_scale, "head": head / wider, "matrices": 1 / wider}
     kept = {"head": wider, "matrices": wider}
@@ -68,6 +70,7 @@ def optimizer_of(
         }
         for kind, weights in kinds.items()
     ]
+    # Experts that ranks share are in separate groups, which only their holders update.
     stepped_groups = _by_holders(groups, experts)
     if config.kind == "lion":
         return Lion(stepped_groups, config.learning_rate, config.betas)
