@@ -68,7 +68,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     lengths leave no room for a prompt, no sandbox is available for unit tests, or the model's family does not follow
     the mask that packing needs.
     """
-    # Model, chat format and device. Faults of their combination are reported before anything is read.
+    # Model, chat format and device. Faults of their combination are reported before the data is read.
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
     network = load(inputs["model"])
