@@ -267,9 +267,10 @@ def _examples(fitted: FittedPairs, config: PreferenceTuningConfig, chat: Chat, m
 
 
 def _of_other_prompts(prompts: Sequence[str]) -> list[int]:
-    """For each pair in the file the number of one of another prompt: the pair that follows; where a prompt has several,
-    as the pairs of a ranking, its first has the first of the next prompt, its second the second, and so on, in turn.
-    Where there is one prompt alone, the pair that follows."""
+    """Return for each pair in the file the number of one of another prompt: the pair that follows; where a prompt has
+    several, as the pairs of a ranking, its first has the first of the next prompt, its second the second, and so on,
+    in turn. Where there is one prompt alone, the pair that follows.
+    """
     groups = [
         (prompt, [number for number, _ in group]) for prompt, group in groupby(enumerate(prompts), lambda item: item[1])
     ]
@@ -317,7 +318,7 @@ class _Side(NamedTuple):
 
     @property
     def margins(self) -> NDArray[np.float64]:
-        """(pairs,)"""
+        """Margins (pairs,)."""
         margins: NDArray[np.float64] = self.risen[:, 0] - self.risen[:, 1]
         return margins
 

@@ -333,7 +333,7 @@ def _plan(config: PretrainConfig, network: PreTrainedModel, text: PackedText, ra
 
 
 def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardware, run: Run) -> None:
-    """Has the model compiled where that pays and the compiler can do it."""
+    """Compile the model if that pays and the compiler supports it."""
     flops = plan.flops_per_token * plan.examples(plan.batches) * text.length
     if not wants_compile(run.launch, hardware, flops):
         return

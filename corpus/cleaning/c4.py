@@ -169,8 +169,10 @@ def edit(
 def count_sentences(
     points: Array, doc_starts: Array, bounds: Array, doc_chunks: Array, chunk_words: Array, bits: Array
 ) -> Array:
-    """(D,) sentences, at least one per line, as spaCy's sentencizer finds them: a sentence begins with the first word
-    behind an end of sentence that is no punctuation itself. Space but for one blank behind a word counts as a word."""
+    """Return the number of sentences of each document (D,), at least one per line, as spaCy's sentencizer finds them: a
+    sentence begins with the first word behind an end of sentence that is no punctuation itself. Space but for one
+    blank behind a word counts as a word.
+    """
     counts = np.zeros(doc_starts.size - 1, np.int64)
     for doc in range(doc_starts.size - 1):
         chunk, last_chunk = doc_chunks[doc], doc_chunks[doc + 1]

@@ -71,7 +71,9 @@ def train_classifier(config: ClassifierConfig, documents: Iterable[Document], ou
 def _examples(
     config: ClassifierConfig, documents: Iterable[Document]
 ) -> tuple[list[tuple[str, bool, bool]], Counter[str]]:
-    """(text, whether it is good, whether it is held out) of at most `max_examples` a side, and documents by source."""
+    """Return (text, True if it is good, True if it is held out) of at most `max_examples` a side, and documents by
+    source.
+    """
     by_side: dict[bool, list[tuple[float, str, bool]]] = {True: [], False: []}
     sources: Counter[str] = Counter()
     for document in documents:

@@ -32,7 +32,7 @@ FULL_LINES, ENDED_LINES, SHORT_LINES, REPEATED_CHARACTERS, NEW_LINES = range(5)
 def gopher_quality(
     points: Array, doc_starts: Array, doc_words: Array, lengths: Array, bits: Array, classes: Array
 ) -> Array:
-    """(D, 10) counts of words, symbols and lines; columns above."""
+    """Return counts (D, 10) of words, symbols and lines; columns above."""
     counts = np.zeros((doc_starts.size - 1, 10), np.int64)
     for doc in range(doc_starts.size - 1):
         stop_words = np.uint64(0)
@@ -99,7 +99,7 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Ar
 
 @kernel
 def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array:
-    """(D, 6) counts of paragraphs and lines and of the repeated among them; columns above."""
+    """Return counts (D, 6) of paragraphs and lines and of the repeated among them; columns above."""
     counts = np.zeros((doc_starts.size - 1, 6), np.int64)
     for doc in range(doc_starts.size - 1):
         start, end = doc_starts[doc], doc_starts[doc + 1]
@@ -118,7 +118,7 @@ def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array
 
 @kernel
 def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Array:
-    """(D, 5) counts of lines that are not blank, by how they end and how long they are; columns above."""
+    """Return counts (D, 5) of lines that are not blank, by how they end and how long they are; columns above."""
     counts = np.zeros((doc_starts.size - 1, 5), np.int64)
     for doc in range(doc_starts.size - 1):
         end = doc_starts[doc + 1]

@@ -44,7 +44,7 @@ def table_size(entries: int) -> int:
 
 @kernel
 def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip_blank: bool, classes: Array) -> Array:
-    """(pieces, repeated pieces, their characters) of a text cut at rows of at least `least_breaks` newlines.
+    """Return (pieces, repeated pieces, their characters) of a text cut at rows of at least `least_breaks` newlines.
 
     A row of newlines is one cut; with skip_blank each newline is one, and pieces of nothing but space do not count.
     """

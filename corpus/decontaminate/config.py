@@ -10,7 +10,7 @@ from infra.config import Config, StageConfig
 
 
 class MatchConfig(Config):
-    """When a test item counts as found in a text (GPT-3, Brown et al., 2020, appendix C)."""
+    """Conditions under which a text contains a test item (GPT-3, Brown et al., 2020, appendix C)."""
 
     ngram: int = Field(13, ge=2, le=50)
     """Words of an item that must follow each other in a document; items with fewer words are matched whole (GPT-3). In

@@ -134,7 +134,7 @@ def _filled(chance: random.Random, sentences: str, item: Docstring) -> str:
 
 
 def _name(item: Docstring) -> str:
-    """`norm` of `numpy.linalg.norm(x, ord, axis)`."""
+    """Return `norm` for `numpy.linalg.norm(x, ord, axis)`."""
     return item.signature.partition("(")[0].rsplit(".", 1)[-1]
 
 

@@ -139,7 +139,7 @@ def parse_file(file: InstalledFile) -> list[Docstring | Unparsed]:
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Kind, str, str]]:
-    """(qualified name, kind, ".name(parameters)", docstring) of a module, its classes, functions and methods."""
+    """Yield (qualified name, kind, ".name(parameters)", docstring) of a module, its classes, functions and methods."""
     if isinstance(node, ast.Module):
         text = ast.get_docstring(node)
         if text:

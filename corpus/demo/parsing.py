@@ -125,7 +125,7 @@ def _read(cache: Path | None) -> list[Docstring | Unparsed] | None:
 
 
 def _keep(cache: Path, parsed: list[Docstring | Unparsed]) -> None:
-    """There is a whole file afterwards, or none; files that nothing reads any more go."""
+    """Write results to a file, completely or not at all, and remove files that are no longer read."""
     with tempfile.NamedTemporaryFile("w", dir=cache.parent, prefix=".", suffix=".tmp", delete=False) as file:
         json.dump([astuple(item) for item in parsed], file)
     os.replace(file.name, cache)

@@ -47,7 +47,9 @@ def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
 
 
 def signature_of(item: Docstring) -> tuple[str, list[str]]:
-    """`norm(x, ord, axis)` with its parameters' names, of a public function or class; "" for all else and for tests."""
+    """Return `norm(x, ord, axis)`, with its parameters' names, of a public function or class; "" for all else and for
+    tests.
+    """
     path, bracket, inside = item.signature.removesuffix(")").partition("(")
     name = path.rsplit(".", 1)[-1]
     parameters = inside.split(", ") if inside else []

@@ -127,7 +127,7 @@ def _rejected(item: Unparsed) -> Rejected:
 
 
 def wrong_summaries(summaries: list[Summary], heldout_share: float, seed: int) -> list[Summary | None]:
-    """For each summary another of the same package, the same side of the split and similar length.
+    """Return for each summary another of the same package, the same side of the split and similar length.
 
     Each serves at most once as a wrong one, so neither a text by itself nor its length distinguishes right from wrong.
     None for a summary that is alone on its side of its package.

@@ -52,7 +52,7 @@ class DocumentSelection:
     epochs: NDArray[np.int32]
 
     def between(self, first: int, last: int) -> DocumentSelection:
-        """Those whose row in the text part is at least `first` and below `last`, counted from there."""
+        """Return the documents whose row in the text part is at least `first` and below `last`, counted from there."""
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
         cuts = {row - begin: cuts for row, cuts in self.cuts.items() if begin <= row < end}
         return DocumentSelection(self.text_part, self.rows[begin:end] - np.int32(first), cuts, self.epochs[begin:end])
@@ -92,7 +92,7 @@ def read_selection(part: Path) -> DocumentSelection | None:
 
 
 def read_table(part: Path, columns: Sequence[str]) -> pa.Table:
-    """These columns of the documents of a part. Raises StageError `text_missing`."""
+    """Return these columns of the documents of a part. Raises StageError `text_missing`."""
     if (selection := read_selection(part)) is None:
         return pq.read_table(part, columns=list(columns))
     return selection.of(pq.read_table(selection.text_part, columns=list(columns)))

@@ -209,7 +209,8 @@ def has_unspaced(data: Bytes, begin: int, end: int, starts: NDArray[np.int64], c
 def hash_script_ngrams(
     data: Bytes, starts: NDArray[np.int64], words: Hashes, count: int, n: int, out: Hashes, sizes: NDArray[np.int64]
 ) -> int:
-    """As `hash_ngrams`, with the n of each script: each n-gram has the size of the script that it begins with.
+    """Hash n-grams as `hash_ngrams` does, with the n of each script: each n-gram has the size of the script that it
+    begins with.
 
     Words at the end that are in none of them get one more.
 

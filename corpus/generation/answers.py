@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def fault(self) -> str:
-        """failed, empty or truncated; "" for a whole answer."""
+        """Fault of the answer: failed, empty or truncated; "" for a complete one."""
         if self.finish == "content_filter":
             return "failed"
         if not self.text.strip():

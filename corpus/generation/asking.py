@@ -132,7 +132,7 @@ class Asking:
                 yield asked_document
 
     def made(self, id: str, asked_document: AskedDocument, sample: int, answer: Answer) -> None:
-        """Note what was made of a document."""
+        """Record the result made of a document."""
         document = asked_document.document
         self._rows.append(
             {

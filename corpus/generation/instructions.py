@@ -1,4 +1,4 @@
-"""Has a language model write prompts with their responses from documents.
+"""Prompts with their responses, written by a language model with their responses from documents.
 
 python -m corpus.generation.instructions --config instructions.yaml --input documents=DIR --out DIR
 """

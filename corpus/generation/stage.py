@@ -1,4 +1,4 @@
-"""Has a language model rewrite documents, or write further ones from them.
+"""Documents that a language model rewrites, or writes from others.
 
 python -m corpus.generation.stage --config generate.yaml --input documents=DIR --out DIR
 """

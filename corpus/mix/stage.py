@@ -161,7 +161,7 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
 
 def _bins_by_source(folders: Sequence[Path], counted: Sequence[Summary]) -> dict[str, np.ndarray]:
-    """Source name → bytes (2, BINS) by side of the split and bin, in the order of the names."""
+    """Return by source name the bytes (2, BINS) by side of the split and bin, in the order of the names."""
     bins = {
         name: np.zeros((2, BINS), np.int64) for name in sorted({n for summary in counted for n in summary["names"]})
     }
@@ -179,7 +179,7 @@ def _rows(
     planned: Mapping[str, float],
     counts: SourceCounts,
 ) -> dict[str, dict[str, Any]]:
-    """Source name → the requested amount, the amount planned within the epoch cap, and the result."""
+    """Return by source name the requested amount, the amount planned within the epoch cap, and the result."""
     total = max(1, counts.bytes.total())
     return {
         name: {

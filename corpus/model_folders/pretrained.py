@@ -409,7 +409,7 @@ def _same(tensor: StoredTensor, other: StoredTensor) -> bool:
 
 @contextmanager
 def _every_name() -> Iterator[None]:
-    """Within it, from_pretrained reports all weights that are missing or left over.
+    """Context in which from_pretrained reports all weights that are missing or left over.
 
     transformers removes from its reports the names that a family's class ignores (`attn.bias` of GPT-2 and GPT-J,
     `model.layers.61` of DeepSeek), whatever tensors have them, and offers no option against it.
@@ -427,7 +427,7 @@ def _every_name() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers warns of weights that do not fit, which are refused here, or asked for."""
+    """Context without transformers' warnings of weights that do not fit, which are refused here, or requested."""
     from transformers.utils import logging as transformers_logging
 
     before = transformers_logging.get_verbosity()

@@ -136,7 +136,7 @@ class Tally:
         return item
 
     def figures(self) -> dict[str, float]:
-        """rankings, ties, and annotator_agreement, the share of two judgements of a pair that say the same; each where
+        """Return rankings, ties, and annotator_agreement, the share of equal judgements of a pair; each where
         there are any."""
         counts = {"rankings": float(len(self._rankings)), "ties": float(self._ties)}
         figures = {name: value for name, value in counts.items() if value}

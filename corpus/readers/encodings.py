@@ -1,4 +1,4 @@
-"""Bytes to text: declared, detected or mended encodings."""
+"""Bytes to text: declared, detected or repaired encodings."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def encoding_mark(start: bytes) -> str:
 
 
 def wide_without_mark(start: bytes) -> str:
-    """utf-16-le or utf-16-be for bytes of which every other one is mostly NUL and the rest never, as in most texts of
-    that encoding without a byte order mark; else ""."""
+    """Return utf-16-le or utf-16-be for bytes of which every other one is mostly NUL and the rest never, as in most
+    texts of that encoding without a byte order mark; else "".
+    """
     half = len(start) // 2
     even, odd = start[: 2 * half : 2].count(0), start[1 : 2 * half : 2].count(0)
     if half < MIN_WIDE_CHARACTERS or even * odd:

@@ -483,8 +483,9 @@ def _text_of(record: Record, name: str) -> str:
 
 
 def _prose_bytes(sample: Sequence[Record], name: str) -> float:
-    """Bytes of text a record in UTF-8; 0 for a field that most records lack, or that holds no prose or code: ids,
-    addresses, numbers, embeddings, base64."""
+    """Return the bytes of text per record in UTF-8; 0 for a field that most records lack, or that holds no prose or
+    code: ids, addresses, numbers, embeddings, base64.
+    """
     texts = [text for record in sample if (text := _text_of(record, name))]
     if len(texts) < MOST * len(sample) or sum(map(is_prose, texts)) < MOST * len(texts):
         return 0.0

@@ -74,7 +74,7 @@ def _differences(location: str, folder: Path, sizes: Mapping[str, int]) -> Itera
 
 
 def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
-    """Of each file that is fetched, by its name; compressed where the shards are.
+    """Return the checksum of each file that is fetched, by its name; compressed where the shards are.
 
     Raises StageError `no_hashes`, and `unsafe_file` for a name by which it would be written outside of its folder.
     """

@@ -52,7 +52,7 @@ def encoder_in(folder: str, end: str | None = None, begin: str | None = None) ->
 def tokenise(
     folder: str, end: str | None, begin: str | None, dtype: str, heldout_share: float, part: Path, out: Path
 ) -> dict[str, Any]:
-    """`encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
+    """Run `encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
     return encode_part(encoder_in(folder, end, begin), dtype, heldout_share, part, out)
 
 

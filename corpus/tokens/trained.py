@@ -45,7 +45,7 @@ class TrainedSequences:
         return {**self.others, self.shards: self.seen}.get(shards)
 
     def after(self, before: TrainedSequences | None) -> TrainedSequences:
-        """With what was trained on before."""
+        """Return the union with the sequences that were trained on before."""
         if before is None:
             return self
         masks = {**before.others, before.shards: before.seen}

@@ -152,7 +152,7 @@ _PRETOKEN = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L
 
 
 def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
-    """At most `count` pieces, all 256 bytes among them, with their logarithmic probabilities.
+    """Return at most `count` pieces, all 256 bytes among them, with their logarithmic probabilities.
 
     The trainer of the `tokenizers` package gives other scores each time it runs. This one gives the same for the same
     texts in any order: it sees each pre-token once, in one order, with its count, and adds up on one thread. Pre-tokens

@@ -33,7 +33,7 @@ class ToxicityScorer(Config):
         return self
 
     def sources(self, key: str) -> list[Source]:
-        """Its files, where it has some.
+        """Return its files, if it has any.
 
         Args:
             key: its own in the config.

@@ -103,7 +103,7 @@ def _made_with(side: Compared) -> dict[str, str]:
 
 
 def _seed_groups(sides: Sequence[Compared]) -> list[list[Compared]]:
-    """Those that differ in seeds alone, two or more together."""
+    """Return groups of two or more sides that differ only in seeds."""
     groups: dict[str, list[Compared]] = {}
     for side in sides:
         settings = {

@@ -38,7 +38,7 @@ def measured_by(manifest: Manifest) -> dict[str, Any]:
 
 
 def alike_or_newest(store: Store, digests: Sequence[str]) -> list[dict[str, Artifact]]:
-    """By kind the evaluations to compare of the models with these digests, in their order.
+    """Return the evaluations to compare of the models with these digests, by kind, in order of the models.
 
     For each kind, the measurements that were made alike for all models that have any; among several such sets, the one
     whose oldest measurement is newest. Where there is no such set, the newest measurement of each model.

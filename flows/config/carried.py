@@ -73,7 +73,7 @@ def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path
 
 
 def _key(path: Sequence[str]) -> str:
-    """As `--key` and `--set` name it."""
+    """Return the key in the form of `--key` and `--set`."""
     return ".".join(path[1:] if path[0] == "steps" else path)
 
 
@@ -185,7 +185,7 @@ def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float
 
 
 def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tuple[float, float]]:
-    """(FLOPs, best value) of each size whose best value is between others."""
+    """Return (FLOPs, best value) of each size whose best value is between others."""
     import numpy as np
 
     groups: dict[str, list[Mapping[str, Any]]] = {}

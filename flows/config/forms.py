@@ -66,7 +66,7 @@ def form_values(config: Config) -> dict[str, Any]:
 
 
 def _keys(config: Config) -> list[tuple[str, str, KeyPlace]]:
-    """(attribute, key, place) of each key."""
+    """Return (attribute, key, place in the form) of each key."""
     keys = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)

@@ -59,7 +59,7 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
 
 
 def _judged(usual: Graph, config: PipelineConfig) -> Graph:
-    """With the step that is called judge, where it is a reward model, as what judges the usual PPO."""
+    """Return the graph in which a reward model named judge judges the usual RLHF."""
     step, aligned = config.steps.get(JUDGE), usual.get("rlhf")
     if step is None or step.uses != "reward_model" or aligned is None:
         return usual
@@ -67,7 +67,9 @@ def _judged(usual: Graph, config: PipelineConfig) -> Graph:
 
 
 def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
-    """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
+    """Return the graph with the named steps after those that they need; their artifacts have the stage's name, see
+    `Node.stored_as`.
+    """
     nodes: Graph = {}
 
     def add(name: str) -> None:
@@ -122,7 +124,9 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
 
 
 def _measured(nodes: Graph) -> Graph:
-    """With a measurement after each step that trains a model, which registrations of that model read too."""
+    """Return the graph with a measurement after each step that trains a model, which registrations of that model read
+    too.
+    """
     graph: Graph = {}
     measured = {name for name, node in nodes.items() if node.stage.measured_by and not node.adopted}
     for name, node in nodes.items():
@@ -237,7 +241,7 @@ def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Proble
 
 
 def with_measurements(nodes: Graph, ids: Iterable[str]) -> set[str]:
-    """These nodes and the measurements of those that train a model."""
+    """Return these nodes and the measurements of those that train a model."""
     names = set(ids)
     return names | {measurement.id for name in names if (measurement := nodes[name].measurement) is not None}
 

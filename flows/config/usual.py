@@ -134,7 +134,7 @@ def _needed(step: UsualStep) -> list[str]:
 
 
 def _first_makers(candidates: Collection[str]) -> list[str]:
-    """Those of several steps that need none of the others: ingest of all that make documents."""
+    """Return those of several steps that need none of the others: ingest of all that make documents."""
     return [
         name
         for name in candidates

@@ -31,7 +31,7 @@ class Joint:
 
     @property
     def upstream(self) -> Iterator[tuple[str, str]]:
-        """(the key that names it, the step) for every step that this one waits for."""
+        """Yield (the key that names it, the step) for every step that this one waits for."""
         yield from ((f"inputs.{key}", name) for key, name in self.inputs.items())
         yield from ((f"requires.{index}", name) for index, name in enumerate(self.requires))
         if self.continues:

@@ -93,7 +93,7 @@ def as_line(comparison: Mapping[str, Any]) -> str:
 
 
 def as_markdown(comparison: Mapping[str, Any]) -> str:
-    """For the Prefect page."""
+    """Return the comparison as Markdown for the Prefect page."""
     lines = [
         "# Gain of the round",
         "",

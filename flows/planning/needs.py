@@ -148,7 +148,7 @@ def _weights_problems(kind: str, key: str, folder: Path) -> list[Problem]:
 
 
 def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]) -> list[str]:
-    """Those of the chosen steps that are not reused; all of them where sources are missing."""
+    """Return the chosen steps that are not reused; all of them if sources are missing."""
     rows, _ = _rows(nodes, chosen, store, force)
     return [name for name in chosen if name not in rows or rows[name].status == "build"]
 

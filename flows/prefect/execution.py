@@ -193,7 +193,7 @@ class PipelineRun:
                 self.skipped(row.stage, self.blockers_of(row.stage))
 
     def _upcoming(self, name: str) -> list[Node]:
-        """This node and those below it, as far as this run is to see to them and has not yet."""
+        """Return this node and those below it that this run has still to process."""
         below = descendants(self.nodes, [name])
         return [
             self.nodes[other]

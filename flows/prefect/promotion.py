@@ -76,7 +76,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 
 
 def rollback(store: Store, name: str | None) -> Promoted:
-    """Put the model in force that was promoted before.
+    """Promote the model that was in force before the current one.
 
     Raises ConfigError `which_name`; StageError `nothing_to_roll_back`, `damaged`, `model_gone` where what it would put
     in force is not whole.

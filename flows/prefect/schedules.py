@@ -76,7 +76,7 @@ _STRATEGIES = {"queue": ConcurrencyLimitStrategy.ENQUEUE, "skip": ConcurrencyLim
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a pipeline runs by itself.
+    """Schedule on which a pipeline runs by itself.
 
     timezone: an IANA name. overlap: what a run does that is due while another of the pipeline runs: wait for it, or
     not run. catch_up: which of the dates that were missed, because nothing ran, are made up for: the latest one, all,

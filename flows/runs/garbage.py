@@ -126,7 +126,7 @@ class Survey:
 
 
 def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
-    """Sort a store into needed and not.
+    """Return the needed artifacts of a store and the garbage in it.
 
     Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came to
     (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model; pins;
@@ -402,7 +402,7 @@ def _stale_work(store: Store) -> Iterator[Garbage]:
 
 
 def _last_touch(folder: Path) -> tuple[float, int]:
-    """When a folder or anything below it was last written, and the bytes of its files. A build that is going makes and
+    """Return the last time that anything below a folder was written, and the bytes of its files. A build makes and
     removes files meanwhile: what is gone counts as nothing."""
     touched, size = 0.0, 0
     for directory, folders, files in os.walk(folder):

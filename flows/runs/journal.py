@@ -232,7 +232,7 @@ def _is_result(content: Any) -> bool:
 
 
 def new_run_id() -> str:
-    """Sort by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
+    """Return a unique id, sortable by time to the microsecond: 20261121-071500-123456-1f2e3d."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:6]}"
 

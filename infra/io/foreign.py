@@ -107,7 +107,9 @@ def _bad_settings(config: Path) -> Iterator[Danger]:
 
 
 def _is_file_key(key: str) -> bool:
-    """`vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are opened, from wherever they are."""
+    """Return True for keys of files: `vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are
+    opened, from wherever they are.
+    """
     return key in ("vocab", "merges") or key.rpartition("_")[2] in ("file", "files", "spm", "path", "dir", "folder")
 
 

@@ -183,7 +183,7 @@ def open_place(file: Place) -> BinaryIO:
 
 
 def size_of(file: Place) -> int:
-    """Bytes of a file or object; 0 for a file that is not there."""
+    """Return the bytes of a file or object; 0 for a file that does not exist."""
     if isinstance(file, S3Object):
         return file.size
     return file.stat().st_size if file.is_file() else 0

@@ -36,7 +36,7 @@ _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def in_words(number: int) -> str:
-    """`twenty-one` for 21, `minus two` for -2. Raises ValueError beyond 99."""
+    """Return a number in words: `twenty-one` for 21, `minus two` for -2. Raises ValueError beyond 99."""
     if number < 0:
         return f"minus {in_words(-number)}"
     if number > 99:

@@ -98,7 +98,7 @@ class Slurm(OneJob):
             _command("scancel", self._job)
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Cancel the job, and return when it is gone.
+        """Cancel the job, and return when it has ended.
 
         Args:
             leaving_s: seconds in which it may first end by itself.

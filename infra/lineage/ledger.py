@@ -116,7 +116,7 @@ class Ledger:
         return _delivered(row) if row else None
 
     def attempt(self, build_id: str, parent_id: str, about: dict[str, Any], sender: dict[str, Any]) -> None:
-        """Notes that a run is about to be made: a second attempt may find that the first one got through."""
+        """Record that a run is about to be made: a second attempt may find that the first one got through."""
         self._execute(
             "INSERT INTO runs (build_id, parent_id, about, sender) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             build_id,
@@ -150,7 +150,7 @@ class Ledger:
         self._execute("INSERT INTO tails (build_id, path) VALUES (?, ?) ON CONFLICT DO NOTHING", build_id, path)
 
     def tails(self) -> list[tuple[str, str, int]]:
-        """(build_id, path, offset in bytes) of the metric files that are being followed."""
+        """Return (build_id, path, offset in bytes) of the metric files that are being followed."""
         return [tuple(row) for row in self._fetch_all("SELECT build_id, path, offset FROM tails")]
 
     def advance(self, build_id: str, offset: int) -> None:

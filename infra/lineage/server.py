@@ -61,7 +61,7 @@ CHECKED_ANEW_EVERY_S = 60
 
 
 def serve(root: Path, host: str, port: int) -> None:
-    """`mlflow server` without its second process, which would import MLflow once more (5 s)."""
+    """Serve MLflow like `mlflow server`, without its second process, which would import MLflow once more (5 s)."""
     prepare(root)
     login = credentials()
     if login:

@@ -171,7 +171,7 @@ class Forked:
         return self.returncode
 
     def wait(self) -> int:
-        """Also lets go of the process's number, which is not given to another before."""
+        """Wait for the end, and release the process's number, which no other process gets before."""
         while self.returncode is None:
             self._update(None)
         self._channel.close()

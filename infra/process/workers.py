@@ -33,7 +33,7 @@ class Mapper(Protocol):
 
 
 def import_once(*modules: str) -> None:
-    """Has the worker processes of this process share what they import of these modules: one copy in memory, read once.
+    """Let the worker processes of this process share their imports of these modules: one copy in memory, read once.
 
     To be called before the first of them starts.
     """

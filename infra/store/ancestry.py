@@ -82,7 +82,7 @@ def locate(store: Store, reference: Input) -> tuple[Path, Manifest] | None:
 
 
 def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGraph:
-    """These artifacts and all that they descend from or require, with outside sources as leaves."""
+    """Return these artifacts and all that they descend from or require, with outside sources as leaves."""
     graph = LineageGraph()
     parents: dict[tuple[str, str], Member] = {}
 

@@ -164,7 +164,7 @@ def disk(root: Path) -> dict[str, float]:
 
 
 def _size(path: Path, inodes: set[tuple[int, int]]) -> int:
-    """Bytes of a file, or of all files below a folder, without those seen before; what goes meanwhile is nothing."""
+    """Return the bytes of a file, or of all files below a folder, without those seen before or removed meanwhile."""
     total = 0
     pending = [str(path)]
     while pending:

@@ -41,7 +41,7 @@ class KeptState:
         return self.folder.is_dir()
 
     def files(self, manifest: Manifest) -> tuple[File, ...]:
-        """Its files as the artifact's manifest lists them."""
+        """Return its files as the artifact's manifest lists them."""
         prefix = f"{STATE_FOLDER}/{self.folder.name}/"
         return tuple(file for file in manifest.files if file.path.startswith(prefix))
 

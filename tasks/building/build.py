@@ -124,7 +124,7 @@ def ensure(
 
 
 def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: BuildContext, model: MeasuredModel) -> None:
-    """Put what a training measured of its model into the store, as the artifact of `node`, which finds it there.
+    """Put a training's measurement of its model into the store, as the artifact of `node`, which finds it there.
 
     Args:
         inputs: of the training. Where that fails the model is none the worse: `node` measures it again.

@@ -98,7 +98,7 @@ def curves_of(artifact: Path) -> Curves:
 
 
 def drawings(stage: str, curves: Curves, figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """(title, picture as a data URI) of each chart that has points."""
+    """Return (title, picture as a data URI) of each chart that has points."""
     made = []
     for chart in CHARTS:
         lines: list[Line] = []

@@ -180,7 +180,7 @@ def _launch_of(job: Job) -> LaunchConfig:
 
 
 def _launch_here(job: Job) -> LaunchConfig:
-    """`launch:` for the process of a stage.
+    """Return `launch:` for the process of a stage.
 
     A stage that does not train runs on this machine, even if training runs on nodes of a cluster. In that case `device:
     gpu` refers to those nodes, and a GPU of this machine is used if there is one.

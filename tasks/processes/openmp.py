@@ -48,7 +48,7 @@ def watch_others() -> None:
 
 
 def cores() -> int:
-    """Those that this process may run on."""
+    """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -67,7 +67,7 @@ def _watch() -> None:
 
 
 def _begin_idle_threads() -> threading.Event:
-    """As many threads as compute, which end when this is set."""
+    """Start as many threads as compute; they end when the returned event is set."""
     import torch
 
     over, started = threading.Event(), threading.Event()

@@ -81,7 +81,7 @@ class WarmStart:
         return server
 
     def _expect(self, id: str, launch: LaunchConfig) -> None:
-        """Has what further stages need imported in the background."""
+        """Import the modules of further stages in the background."""
         for node in self._upcoming(id):
             if node.stage.name not in self._expected and not not_forked(node.stage.name, launch):
                 self._expected.add(node.stage.name)

@@ -212,7 +212,8 @@ class Chat:
         return str(self.tokenizer.decode(list(ids[:until]), skip_special_tokens=True)).strip()
 
     def response_batch(self, conversations: Sequence[Conversation], *, every_answer: bool = False) -> dict[str, Tensor]:
-        """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response.
+        """Return `input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the
+        response.
 
         Args:
             every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.

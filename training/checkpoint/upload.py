@@ -158,7 +158,7 @@ class Uploader:
         return _Item(path.parent.name, batch_of(path), manifest, pinned, own_names, failure)
 
     def _upload(self, item: _Item) -> None:
-        """In the thread: upload this rank's files and, on the first rank, the manifest after all others are done."""
+        """Upload, in the thread, this rank's files and, on the first rank, the manifest after all others are done."""
         url = url_of(self._remote, item.folder, item.batch, item.manifest)
         failure = item.failure
         try:

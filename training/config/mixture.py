@@ -43,12 +43,12 @@ class MixtureWeights(Config):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Source → weight, in the unit that was chosen."""
+        """Weight by source, in the chosen unit."""
         weights: Mapping[str, float] = getattr(self, self.unit)
         return weights
 
     def wanted(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Source → what it is weighted with against the others.
+        """Return by source its weight against the others.
 
         Args:
             sizes: training sequences of each.

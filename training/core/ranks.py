@@ -171,7 +171,7 @@ def per_rank_batch(batch_size: int) -> int:
 
 
 def own_part(count: int) -> slice:
-    """This rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
+    """Return this rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
     first, last = (index * count // world_size() for index in (rank(), rank() + 1))
     return slice(first, last)
 
@@ -186,7 +186,7 @@ def join_parts(rows: Tensor) -> Tensor:
 
 
 def gather(value: T) -> list[T]:
-    """`value` of every rank, in order of ranks; every rank must call."""
+    """Return `value` of every rank, in order of ranks; every rank must call."""
     if world_size() == 1:
         return [value]
     values: list[T | None] = [None] * world_size()

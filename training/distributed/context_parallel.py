@@ -114,7 +114,7 @@ def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
 
 
 def _gather(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """(N, …) of every rank's (…), in their order."""
+    """Return (N, …) of every rank's (…), in order of the ranks."""
     gathered = part.new_empty(mesh.size() * len(part), *part.shape[1:])
     distributed.all_gather_into_tensor(gathered, part.contiguous(), group=mesh.get_group())
     return gathered.unflatten(0, (mesh.size(), len(part)))

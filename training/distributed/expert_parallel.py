@@ -100,7 +100,7 @@ class SharedExperts:
             self._replicas.average([weight.grad for weight in self._others if weight.grad is not None])
 
     def squares(self) -> Tensor:
-        """This rank's part of the sum of squares of the experts' gradients, in which each counts once."""
+        """Return this rank's part of the sum of squares of the experts' gradients, in which each counts once."""
         squares = [gradient.float().square().sum() for gradient in self.gradients()]
         return torch.stack(squares).sum() / self.copies.size() if squares else torch.zeros(())
 

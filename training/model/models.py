@@ -174,6 +174,6 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
 
 
 def limit_length(model: PreTrainedModel, length: int) -> int:
-    """`length` tokens, or as many as the model has positions for."""
+    """Return `length` tokens, or as many as the model has positions for."""
     positions = getattr(model.config, "max_position_embeddings", None)
     return min(length, positions) if positions else length

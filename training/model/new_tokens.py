@@ -36,7 +36,9 @@ def unused_ids(model: PreTrainedModel) -> list[int]:
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
-    """None for a model that writes no text, which in transformers 5 has no such attribute."""
+    """Return the generation config; None for a model that writes no text, which in transformers 5 has no such
+    attribute.
+    """
     return getattr(model, "generation_config", None)
 
 

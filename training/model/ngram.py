@@ -75,12 +75,12 @@ class Bigram:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the counts take."""
+        """Return the bytes that the counts take."""
         arrays = (self._keys, self._counts, self._totals, self._successors, self._continuation)
         return sum(array.nbytes for array in arrays)
 
     def probability(self, before: Tokens, after: Tokens) -> NDArray[np.float64]:
-        """p(after | before), elementwise over two flat arrays."""
+        """Return p(after | before), elementwise over two flat arrays."""
         # Keys of another type would make searchsorted convert all of the counts.
         keys = self._pairs(before, after)
         positions = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))

@@ -195,7 +195,7 @@ def _cost(choice: Choice, job: Training) -> float:
 
 
 def describe(layout: RankLayout) -> str:
-    """`dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
+    """Return a layout in words: `dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
     degrees = [
         f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1
     ]

@@ -46,14 +46,14 @@ class MemoryWatch:
         self._beside = max(0, _resident("VmRSS") - weights)
 
     def peak(self) -> int:
-        """Bytes."""
+        """Return the peak of memory, in bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return _resident("VmHWM") - self._beside
 
 
 def _resident(name: str) -> int:
-    """Bytes in a line of the process's status; without such a file, its peak memory."""
+    """Return the bytes in a line of the process's status; without such a file, its peak memory."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
         return int(line.split()[1]) * 1024

@@ -51,7 +51,7 @@ _LEAST_BITS = 3.0
 
 
 def find_secrets(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of each secret; of an assignment or a URL that of the secret part alone."""
+    """Return (start, end) of each secret; of an assignment or a URL that of the secret part alone."""
     for mark, pattern in _KNOWN:
         if mark in text:
             yield from (match.span() for match in pattern.finditer(text))

@@ -82,9 +82,11 @@ def read_paragraphs(file: Place, encoding: str, cut_characters: int, max_charact
 def cut(
     lines: Iterable[str | TooLong], cut_characters: int, max_characters: float = float("inf")
 ) -> Iterator[tuple[int, str | TooLong]]:
-    """(number of the first line, text) of each piece. A paragraph of twice the length, if it is not 0, is cut at a line
-    end. A text without a piece gives one that is empty; what is much longer than `max_characters` is not held, and
-    TooLong stands for it."""
+    """Yield (number of the first line, text) of each piece.
+
+    A paragraph of twice the length, if it is not 0, is cut at a line end. A text without a piece gives one that is
+    empty; what is much longer than `max_characters` is not held, and TooLong stands for it.
+    """
     piece: list[str] = []
     size, first_line, is_cut = 0, 1, False
     over: TooLong | None = None

@@ -162,7 +162,7 @@ def _sound(batch: Any, row: int, table: Table) -> Iterator[Rows | Bad]:
 
 
 def _size(batch: Any) -> int:
-    """Bytes of the values of a valid batch, each counted where it stands."""
+    """Bytes of the values of a valid batch, each counted where it occurs."""
     size = 0
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):
@@ -195,8 +195,8 @@ def _packed(batch: Any) -> Any:
 
 
 def _columns(schema: Any, table: Table) -> list[str]:
-    """Those of the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
-    `corrupt_file` for one that stands twice."""
+    """Return the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
+    `corrupt_file` for one that occurs twice."""
     for field in table.fields or schema.names:
         name = field if field in schema.names else field.partition(".")[0]
         if schema.names.count(name) > 1:

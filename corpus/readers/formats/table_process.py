@@ -80,7 +80,7 @@ def table_rows(table: Table) -> Iterator[Rows | Bad]:
 
 
 def group_bytes(file: Place) -> list[int]:
-    """`row_group_bytes` out of the other process. Raises StageError as `table_rows` does."""
+    """Return the result of `row_group_bytes` from the other process. Raises StageError as `table_rows` does."""
     try:
         [sizes] = _ask(_sizes, file, 0)
     except _DiedError as died:

@@ -198,7 +198,7 @@ def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
 
 
 def _content_type(loaded: Any) -> tuple[str, str]:
-    """(media type, declared charset) of what a record holds."""
+    """Return (media type, declared charset) of a record's content."""
     value = (loaded.http_headers or loaded.rec_headers).get_header("Content-Type") or ""
     charset = _CHARSET.search(value)
     return value.partition(";")[0].strip().lower(), charset.group(1) if charset else ""

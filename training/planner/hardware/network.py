@@ -39,11 +39,11 @@ class Network:
         return span <= self.node
 
     def _far(self, span: int) -> float:
-        """Bytes/s from one device to others, in a group that spans `span` devices."""
+        """Return the bytes/s from one device to others, in a group that spans `span` devices."""
         return self.network if not self.pod or span <= self.pod else self.pod_network
 
     def _speed(self, members: int, inner: int) -> tuple[float, float]:
-        """Bytes/s of a ring of `members`, and seconds per hop."""
+        """Return the bytes/s of a ring of `members`, and the seconds per hop."""
         span = members * inner
         if self._within(span):
             return self.link * self.reached, self.start_s

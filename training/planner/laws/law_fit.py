@@ -108,7 +108,7 @@ def _best(points: Sequence[RunPoint], starts: Sequence[Floats]) -> Floats:
 
 
 def _columns(points: Sequence[RunPoint]) -> Floats:
-    """(runs, 3): logs of parameters, tokens and loss."""
+    """Return logs of parameters, tokens and loss (runs, 3)."""
     return np.log([[point.parameters, point.tokens, point.loss] for point in points])
 
 
