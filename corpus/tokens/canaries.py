@@ -119,7 +119,7 @@ def write_canaries(canaries: Sequence[Canary], folder: Path) -> None:
 
 
 def read_canaries(shards: Path) -> list[Canary]:
-    """Return the canaries of a shard artifact; none if none were planted. Raises StageError for a file that is damaged."""
+    """Return the canaries of a shard artifact, empty if it has none. Raises StageError for a file that is damaged."""
     path = shards / FILE
     if not path.exists():
         return []

@@ -213,7 +213,7 @@ class Store:
         return glance
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
-        """Make all results of an artifact readable, as `peek` does: its figures, records and pages. All of a small one."""
+        """Make all results of an artifact readable, as `peek` does: figures, records and pages. All of a small one."""
         if sum(file.size for file in without_states(manifest)) <= GLANCE_BYTES:
             return self.fetch(manifest, folder)
         return self.peek(manifest, *(file.path for file in manifest.files if _is_readable_text(file)), folder=folder)

@@ -79,7 +79,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _rows(self, full: Tensor, mesh: DeviceMesh) -> Tensor:
-        """Return this rank's rows of a tensor; all of a scalar, which every rank steps, and of what no other rank has."""
+        """Return this rank's rows of a tensor; all of a scalar, which every rank updates, and of what only it has."""
         if not full.ndim or mesh.size() == 1:
             return full
         step = math.ceil(len(full) / mesh.size())
