@@ -183,7 +183,14 @@ def _write_index(path: Path, index: Index, names: Names) -> None:
 def _meta(
     facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names, positions: Mapping[int, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """positions: of the sources that are packed apart, where their training sequences lie."""
+    """Return the content of meta.json.
+
+    Args:
+        facts: keys that describe the artifact's form.
+        sides: the sides of the split by name.
+        names: sources and languages by number.
+        positions: training sequences of each source that is packed apart, by the source's number.
+    """
     meta = {**facts, "documents": sum(side.documents for side in sides.values())}
     for name, side in sides.items():
         for key in ("tokens", "bytes", "sequences", "documents", "left_out_tokens"):

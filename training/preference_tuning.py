@@ -325,8 +325,12 @@ class _Side(NamedTuple):
     def figures(
         self, before: tuple[NDArray[np.float64], NDArray[np.float64]], prompts: NDArray[np.int64]
     ) -> dict[str, float]:
-        """before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens. prompts:
-        the number of each pair's prompt (pairs,)."""
+        """Return the figures of a model on held-out pairs.
+
+        Args:
+            before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
+            prompts: number of each pair's prompt (pairs,).
+        """
         right = self.margins > 0
         return {
             **clustered_mean(self.margins, prompts).as_figures("margin"),

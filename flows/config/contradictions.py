@@ -40,7 +40,12 @@ from training.config.families import documents_problem, sampler_problems
 
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
-    """nodes: of the config, as far as they make a graph."""
+    """Yield problems of keys that contradict each other.
+
+    Args:
+        config: a config whose keys are valid by themselves.
+        nodes: those of the config, as far as they make a graph.
+    """
     for path, message in recognised(dump(config)):
         yield Problem(
             "secret_in_config", path, f"{message} was found; configs are kept and shown", "use the environment"

@@ -56,7 +56,12 @@ def joint_of(step: Any) -> Joint:
 
 
 def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> list[Problem]:
-    """usual: the nodes of the sections, by their ids. Empty if the steps make a graph with them."""
+    """Return the problems of named steps: unknown stages, inputs and steps, and cycles.
+
+    Args:
+        steps: the named steps.
+        usual: the nodes of the sections, by their ids. Empty if the steps make a graph with them.
+    """
     stages = {name: joint.stage for name, joint in {**usual, **steps}.items()}
     problems: list[Problem] = []
     for name, joint in steps.items():

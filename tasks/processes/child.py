@@ -192,7 +192,14 @@ def _launch_here(job: Job) -> LaunchConfig:
 
 
 def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> ChildOutcome:
-    """word: where the outcome is written as soon as a model is whole."""
+    """Build a stage in this process, without other ranks.
+
+    Args:
+        job: the stage, its inputs and folders.
+        is_cancelled: returns True if the build has to stop.
+        listen: starts to listen for cancellation.
+        word: file to which the outcome is written as soon as a model is complete.
+    """
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
         launch, mapper = _launch_here(job), _mapper(job)
@@ -316,7 +323,13 @@ def _rank_outcome(scratch: Path, rank: int) -> Path:
 
 
 def _build(job: Job, run: Run, word: Path) -> ChildOutcome:
-    """word: where the outcome is written as soon as a model is whole."""
+    """Build a stage and measure its model.
+
+    Args:
+        job: the stage, its inputs and folders.
+        run: receives progress and figures.
+        word: file to which the outcome is written as soon as a model is complete.
+    """
     try:
         stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)

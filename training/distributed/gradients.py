@@ -21,7 +21,11 @@ class Replicas:
     call each method."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        """mesh: of `ranks.mesh`; every rank must call."""
+        """Make the group of ranks that average; every rank must call.
+
+        Args:
+            mesh: of `ranks.mesh`.
+        """
         # By (pipe, tensor), all data and context ranks.
         alike = mesh.mesh.permute(1, 3, 0, 2).flatten(0, 1).flatten(1)
         self._group, self._members = own_group(alike.tolist())

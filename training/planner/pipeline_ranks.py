@@ -31,7 +31,15 @@ class Part:
 
 @lru_cache(maxsize=4096)
 def part_of(layers: int, ranks: int, pieces: int, rank: int, count: float) -> Part:
-    """layers: of the whole model. count: m, whose last may be a part."""
+    """Return the part of a model that a rank of a pipeline holds, and its microbatches under way.
+
+    Args:
+        layers: number of layers of the complete model.
+        ranks: ranks of the pipeline.
+        pieces: pieces of the model on each rank (interleaved schedules have several).
+        rank: number of the rank.
+        count: number of microbatches, of which the last may be a part.
+    """
     total = ranks * pieces
     held = sum(len(layers_of(stage, total, layers)) for stage in range(rank, total, ranks))
     return Part(held, held / pieces, rank == 0, rank == ranks - 1, _fullest(ranks, pieces, rank, math.ceil(count)))

@@ -163,7 +163,20 @@ def estimate(
     arch: Architecture, device: Device, gpus: int, kernels: Kernels, length: int, batch: int, precision: str,
     network: Network,
 ) -> Estimate:  # fmt: skip
-    """batch: sequences. Raises ConfigError `does_not_fit` with what would have to change."""
+    """Return the layouts of a training, the best first, and its speed with the best.
+
+    Args:
+        arch: the architecture.
+        device: the kind of GPU.
+        gpus: number of GPUs.
+        kernels: the kernels that train.
+        length: tokens per sequence.
+        batch: sequences per batch.
+        precision: of matrix products.
+        network: links between the GPUs.
+
+    Raises ConfigError `does_not_fit` with what would have to change.
+    """
     job = Training(arch, device, kernels, network, length, batch, precision)
     choices = search(job, gpus)
     if not choices or not choices[0].fits:

@@ -89,8 +89,14 @@ class Network:
 def network_of(
     device: Device, gbit: float | None = None, pod: int | None = None, pod_gbit: float | None = None
 ) -> Network:
-    """gbit: Gbit/s that a node sends to others, in place of the device's own. pod: devices that this network joins.
-    pod_gbit: Gbit/s that a node sends to other pods."""
+    """Return the network of a kind of device.
+
+    Args:
+        device: the kind of device.
+        gbit: Gbit/s that a node sends to others, in place of the device's own.
+        pod: devices that this network joins.
+        pod_gbit: Gbit/s that a node sends to other pods.
+    """
 
     def of_one(gigabits: float) -> float:
         return gigabits * 1e9 / 8 / device.node
