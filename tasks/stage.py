@@ -233,8 +233,8 @@ class Node:
     def upstream(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.inputs.values(), *self.requires)))
 
-    def place(self, problem: Problem) -> Problem:
-        """A problem with a key of the stage's config, at the place where this step has that config."""
+    def relocated(self, problem: Problem) -> Problem:
+        """Return a problem with a key of the stage's config under the key where this step has that config."""
         section = f"{self.stage.name.removeprefix(MEASURE)}."
         if not self.path or not problem.path.startswith(section):
             return problem

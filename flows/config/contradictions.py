@@ -54,17 +54,19 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     yield from missing_sections(config)
     built = [node for node in nodes.values() if not node.adopted and not node.measures]
     for node in built:
-        yield from map(node.place, _of_training(node, nodes))
-        yield from map(node.place, _of_vllm(node, nodes, config.launch))
+        yield from map(node.relocated, _of_training(node, nodes))
+        yield from map(node.relocated, _of_vllm(node, nodes, config.launch))
         if isinstance(node.config, ShardConfig):
-            yield from map(node.place, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", ""))))
+            yield from map(
+                node.relocated, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", "")))
+            )
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
         if isinstance(node.config, RegisterConfig):
-            yield from map(node.place, _of_gates(node, node.config, nodes))
+            yield from map(node.relocated, _of_gates(node, node.config, nodes))
         if isinstance(node.config, MitigationsConfig):
-            yield from map(node.place, node.config.same_names(node.inputs))
+            yield from map(node.relocated, node.config.same_names(node.inputs))
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         yield from optimizer_problems(config.launch, node)

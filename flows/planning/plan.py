@@ -78,10 +78,10 @@ def plan(
         try:
             rows[node.id] = _row(node, rows, store, node.id in force, read_all, strict_versions)
         except StemmaError as error:
-            problems += map(node.place, error.problems)
+            problems += map(node.relocated, error.problems)
             rows[node.id] = PlannedStage(node, "build", (Change("none", "a source is missing"),))
         if look and rows[node.id].status == "build":
-            problems += map(node.place, _of_first_records(node))
+            problems += map(node.relocated, _of_first_records(node))
     if problems:
         # What names a source's files is read for its digest and for its first records.
         raise StageError(*dict.fromkeys(problems))

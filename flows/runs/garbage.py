@@ -295,7 +295,7 @@ def _journals(store: Store) -> list[tuple[RunJournal, dict]]:
     runs = store.runs()
     folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
     journals = [RunJournal(runs, folder.name) for folder in folders]
-    return [(journal, start) for journal in journals if "pipeline" in (start := journal.begun())]
+    return [(journal, start) for journal in journals if "pipeline" in (start := journal.start_record())]
 
 
 def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[StoredArtifact]:

@@ -143,7 +143,7 @@ class RunJournal:
             return
         self._write({"kind": "end", "status": document["status"]})
 
-    def begun(self) -> dict[str, Any]:
+    def start_record(self) -> dict[str, Any]:
         """The facts of the run's beginning: its first line, empty if there is none."""
         try:
             with open(self.path, encoding="utf8") as file:
@@ -155,7 +155,7 @@ class RunJournal:
     def lost_beginning(self) -> Problem | None:
         """The problem of a run that produced something but whose owner cannot be read, as after a power cut. A run that
         was killed while it wrote its first line produced nothing."""
-        if "pipeline" in self.begun():
+        if "pipeline" in self.start_record():
             return None
         try:
             with open(self.path, "rb") as file:

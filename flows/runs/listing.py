@@ -23,7 +23,7 @@ def runs(store: Store) -> Iterator[dict[str, Any]]:
     folders = sorted(runs_folder.iterdir(), reverse=True) if runs_folder.is_dir() else []
     for folder in folders:
         journal = RunJournal(runs_folder, folder.name)
-        start, result = journal.begun(), journal.result()
+        start, result = journal.start_record(), journal.result()
         if not start:
             continue
         alive = result is None and journal.works()
