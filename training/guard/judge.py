@@ -143,7 +143,7 @@ class Judge:
                 return Alarm(batch, began, suspicion.cause, suspicion.value, suspicion.usual)
             return None
         if not self._evidence:
-            # Batches whose suspicion came to nothing are healthy, too; but one that fell apart in between must not
+            # Batches whose suspicion did not last are healthy, too; but one that fell apart in between must not
             # raise the level of noise that the start tolerates.
             for earlier in self._row:
                 self._see(earlier)
