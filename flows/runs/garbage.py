@@ -128,9 +128,9 @@ class Survey:
 def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
     """Return the needed artifacts of a store and the garbage in it.
 
-    Needed are, each with all that it descends from or requires: the artifacts of the newest finished run of every pipeline
-    (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model; pins;
-    what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
+    Needed are, each with all that it descends from or requires: the artifacts of the newest finished run of every
+    pipeline (for a run of a part, also the newest of the other parts, back to the last full run); every registered
+    model; pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
     `spare_adopted` is False.
 
     Args:
