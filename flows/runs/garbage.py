@@ -130,8 +130,8 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
 
     Needed are, each with all that it descends from or requires: the artifacts of the newest finished run of every
     pipeline (for a run of a part, also the newest of the other parts, back to the last full run); every registered
-    model; pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
-    `spare_adopted` is False.
+    model; pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted
+    artifacts, unless `spare_adopted` is False.
 
     Args:
         spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no
