@@ -510,8 +510,8 @@ def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: P
     assert artifacts["pretrain"].branch is None
     page = Page(render(ReportConfig(), folders)[0])
     assert "branches" in page.ids
-    assert "longer goes on from the state after 100 batches of pretrain" in page.text
-    assert "again goes on from a state of longer" in page.text, "whose states are not known"
+    assert "longer continues from the state after 100 batches of pretrain" in page.text
+    assert "again continues from a state of longer" in page.text, "whose states are not known"
     assert "learning rateas trained" in page.text
     edges = edges_of(artifacts)
     assert Edge("pretrain", "longer", state="the state after 100 batches of pretrain") in edges
