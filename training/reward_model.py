@@ -51,7 +51,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
 
 
 def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
+    """Train on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), pairs_unbalanced with `balance_lengths`,
     batches and the guard's. During training, loss and accuracy on some held-out pairs are recorded as
@@ -90,10 +90,10 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         watched = heldout[: config.evaluate_pairs]
         scores = score_pairs(model, watched, chat.pad)
         margins, decided = scores[:, 0] - scores[:, 1], _decided(watched)
-        found = {"validation/sample_loss": _loss(margins, watched)}
+        figures = {"validation/sample_loss": _loss(margins, watched)}
         if decided.any():
-            found["validation/sample_accuracy"] = float((margins[decided] > 0).mean())
-        return found
+            figures["validation/sample_accuracy"] = float((margins[decided] > 0).mean())
+        return figures
 
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
@@ -121,11 +121,11 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "batches": float(done.batches),
         **done.guard_figures(),
     }
-    pairs = sum(len(one.pairs) for one in rankings)
+    pairs = sum(len(ranking.pairs) for ranking in rankings)
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(model, measured, chat, config, measured_dir)
-        return replace(found, headline=done.headline(found.headline))
+        result = _measured(model, measured, chat, config, measured_dir)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(f"{pairs:,} pairs, {done.batches:,} batches"), measure_now)
 
@@ -142,9 +142,9 @@ def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
     tokenizer = chat.tokenizer
     known = sorted(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     others = [tokenizer.unk_token_id, tokenizer.bos_token_id, *known]
-    found = next((number for number in others if number is not None and number not in chat.stops), None)
-    if found is not None:
-        return str(tokenizer.convert_ids_to_tokens(found))
+    padding = next((number for number in others if number is not None and number not in chat.stops), None)
+    if padding is not None:
+        return str(tokenizer.convert_ids_to_tokens(padding))
     name = tokenizer.convert_ids_to_tokens(chat.pad)
     run.event(
         "padding_ends_answers",
@@ -155,7 +155,7 @@ def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
 
 
 def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the reward model `trained` on `preferences/heldout.jsonl`.
+    """Measure the reward model `trained` on `preferences/heldout.jsonl`.
 
     Figures: heldout_accuracy (pairs put in the right order), the same for each source where there are two to ten
     (heldout_accuracy_of_docstrings), heldout_pairs, heldout_prompts, p_value (one-sided, exact, against chance), margin
@@ -218,10 +218,12 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
         )
     margins = apart[decided]
     right, prompts = margins > 0, prompt_clusters(measured.rows)[decided]
-    longer = np.array([one.longer(pair) for one, pair in each_pair(heldout)], float)[decided]
+    longer = np.array([ranking.longer(pair) for ranking, pair in each_pair(heldout)], float)[decided]
     return {
         **clustered_share(right, prompts).as_figures("heldout_accuracy"),
-        **_by_source([row for row, one in zip(measured.rows, decided, strict=True) if one], right, prompts),
+        **_by_source(
+            [row for row, is_decided in zip(measured.rows, decided, strict=True) if is_decided], right, prompts
+        ),
         "heldout_pairs": float(len(margins)),
         "heldout_prompts": float(len(np.unique(prompts))),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
@@ -235,7 +237,7 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
 
 
 def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
-    """Raises StageError `no_balance` where no pair is left that weighs something."""
+    """Raise StageError `no_balance` where no pair is left that weighs something."""
     if not train:
         raise stage_error(
             "no_balance",

@@ -71,7 +71,7 @@ def _worker_problems() -> list[Problem]:
 
     problem = lock_problem("other_packages", "")
     answer = ask_torch() if has_gpu() else None
-    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), asked=False) if answer else [])]
+    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), requested=False) if answer else [])]
 
 
 @click.command("down")

@@ -81,7 +81,8 @@ def steps_of(config: CleanConfig, classifier: Path | None) -> list[CleaningStep]
     """The steps that the config turns on, ready to work. Takes a second or two; the first time on a machine some ten
     seconds more, in which native code is compiled.
 
-    classifier: the folder of the trained quality classifier, where the config has one.
+    Args:
+        classifier: the folder of the trained quality classifier, where the config has one.
     """
     steps: list[CleaningStep] = [Quality(config)]
     if config.language:

@@ -35,7 +35,8 @@ RANGES = ((4, 6), (7, 9), (10, 14))
 def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Rejected]:
     """A document for each docstring, up to `source.limit_mb`; its group is that of its summary sentence.
 
-    name: what the corpus calls this source.
+    Args:
+        name: what the corpus calls this source.
     """
     limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
     taken = 0
@@ -70,17 +71,17 @@ def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator
 
 
 def length_pair(summary: Summary) -> Pair | None:
-    """A description in a given number of words, so that a rule can tell whether an answer does what was asked; None
+    """A description in a given number of words, so that a rule can check the length of an answer; None
     where the summary's words fall in none of RANGES. The pair has the group of the docstring's document.
 
     Such instructions, which a program can check, are those of IFEval (Zhou et al. 2023) and of Tülu 3's reinforcement
     learning (Lambert et al. 2024). A small model learns within minutes to keep to some of them.
     """
     words = len(summary.response.split())
-    wanted = next(((low, high) for low, high in RANGES if low <= words <= high), None)
-    if wanted is None:
+    bounds = next(((low, high) for low, high in RANGES if low <= words <= high), None)
+    if bounds is None:
         return None
-    low, high = wanted
+    low, high = bounds
     fields = {"prompt": f"Describe `{summary.signature}` in {low} to {high} words.", "response": summary.response}
     source = summary.source.replace("docstrings/", "lengths/", 1)
     return Pair(fields, source, summary.group, verify=f"words:{low}-{high}")
@@ -126,10 +127,10 @@ def _rejected(item: Unparsed) -> Rejected:
 
 
 def wrong_summaries(summaries: list[Summary], heldout_share: float, seed: int) -> list[Summary | None]:
-    """For each summary another of the same package, the same side of the split and similar length.
+    """Return for each summary another of the same package, the same side of the split and similar length.
 
-    Each serves at most once as a wrong one, so neither a text by itself nor its length tells right from wrong. None
-    for a summary that is alone on its side of its package.
+    Each serves at most once as a wrong one, so neither a text by itself nor its length distinguishes right from wrong.
+    None for a summary that is alone on its side of its package.
     """
     alike: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
     for index, summary in enumerate(summaries):

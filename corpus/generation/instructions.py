@@ -1,4 +1,4 @@
-"""Has a language model write prompts with their responses from documents.
+"""Prompts with their responses, written by a language model with their responses from documents.
 
 python -m corpus.generation.instructions --config instructions.yaml --input documents=DIR --out DIR
 """
@@ -27,7 +27,7 @@ SECTION = "generate_instructions"
 def generate_instructions(
     config: GenerateInstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 ) -> Result:
-    """Writes train.jsonl and heldout.jsonl as `corpus.instructions` does, and generation.json, aux/provenance.parquet
+    """Write train.jsonl and heldout.jsonl as `corpus.instructions` does, and generation.json, aux/provenance.parquet
     and aux/unanswered.jsonl as `corpus.generation.stage` does.
 
     A pair is on the side of its document, so that no held-out answer is in the training text. One whose prompt has a
@@ -44,22 +44,22 @@ def generate_instructions(
 
 
 def _pairs(config: GenerateInstructionsConfig, asking: Asking) -> Iterator[Pair]:
-    for asked in asking.documents():
+    for asked_document in asking.documents():
         made = 0
-        for sample, answers in enumerate(asked.samples):
-            for piece, answer in zip(asked.pieces, answers, strict=True):
-                for prompt, response in _said(config.task, asked.document, piece, answer):
-                    source = f"{config.name}/{asked.document.source}"
+        for sample, answers in enumerate(asked_document.samples):
+            for piece, answer in zip(asked_document.pieces, answers, strict=True):
+                for prompt, response in _exchanges(config.task, asked_document.document, piece, answer):
+                    source = f"{config.name}/{asked_document.document.source}"
                     fields = {"prompt": prompt, "response": response}
-                    pair = Pair(fields, source, asked.document.group, compared=prompt)
-                    asking.made(pair.id, asked, sample, answer)
+                    pair = Pair(fields, source, asked_document.document.group, compared=prompt)
+                    asking.made(pair.id, asked_document, sample, answer)
                     made += 1
                     yield pair
-        if asked.samples and not made and not asked.fault:
-            asking.fault(asked, "unparsable", "no question with its answer")
+        if asked_document.samples and not made and not asked_document.fault:
+            asking.fault(asked_document, "unparsable", "no question with its answer")
 
 
-def _said(
+def _exchanges(
     task: Questions | Backtranslation | PairTemplate, document: Document, piece: str, answer: Answer
 ) -> list[tuple[str, str]]:
     """The prompts with their responses that an answer to a piece of a document gives."""
@@ -72,7 +72,7 @@ def _said(
     if answer.fault == "truncated":
         pairs = pairs[:-1]
     if isinstance(task, Questions) and task.passage:
-        return [(f"{piece.strip()}\n\n{asked}", said) for asked, said in pairs]
+        return [(f"{piece.strip()}\n\n{question}", response) for question, response in pairs]
     return pairs
 
 

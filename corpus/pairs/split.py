@@ -55,7 +55,7 @@ def write_pairs(
     out_dir: Path,
     run: Run,
 ) -> tuple[dict[str, float], str]:
-    """Reads pairs of sources, which are given by their dotted keys.
+    """Read pairs of sources, which are given by their dotted keys.
 
     Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json, and with the input benchmark_text
     the report of `corpus.decontaminate.pairs.PairFilter`; returns the counts as figures, and a headline.
@@ -151,7 +151,7 @@ class Spool:
         self._file.close()
 
     def add(self, source: int, pairs: Sequence[Pair], test_items: PairFilter | None) -> int:
-        """Adds pairs of a source, without those that hold a test item; returns how many do."""
+        """Add pairs of a source, without those that hold a test item; return how many do."""
         kept = test_items.clean(pairs) if test_items and pairs else [True] * len(pairs)
         new: list[str] = []
         for pair, stays in zip(pairs, kept, strict=True):
@@ -174,7 +174,7 @@ class Spool:
         return kept.count(False)
 
     def write(self, out_dir: Path) -> Counter[str]:
-        """Writes train.jsonl and heldout.jsonl, and counts the pairs: `train`, `heldout`, and those left out because
+        """Write train.jsonl and heldout.jsonl, and count the pairs: `train`, `heldout`, and those left out because
         the near duplicates of their prompt are on the other side, `near_heldout` of training and `near_train` of those
         held out."""
         sides, crossing = self._sides()

@@ -77,14 +77,21 @@ class NotANumber(LogitsProcessor):
         return scores
 
     def add(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Record the rows with NaN in logits (B, V). rows: their numbers."""
+        """Record the rows with NaN in logits (B, V).
+
+        Args:
+            rows: their numbers.
+        """
         if (wrong := logits.isnan().any(-1)).any():
             self.rows.update(row for row, is_wrong in zip(rows, wrong.tolist(), strict=True) if is_wrong)
 
 
 def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
     """Return a function that picks the likeliest token of each row, without the tokens that the model never writes.
-    watch: receives the logits."""
+
+    Args:
+        watch: receives the logits.
+    """
     change = LogitsProcessorList()
     if model.generation_config and model.generation_config.suppress_tokens:
         change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))
@@ -98,12 +105,18 @@ def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
     return pick
 
 
-def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
-    """Return True if only the likeliest token is wanted. asked: arguments of `generate` other than lengths, mask and
-    stops."""
+def is_plain(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
+    """Return True if only the likeliest token is requested.
+
+    Args:
+        model: a model with its defaults of generation.
+        arguments: those of `generate` except lengths, attention mask and stop strings.
+    """
     settings = model.generation_config.to_diff_dict() if model.generation_config else {}
-    sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
-    return not sampled and asked.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
+    sampled = arguments.get("do_sample") or (
+        arguments.get("do_sample") is None and arguments.get("temperature", 0.0) != 0.0
+    )
+    return not sampled and arguments.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
 
 
 def end_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -33,7 +33,7 @@ from infra.store.manifest import Manifest
 CARD = "README.md"
 REGISTERED_CARD = "MODEL_CARD.md"
 ELSEWHERE = Path(__file__).parent / "elsewhere.py"
-OURS = {MANIFEST, "trained_sequences.json"}
+NOT_EXPORTED = {MANIFEST, "trained_sequences.json"}
 """Files of the artifact that only this store reads."""
 
 
@@ -58,16 +58,20 @@ class Loaded:
 def export(model: Artifact, card: str, out: Path, quantization: Quantization | None = None) -> Loaded:
     """Write weights, tokenizer, generation config and README.md, and try them in a new process.
 
-    quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp next to them.
-    `out` must not exist or must be empty; it appears whole or not at all. Raises StageError `not_empty`, `not_loadable`
-    if transformers cannot load or run the written model, and `other_logits` if its logits differ from the model's; also
-    raises as `evaluation.release.quantized` does.
+    `out` must not exist or must be empty; it appears whole or not at all.
+
+    Args:
+        quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp next to
+            them.
+
+    Raises StageError `not_empty`, `not_loadable` if transformers cannot load or run the written model, and
+    `other_logits` if its logits differ from the model's; also raises as `evaluation.release.quantized` does.
     """
     program = converter() if quantization == "gguf" else None  # before anything is copied
     with appearing(out) as unfinished:
         for file in sorted(model.folder.rglob("*")):
             path = file.relative_to(model.folder)
-            if file.is_file() and path.parts[0] != AUX and path.name not in OURS:
+            if file.is_file() and path.parts[0] != AUX and path.name not in NOT_EXPORTED:
                 (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, unfinished / path)
         copy_licence(model.folder, unfinished)
@@ -134,13 +138,14 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
     """Run the usual snippets on `folder` in a process that knows nothing of this project
     (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process.
 
-    weights: quantization to apply to those of `folder` first. Its logits are then compared with those of the quantized
-    model in this process, and their deviation from the model's is measured.
+    Args:
+        weights: quantization to apply to those of `folder` first. Its logits are then compared with those of the
+            quantized model in this process, and their deviation from the model's is measured.
     """
     import torch
     import transformers
 
-    fix = "stemma verify tells whether it is whole"
+    fix = "stemma verify checks whether it is complete"
     check_model(folder)
     quantized = None
     if weights is not None:
@@ -198,7 +203,8 @@ def run_elsewhere(program: Path, *args: str) -> tuple[dict[str, Any], Any]:
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:
     """Return the model's card and its origin: the card of its registration, otherwise one without evaluations.
 
-    registration: a folder in which MODEL_CARD.md can be read, and its manifest.
+    Args:
+        registration: a folder in which MODEL_CARD.md can be read, and its manifest.
     """
     if registration is not None:
         folder, manifest = registration

@@ -27,18 +27,18 @@ def rank_problems(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
     Args:
         training: the steps that train.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if launch.ranks > 1:
-        found += _uneven_batches(launch, nodes, training)
+        problems += _uneven_batches(launch, nodes, training)
     if launch.tensor_parallel > 1:
-        found += _unsplittable(launch, nodes, training)
-    found += _unshareable(launch, nodes, training)
+        problems += _unsplittable(launch, nodes, training)
+    problems += _unshareable(launch, nodes, training)
     if launch.pipeline_parallel > 1:
-        found += _no_pipelines(launch, nodes, training)
-    found += _no_experts(launch, nodes, training)
+        problems += _no_pipelines(launch, nodes, training)
+    problems += _no_experts(launch, nodes, training)
     if launch.precision == "fp8":
-        found += _no_float8(nodes, training)
-    return list(dict.fromkeys(found))  # several pretrainings may have the same fault
+        problems += _no_float8(nodes, training)
+    return list(dict.fromkeys(problems))  # several pretrainings may have the same fault
 
 
 def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
@@ -83,7 +83,7 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
             if warmup := section.batch_warmup:
                 key, size = "batch_warmup.first_tokens", warmup.first_tokens // shards.config.sequence_length
         else:
-            key = next(one for one in _BATCHES if hasattr(section, one))
+            key = next(candidate for candidate in _BATCHES if hasattr(section, candidate))
             size = getattr(section, key)
         if count > 1 and size % count:
             what = "sequences" if isinstance(section, PretrainConfig) else "examples"
@@ -95,8 +95,11 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
 def _pretrainings(
     nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
 ) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each pretraining. fresh_alone: only those whose model the config gives; a loaded model is
-    checked when the training begins."""
+    """Inputs and section of each pretraining.
+
+    Args:
+        fresh_alone: only those whose model the config gives; a loaded model is checked when the training begins.
+    """
     for node in map(nodes.__getitem__, training):
         if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
             yield node.inputs, section

@@ -49,11 +49,13 @@ def feedback_round(
     wait_days: float = 30.0,
     root: str = "",
 ) -> State:
-    """Draws two answers of a model per prompt, waits until they are judged, and runs the pipeline with the pairs of
-    this round and all before it among its preferences. The page then shows the model's gain.
+    """Draw two answers of a model per prompt, wait until they are judged, and run the pipeline with the pairs of this
+    round and all before it among its preferences. The page then shows the model's gain.
 
-    config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
-    wait_days: days without judgements after which the run fails.
+    Args:
+        config_path: of the pipeline, read when the round begins and again when it goes on.
+        model: a step's newest artifact.
+        wait_days: days without judgements after which the run fails.
     """
     try:
         config, store = load(Path(config_path), root=lambda: root_of(root)), Store(root_of(root))
@@ -96,7 +98,7 @@ def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
 
 
 def go_on(export: Export) -> str:
-    """Resumes the round that this export belongs to, where it waits; the id of its run, "" where none waits.
+    """Resume the round that this export belongs to, where it waits; the id of its run, "" where none waits.
 
     Prefect's client must point at the server.
     """
@@ -114,7 +116,7 @@ def go_on(export: Export) -> str:
 def _no_preferences(config: PipelineConfig) -> Problem | None:
     if config.section("preferences") is not None:
         return None
-    message = "a round adds pairs to what the section preferences reads, and there is none"
+    message = "a round adds pairs to the sources of the section preferences, and there is none"
     return Problem("missing_section", "preferences", message, "add preferences:, reward_model: and rlhf:")
 
 
@@ -137,12 +139,12 @@ def _draw(
     from training.generation.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
-    place = opened(store, model, models)[0]
+    model_folder = opened(store, model, models)[0]
     noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
     # Each round asks other prompts.
     drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
     work = Run(store.root / ".work" / FEEDBACK)
-    write_export({model: place}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
+    write_export({model: model_folder}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
 
 
 def _tell_judges(folder: Path, config_path: str) -> None:

@@ -77,8 +77,11 @@ def dangers(folder: Path) -> Iterator[Danger]:
 def check_model(folder: Path, where: str = "") -> None:
     """Check a model's or tokenizer's folder before a library reads it; pickles next to safetensors are never opened.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code` for a folder that contains code,
-    `unsafe_file` for paths that leave it, `adapter` for one of adapters, which `stemma export --adapters` writes.
+    Args:
+        where: the dotted key that names the folder.
+
+    Raises StageError: `foreign_code` for a folder that contains code, `unsafe_file` for paths that leave it, `adapter`
+    for a folder of adapters, which `stemma export --adapters` writes.
     """
     for danger in dangers(folder):
         if danger.path.suffix.lower() not in PICKLES:
@@ -92,7 +95,7 @@ def _bad_names(index: Path) -> Iterator[str]:
     yield from problems
     for name in _named_files(data):
         if names_outside(str(name)):
-            yield f"names {name}, which lies outside of the folder"
+            yield f"names {name}, which is outside of the folder"
 
 
 def _bad_settings(config: Path) -> Iterator[Danger]:
@@ -112,11 +115,13 @@ def _bad_settings(config: Path) -> Iterator[Danger]:
         elif key not in UNOPENED and _is_file_key(key):
             for name in value if isinstance(value, list) else [value]:
                 if isinstance(name, str) and names_outside(name):
-                    yield Danger(config, f"names {name[:80]} under {key}, which lies outside of the folder")
+                    yield Danger(config, f"names {name[:80]} under {key}, which is outside of the folder")
 
 
 def _is_file_key(key: str) -> bool:
-    """`vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are opened, from wherever they are."""
+    """Return True for keys of files: `vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are
+    opened, from wherever they are.
+    """
     return key in ("vocab", "merges") or key.rpartition("_")[2] in ("file", "files", "spm", "path", "dir", "folder")
 
 

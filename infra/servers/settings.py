@@ -20,7 +20,7 @@ from infra.servers.ports import HOST
 from infra.servers.prefect.callers import NAMES, Callers, host_name
 from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
 
-_LOST = "delete it: `stemma up` then sets the servers up anew, on its usual ports"
+_LOST = "delete it: `stemma up` then sets the servers up again, on its usual ports"
 EVERYWHERE = ("0.0.0.0", "::")
 
 

@@ -62,7 +62,9 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
 def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, str]:
     """Return the variables of a Prefect server.
 
-    url: its address for programs on this machine; page: its address for browsers, by default the same.
+    Args:
+        url: its address for programs on this machine.
+        page: its address for browsers, by default the same.
     """
     page = page or url
     return {

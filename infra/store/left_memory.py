@@ -37,7 +37,7 @@ def memory_room() -> str:
 
 
 def remove_memory(work: Path) -> None:
-    """Removes the shared memory and the lock files of all records of this host below a work folder, but for those of a
+    """Remove the shared memory and the lock files of all records of this host below a work folder, but for those of a
     process that lives."""
     for record in work.glob(f"scratch/{RECORD}.*"):
         if record.name.split(".", 2)[2:] != [socket.gethostname()]:

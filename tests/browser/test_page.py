@@ -325,7 +325,7 @@ def test_cancel_in_the_page_ends_every_rank_within_ten_seconds(
         wait_until(lambda: progress_of(root, "pretrain") >= 3, timeout_s=240)
         everyone = [launcher, *launcher.children(recursive=True)]
         assert len(everyone) >= 3
-        flow_run = next(latest(root / "runs", "tiny")).begun()["flow_run_id"]
+        flow_run = next(latest(root / "runs", "tiny")).start_record()["flow_run_id"]
         page.goto(f"{address}/runs/flow-run/{flow_run}")
         page.get_by_role("button", name="Cancel").first.click()
         page.get_by_role("button", name="Confirm").click()

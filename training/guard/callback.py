@@ -109,9 +109,9 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     if not examples:
         return None, 0
     losses, weights = (torch.cat(part).double() for part in zip(*examples, strict=True))
-    ones = torch.ones_like(losses)
-    products = [losses, weights, losses**2, losses * weights, weights**2, ones]
-    sums = torch.stack([one.sum() for one in products])
+    counts = torch.ones_like(losses)
+    products = [losses, weights, losses**2, losses * weights, weights**2, counts]
+    sums = torch.stack([product.sum() for product in products])
     # Ranks that share layers or sequences have the same examples.
     loss, weight, squared, both, weight_squared, count = (ranks.all_reduce(sums) / ranks.group_size()).tolist()
     if count < 2 or not weight:

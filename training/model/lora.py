@@ -128,10 +128,12 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     """
     head = model.get_output_embeddings()
     layers = {
-        name: one for name, one in model.named_modules() if isinstance(one, (nn.Linear, Nf4Linear)) and one is not head
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, Nf4Linear)) and layer is not head
     }
     kinds = sorted({name.rpartition(".")[2] for name in layers})
-    if unknown := [one for one in config.targets if one not in kinds]:
+    if unknown := [target for target in config.targets if target not in kinds]:
         raise stage_error(
             "no_such_layer",
             "sft.lora.targets",
@@ -143,7 +145,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
         raise stage_error(
             "no_such_layer",
             "sft.lora",
-            f"expected a model with linear layers, {kind} has none that adapters are known for",
+            f"expected a model with linear layers, {kind} has none that adapters support",
             "tune all weights: set sft.lora to null",
         )
     model.requires_grad_(False)
@@ -158,9 +160,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
             else:
                 adapted = LoraLinear(layer, config, generator)
             adapted.requires_grad_(False)
-            for one in (adapted.lora_a, adapted.lora_b):
-                one.requires_grad_(True)
-                learning += one.numel()
+            for parameter in (adapted.lora_a, adapted.lora_b):
+                parameter.requires_grad_(True)
+                learning += parameter.numel()
             setattr(model.get_submodule(parent), kind, adapted)
     return learning
 
@@ -235,19 +237,19 @@ def merged(
     frozen = frozen or {}
     parts = {f"{name.removesuffix(_CODES)}" for name in weights if name.endswith(_CODES)}
     others = (_A, _B, _TABLE, _ROWS)
-    found = {
+    result = {
         name: value
         for name, value in weights.items()
         if not name.endswith(others) and name.rpartition(".")[0] + "." not in parts
     }
     for name in parts:  # with adapters the layer is called base
-        found[f"{name.removesuffix('base.')}weight"] = frozen[f"{name.removesuffix('base.')}weight"]
+        result[f"{name.removesuffix('base.')}weight"] = frozen[f"{name.removesuffix('base.')}weight"]
     for name, table in weights.items():
         if name.endswith(_TABLE):
             layer = name.removesuffix(_TABLE)
-            found[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
+            result[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
     for name, a in weights.items():
         if name.endswith(_A):
             layer = name.removesuffix(_A)
-            found[f"{layer}weight"] = found[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
-    return found
+            result[f"{layer}weight"] = result[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
+    return result

@@ -54,8 +54,8 @@ class Prefix(Objective):
             row[:] = generator.integers(1, sizes + 1)[numbers]
         prefix = torch.from_numpy(lengths)
         batch = next_token_batch(packed.tokens) | self._attention(packed)
-        places = batch["position_ids"]
-        batch["seen_by_all"] = places < prefix
+        positions = batch["position_ids"]
+        batch["seen_by_all"] = positions < prefix
         # The prefix's last token predicts the first one of the rest.
-        batch["labels"] = batch["labels"].masked_fill(places < prefix - 1, IGNORE)
+        batch["labels"] = batch["labels"].masked_fill(positions < prefix - 1, IGNORE)
         return batch

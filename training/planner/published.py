@@ -35,12 +35,12 @@ _MT_NLG = (
     "fewer microbatches, so that its schedule is probably the reason"
 )
 _TITAN = (
-    "its H100 are limited to 500 W instead of 700, by its own page, by which more power would speed it up and "
-    "their peak is not known; the plan has their slower memory, and the peak of the SXM5"
+    "its H100 are limited to 500 W instead of 700, by its own page, which states that more power would speed it up and "
+    "that their peak is not known; the plan has their slower memory, and the peak of the SXM5"
 )
 _DEEPEP = (
     "its DeepEP sends a token to a device once, however many of the experts there it chose, where the plan sends it "
-    "for each, as training here does; with 5.25 of 8, the number for even choices, the plan would be 12 % below"
+    "for each, as training here does; with 5.25 of 8, which even choices amount to, the plan would be 12 % below"
 )
 
 
@@ -81,8 +81,8 @@ def _run(
     gbit: float | None = None,
 ) -> tuple[float, float]:
     """Return (MFU, seconds per step)."""
-    found = DEVICES[device] if isinstance(device, str) else device
-    job = Training(arch, found, KERNELS[kernels], network_of(found, gbit), length, batch, "bf16")
+    hardware = DEVICES[device] if isinstance(device, str) else device
+    job = Training(arch, hardware, KERNELS[kernels], network_of(hardware, gbit), length, batch, "bf16")
     seconds = step_time(job, at).total
     return arch.flops_per_token(length) * batch * length / seconds / at.devices / job.peak, seconds
 
@@ -93,11 +93,11 @@ def _mosaic() -> Iterator[PublishedTraining]:
     def hours(preset: str, tokens: float, gpus: int) -> float:
         return float(plan(request(preset=preset, tokens=tokens, gpu="a100-40", gpus=gpus))["hours"])
 
-    one, many = hours("gpt-1.3b", 1e9, 8), hours("gpt-1.3b", 1e9, 128)
-    yield PublishedTraining(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, one, fitted=True)
+    few, many = hours("gpt-1.3b", 1e9, 8), hours("gpt-1.3b", 1e9, 128)
+    yield PublishedTraining(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, few, fitted=True)
     yield PublishedTraining(source, "the same on 128: hours", 0.5, many)
-    yield PublishedTraining(source, "faster on 16 times as many GPUs: times", 14.4, one / many)
-    yield PublishedTraining(source, "faster on 32 than on 8: times", 3.9, one / hours("gpt-1.3b", 1e9, 32))
+    yield PublishedTraining(source, "faster on 16 times as many GPUs: times", 14.4, few / many)
+    yield PublishedTraining(source, "faster on 32 than on 8: times", 3.9, few / hours("gpt-1.3b", 1e9, 32))
     yield PublishedTraining(source, "1.3B, 20B tokens, 8 GPUs: days", 6, hours("gpt-1.3b", 20e9, 8) / 24)
     yield PublishedTraining(source, "the same on 32: days", 1.5, hours("gpt-1.3b", 20e9, 32) / 24)
     yield PublishedTraining(source, "the same on 128: hours", 10, hours("gpt-1.3b", 20e9, 128))
@@ -105,7 +105,7 @@ def _mosaic() -> Iterator[PublishedTraining]:
     yield PublishedTraining(source, "its cost, the lowest rent: USD", 1400, low, fitted=True)
     yield PublishedTraining(source, "its cost, the highest rent: USD", 4600, high)
     yield PublishedTraining(
-        source, "time of 1.3B over that of 125M (10 times the size): times", 5, one / hours("gpt-125m", 1e9, 8)
+        source, "time of 1.3B over that of 125M (10 times the size): times", 5, few / hours("gpt-125m", 1e9, 8)
     )
     at = RankLayout(dp=8, microbatch=4)
     kept, again = (
@@ -231,7 +231,7 @@ def _large() -> Iterator[PublishedTraining]:
     yield PublishedTraining("Chowdhery et al. 2022 (PaLM), table 3", "PaLM 540B, 6,144 TPU v4: MFU, %", 46.2, 100 * mfu)
     llama = Architecture("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128_256, gated=True, tied=False)
     for kernels, speed in (("flash", 5762), ("compiled", 6667)):
-        # Table 1 there: two sequences a GPU, selective activation checkpointing; the memory of its H100 is HBM2e.
+        # Table 1 there: two sequences per GPU, selective activation checkpointing; the memory of its H100 is HBM2e.
         h100 = replace(DEVICES["h100"], memory_gib=96, bandwidth=2.4e12)
         at = RankLayout(8, microbatch=2, recompute="selective", sharding="zero3")
         seconds = _run(llama, h100, kernels, at, 16, 8192)[1]
@@ -241,12 +241,14 @@ def _large() -> Iterator[PublishedTraining]:
 
 
 def _mixtures() -> Iterator[PublishedTraining]:
-    for name, one in MIXTURES.items():
+    for name, mixture in MIXTURES.items():
         arch = of_preset(name)
         yield PublishedTraining(
-            f"{name}, as released", "parameters, billions", one.parameters / 1e9, arch.parameters / 1e9
+            f"{name}, as released", "parameters, billions", mixture.parameters / 1e9, arch.parameters / 1e9
         )
-        yield PublishedTraining(f"{name}, its report", "active per token, billions", one.active, arch.of_a_token / 1e9)
+        yield PublishedTraining(
+            f"{name}, its report", "active per token, billions", mixture.active, arch.of_a_token / 1e9
+        )
     # Both spread tokens evenly: Megatron Core by its balancing loss, NeMo AutoModel by a router that is made to.
     at = RankLayout(16, pp=4, ep=8, microbatch=1, sharding="zero1", interleave=8)
     mfu, _ = _run(of_preset("mixtral-8x7b"), "h100", "compiled", at, 256, 4096)

@@ -91,11 +91,11 @@ class Fit:
             "lr_multiplier": self.lr_multiplier,
         }
 
-    def headline(self, said: str) -> str:
+    def headline(self, text: str) -> str:
         """Return a stage's headline, with a warning if the guard cut the learning rate permanently."""
         if self.lr_multiplier == 1:
-            return said
-        return f"{said}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
+            return text
+        return f"{text}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
 
 
 def fit(

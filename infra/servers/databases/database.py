@@ -74,9 +74,12 @@ class Postgres:
         return f"postgresql+{driver}://{self.url.partition('://')[2]}"
 
     def connect(self, **options: Any) -> Any:
-        """Return a connection of psycopg2. options: of libpq, in addition to the URL.
+        """Return a connection of psycopg2.
 
         Raises StageError `database_unreachable`, ConfigError for a URL that libpq cannot read.
+
+        Args:
+            options: of libpq, in addition to the URL.
         """
         import psycopg2
 
@@ -124,7 +127,8 @@ def requested_database() -> str | None:
 def database(recorded: str) -> Postgres | None:
     """Return the database of a store's settings, with the environment's password for it; None for SQLite.
 
-    recorded: `sqlite`, or a URL without password.
+    Args:
+        recorded: `sqlite`, or a URL without password.
     """
     if recorded == SQLITE:
         return None

@@ -362,7 +362,10 @@ def test_identity_is_model_prompt_and_sampling_not_where_they_are_asked() -> Non
         ({"endpoint": {"url": "http://host/v1/chat/completions", "model": "m"}}, "before /chat/completions"),
         ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "sk-abc"}}, "not the key itself"),
         ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "MINE"}}, "MINE_API_KEY"),
-        ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "STEMMA_AUTH"}}, "stages do not get"),
+        (
+            {"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "STEMMA_AUTH"}},
+            "stages do not receive",
+        ),
         ({"sampling": {"extra": {"temperature": 1}}}, "expected keys other than"),
         ({"task": {"kind": "translate", "language": "xx"}}, "ISO 639"),
         ({"task": {"kind": "template", "prompt": "Hello"}}, "expected {text}"),

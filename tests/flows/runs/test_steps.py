@@ -311,7 +311,7 @@ def test_what_vllm_cannot_do_is_named_before_anything_runs(tmp_path: Path) -> No
         return {problem.path: problem.message for problem in caught.value.problems if "vllm" in problem.code}
 
     found = told(rlhf={"sampler": "vllm"})
-    assert "a program that is there" in found["launch.vllm.program"]
+    assert "an existing program" in found["launch.vllm.program"]
     assert "llama" in found["rlhf.sampler"] and found["rlhf.sampler"].endswith("not cohere2")
     program.touch()
     assert "can be executed" in told(benchmarks={"engine": "vllm"})["launch.vllm.program"]
