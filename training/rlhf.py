@@ -28,7 +28,7 @@ from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.plan import Plan
 from training.core.train_state import Loader, TokenCount, TrainState
-from training.data.preference_pairs import prompts_of
+from training.data.rows import prompts_of
 from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured

@@ -29,9 +29,9 @@ from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import Loader
-from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
-from training.data.loaders import example_loader
-from training.data.rankings import prompt_clusters
+from training.data.conversations import Pack, fitted_conversations, packed_batch, packs
+from training.data.examples import example_loader
+from training.data.rows import by_weight, prompt_clusters
 from training.distributed.parallel import whole_weights
 from training.generation.sampling import sample
 from training.guard.finite import check_measured
@@ -82,7 +82,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     model = LanguageModel(network, hardware).to(hardware.device)
 
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
-    fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
+    fitting = fitted_conversations(chat, rows, max_length, config.too_long).report("sft", "training", max_length, run)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
     graders = Graders(sandbox=run.launch.sandbox)
     announce_sandbox(heldout.rules, graders, run)
@@ -96,9 +96,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
             names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
             of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
         run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
-    training_packs = (
-        packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
-    )
+    training_packs = packs(fitting.examples, max_length) if config.packing else [(one,) for one in fitting.examples]
     lengths = [sum(len(one.ids) for one in pack) for pack in training_packs]
     mixed_in: list[Text] = []
     if config.text_per_batch:
@@ -164,7 +162,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
     }
-    headline = f"{len(fitting.conversations):,} conversations, {done.batches:,} batches"
+    headline = f"{len(fitting.examples):,} conversations, {done.batches:,} batches"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
@@ -296,9 +294,9 @@ class _Heldout:
     def read(cls, config: SftConfig, folder: Path, chat: Chat, longest: int, run: Run) -> _Heldout:
         path = folder / "heldout.jsonl"
         rows = read_rows(path, ("prompt", "response"), config.heldout_limit)
-        fitting = fitted(chat, rows, longest, config.too_long).told("held-out", longest, run)
+        fitting = fitted_conversations(chat, rows, longest, config.too_long).report("sft", "held-out", longest, run)
         rules = rules_of(fitting.rows, str(path))[: config.answers_limit]
-        return cls(fitting.conversations, fitting.rows, rules, fitting.cut, fitting.dropped)
+        return cls(fitting.examples, fitting.rows, rules, fitting.cut, fitting.dropped)
 
     def first(self, count: int) -> _Heldout:
         return _Heldout(self.conversations[:count], self.rows[:count], self.rules[:count])
