@@ -34,9 +34,9 @@ from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import TrainState
-from training.data.loaders import example_loader
-from training.data.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
-from training.data.rankings import prompt_clusters
+from training.data.examples import example_loader
+from training.data.preferences import Pair, fitted_pairs
+from training.data.rows import Fitted, is_tie, prompt_clusters, prompts_of
 from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
@@ -118,7 +118,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         count_pairs,
         lengths if config.group_by_length else None,
     )
-    tokens = [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs.pairs]
+    tokens = [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs.examples]
     plan, every = plan_of(config, config.global_batch_pairs, tokens, epoch_batches)
 
     def look() -> dict[str, float]:
@@ -199,7 +199,7 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
 
 def _pairs(
     side: str, config: PreferenceTuningConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
-) -> tuple[FittedPairs, int]:
+) -> tuple[Fitted[Pair], int]:
     """The pairs of one side, `train` or `heldout`, that have room and a better answer, and how many are ties."""
     rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"))
     decided = [row for row in rows if not is_tie(row)]
@@ -209,12 +209,12 @@ def _pairs(
         message = f"{ties:,} {name} pairs are ties, which say nothing here, and left out"
         run.event("ties_left_out", f"preference_tuning: {message}")
     fitting = fitted_pairs(chat, decided[:limit], max_length, config.too_long)
-    return fitting.told("preference_tuning", name, max_length, run), ties
+    return fitting.report("preference_tuning", name, max_length, run), ties
 
 
 def _measured(
     model: PreferenceTuned,
-    heldout: FittedPairs,
+    heldout: Fitted[Pair],
     before: tuple[NDArray[np.float64], NDArray[np.float64]],
     inputs: Mapping[str, Path],
     chat: Chat,
@@ -247,10 +247,10 @@ def _measured(
     return Result(figures, headline)
 
 
-def _examples(fitted: FittedPairs, config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
+def _examples(fitted: Fitted[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
     """The pairs by number; for KTO with the answers of a pair of another prompt, whose reference log-probabilities are
     then known before training."""
-    pairs = fitted.pairs
+    pairs = fitted.examples
     if config.loss != "kto":
         return [Example(number, pair) for number, pair in enumerate(pairs)]
 

@@ -24,16 +24,15 @@ from training.config import RewardModelConfig
 from training.core import ranks
 from training.core.hardware import prepare
 from training.core.plan import plan_of
-from training.data.loaders import example_loader
-from training.data.rankings import (
-    FittedRankings,
+from training.data.examples import example_loader
+from training.data.preferences import (
     Ranking,
     balanced,
     each_pair,
     fitted_rankings,
-    prompt_clusters,
     ranking_batch,
 )
+from training.data.rows import Fitted, prompt_clusters
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length
@@ -66,7 +65,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     model = RewardModel(scorer, config.margin_coef).to(hardware.device)
     fitting = _fitted("train", config, inputs, chat, max_length, run)
     measured = _fitted("heldout", config, inputs, chat, max_length, run)
-    rankings, heldout = fitting.rankings, measured.rankings
+    rankings, heldout = fitting.examples, measured.examples
     unweighted = 0
     if config.balance_lengths:
         rankings, unweighted = balanced(rankings)
@@ -179,19 +178,19 @@ def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_d
 
 def _fitted(
     side: str, config: RewardModelConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
-) -> FittedRankings:
+) -> Fitted[Ranking]:
     """The pairs and rankings of one side, `train` or `heldout`, that have room."""
     limit = None if side == "train" else config.heldout_limit
     rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"), limit)
     name = "training" if side == "train" else "held-out"
-    return fitted_rankings(chat, rows, max_length, config.too_long).told("reward_model", name, max_length, run)
+    return fitted_rankings(chat, rows, max_length, config.too_long).report("reward_model", name, max_length, run)
 
 
 def _measured(
-    model: RewardModel, heldout: FittedRankings, chat: Chat, config: RewardModelConfig, out_dir: Path
+    model: RewardModel, heldout: Fitted[Ranking], chat: Chat, config: RewardModelConfig, out_dir: Path
 ) -> Result:
     """The figures of `measure_trained`."""
-    scores = score_pairs(model, heldout.rankings, chat.pad)
+    scores = score_pairs(model, heldout.examples, chat.pad)
     figures = {
         **_figures(scores, heldout, out_dir),
         "heldout_prompts_cut": float(heldout.cut),
@@ -202,13 +201,13 @@ def _measured(
     return Result(figures, f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})")
 
 
-def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path) -> dict[str, float]:
+def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Path) -> dict[str, float]:
     """Return the figures of the scores (pairs, 2) of held-out pairs; the calibration is written to
     aux/calibration.json.
 
     Raises StageError `no_order` where no pair has a better answer.
     """
-    heldout = measured.rankings
+    heldout = measured.examples
     apart, decided = scores[:, 0] - scores[:, 1], _decided(heldout)
     if not decided.any():
         raise stage_error(
@@ -228,7 +227,7 @@ def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Pat
         "heldout_pairs": float(len(margins)),
         "heldout_prompts": float(len(np.unique(prompts))),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
-        **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
+        **({"heldout_rankings": float(len(heldout))} if any(len(ranking.pairs) > 1 for ranking in heldout) else {}),
         "p_value": clustered_sign_test(2 * right - 1, prompts, "greater"),
         **clustered_mean(margins, prompts).as_figures("margin"),
         "heldout_loss": _loss(apart, heldout),
@@ -258,10 +257,6 @@ def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
 def _decided(rankings: Sequence[Ranking]) -> NDArray[np.bool_]:
     """Return a mask of the pairs that have a better answer."""
     return np.array([not pair.is_tie for _, pair in each_pair(rankings)])
-
-
-def _has_rankings(rankings: Sequence[Ranking]) -> bool:
-    return any(len(ranking.pairs) > 1 for ranking in rankings)
 
 
 def _loss(margins: NDArray[np.float64], rankings: Sequence[Ranking]) -> float:

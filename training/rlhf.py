@@ -7,7 +7,7 @@ python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +23,19 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, read_rows
 from training.checkpoint.export import export
 from training.config import RlhfConfig
+from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.plan import Plan
 from training.core.train_state import Loader, TokenCount, TrainState
-from training.data.preference_pairs import prompts_of
+from training.data.rows import prompts_of
+from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
-from training.rl.acting import acting
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
 from training.rl.grading import Graders
@@ -338,6 +339,24 @@ def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
     return prompts
+
+
+def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
+    """Return the networks that sample and evaluate answers, and a function that updates them to the trained weights.
+
+    These are the model's own. Where weights are sharded they are a whole copy on each rank: ranks sample different
+    answers of different lengths, and sharded layers would have to be gathered for all of them in step.
+    """
+    if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
+        return model, lambda: None
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.scale = model.scale
+
+    def refresh() -> None:
+        for name, network in model.networks().items():
+            copied.networks()[name].load_state_dict(whole_weights(network))
+
+    return copied, refresh
 
 
 if __name__ == "__main__":

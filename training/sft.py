@@ -14,31 +14,35 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import FOLDER, WEIGHTS, adapter_settings, keep_adapters
 from evaluation.statistics.clustered import clustered_ratio, clustered_share
-from infra.errors import StageError
+from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
 from training.checkpoint.export import export, renew_template
 from training.config import SftConfig
 from training.config.families import documents_problem, experts_problem
+from training.core import ranks
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import Loader
-from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
-from training.data.loaders import example_loader
-from training.data.rankings import prompt_clusters
+from training.data.conversations import Pack, fitted_conversations, packed_batch, packs
+from training.data.examples import example_loader
+from training.data.rows import by_weight, prompt_clusters
 from training.distributed.parallel import whole_weights
 from training.generation.sampling import sample
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.lora import add_adapters, learn_rows, learning_ids, merged
+from training.model.lora import add_adapters, learn_rows, learning_ids, load_adapters, merged, peft_adapters
 from training.model.models import limit_length, load
 from training.model.new_tokens import begin_untrained
+from training.model.nf4 import quantize_frozen
 from training.planner.measured import planned
 from training.rl.grading import Graders
 from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
@@ -71,7 +75,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     # Model, chat format and device. Faults of their combination are reported before the data is read.
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
-    network = load(inputs["model"])
+    network = _loaded(inputs["model"], config, run)
     if config.packing and (problem := documents_problem(network.config.model_type)):
         raise StageError(problem)
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
@@ -84,7 +88,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
     # Conversations that fit the context; the model answers the held-out ones before training, to compare with.
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
-    fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
+    fitting = fitted_conversations(chat, rows, max_length, config.too_long).report("sft", "training", max_length, run)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
     graders = Graders(sandbox=run.launch.sandbox)
     announce_sandbox(heldout.rules, graders, run)
@@ -101,9 +105,9 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         run.event("adapters", f"sft learns {learning:,} weights of adapters next to frozen ones{of_tokens}")
     # Batches: conversations, packed or one each, mixed with pretraining text if the config asks for it.
     training_packs = (
-        packs(fitting.conversations, max_length)
+        packs(fitting.examples, max_length)
         if config.packing
-        else [(conversation,) for conversation in fitting.conversations]
+        else [(conversation,) for conversation in fitting.examples]
     )
     lengths = [sum(len(conversation.ids) for conversation in pack) for pack in training_packs]
     mixed_in: list[Text] = []
@@ -155,12 +159,15 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     for handle in noise:
         handle.remove()
     # The model that is left: adapters merged, and weights averaged with those at the start, if configured.
-    tuned = model
+    tuned, adapters = model, None
     if config.lora or config.start_share:
-        network = _merged(network, inputs["model"], config, hardware, max_length, ids)
-        tuned = LanguageModel(network, hardware).to(hardware.device)
+        network, adapters = _merged(network, inputs["model"], config, hardware, max_length, ids)
+        if not _quantizes(config):  # the unquantized model may not fit on the device
+            tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
     done.leave(out_dir, estimate)
     # Answers to the watched prompts before, during and after training, in one file.
     if watched.rows:
@@ -176,7 +183,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
     }
-    headline = f"{len(fitting.conversations):,} conversations, {done.batches:,} batches"
+    headline = f"{len(fitting.examples):,} conversations, {done.batches:,} batches"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
@@ -200,7 +207,10 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
 
     def loaded(name: str) -> tuple[LanguageModel, int]:
-        network = load(inputs[name])
+        quantized = _quantizes(config)
+        network = _loaded(inputs["model" if quantized else name], config, run)
+        if quantized and name == TRAINED:
+            _load_kept(network, inputs[name], config)
         length = limit_length(network, config.max_length)
         choose_attention(network, hardware, length, documents=config.packing)
         return LanguageModel(network, hardware).to(hardware.device), length
@@ -218,18 +228,56 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     return _compared(heldout, before, after, chat, config, graders, out_dir)
 
 
+def _quantizes(config: SftConfig) -> bool:
+    return config.lora is not None and config.lora.quantize is not None
+
+
+def _loaded(folder: Path, config: SftConfig, run: Run) -> PreTrainedModel:
+    """Load the model that training begins with, with linear layers in 4 bits if `lora.quantize` is set."""
+    network = load(folder)
+    if _quantizes(config):
+        quantized = quantize_frozen(network)
+        run.event("quantized", f"sft holds {quantized:,} frozen weights in 4 bits (NF4)")
+    return network
+
+
+def _load_kept(network: PreTrainedModel, trained: Path, config: SftConfig) -> None:
+    """Add to the model that training began with the adapters that are kept with the trained one."""
+    settings = adapter_settings(trained)
+    if settings is None or config.lora is None:
+        message = f"{trained} has no adapters, with which a model in 4 bits is measured"
+        raise stage_error("no_adapters", "sft.lora.quantize", message, "build sft again with --force sft")
+    begin_untrained(network, config.seed)
+    add_adapters(network, config.lora, config.seed)
+    load_adapters(network, load_file(trained / FOLDER / WEIGHTS), settings)
+
+
 def _merged(
     tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int, ids: Sequence[int]
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, tuple[dict[str, Tensor], dict[str, Any]] | None]:
     """Return the model in `start`, whole on every rank, with the changes that `tuned` learnt: its adapters and the rows
-    `ids` of its tokens merged into their weights, and `start_share` of the way back."""
-    weights = whole_weights(tuned)
-    weights = merged(weights, config.lora, ids) if config.lora else weights
+    `ids` of its tokens merged into their weights, and `start_share` of the way back. Return the adapters too, as
+    `peft_adapters` does; None without `lora`."""
+    learnt = whole_weights(tuned)
     network = load(start)
+    weights = merged(learnt, config.lora, ids, network.state_dict()) if config.lora else learnt
+    before = {name: table.detach().clone() for name, table in _tables(network).items()}
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
     network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
-    return network
+    if not config.lora:
+        return network, None
+    tables = {name: (before[name], table.detach()) for name, table in _tables(network).items()}
+    return network, peft_adapters(learnt, config.lora, 1 - config.start_share, tables)
+
+
+def _tables(network: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the rows of the tokens (V, D) by the name of their layer; tied output layers are left out."""
+    layers = [layer for layer in (network.get_input_embeddings(), network.get_output_embeddings()) if layer is not None]
+    names = {id(layer): name for name, layer in network.named_modules()}
+    return {
+        names[id(layer)]: layer.weight for layer in layers if layer is layers[0] or layer.weight is not layers[0].weight
+    }
 
 
 def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -308,9 +356,9 @@ class _Heldout:
     def read(cls, config: SftConfig, folder: Path, chat: Chat, longest: int, run: Run) -> _Heldout:
         path = folder / "heldout.jsonl"
         rows = read_rows(path, ("prompt", "response"), config.heldout_limit)
-        fitting = fitted(chat, rows, longest, config.too_long).told("held-out", longest, run)
+        fitting = fitted_conversations(chat, rows, longest, config.too_long).report("sft", "held-out", longest, run)
         rules = rules_of(fitting.rows, str(path))[: config.answers_limit]
-        return cls(fitting.conversations, fitting.rows, rules, fitting.cut, fitting.dropped)
+        return cls(fitting.examples, fitting.rows, rules, fitting.cut, fitting.dropped)
 
     def first(self, count: int) -> _Heldout:
         return _Heldout(self.conversations[:count], self.rows[:count], self.rules[:count])

@@ -5,17 +5,20 @@ python -m corpus.generation.instructions --config instructions.yaml --input docu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from corpus.documents.parts import Document
 from corpus.generation.answers import Answer
 from corpus.generation.asking import Asking
 from corpus.generation.config import Backtranslation, GenerateInstructionsConfig, PairTemplate, Questions
-from corpus.generation.pairs import pairs_in
 from corpus.generation.prompts import filled, prompt_of
 from corpus.pairs.files import Pair
 from corpus.pairs.split import write_pairs
+from infra.io.json import BadJson, parse_json
 from infra.run import Result, Run
 
 SECTION = "generate_instructions"
@@ -71,6 +74,54 @@ def _exchanges(
     if isinstance(task, Questions) and task.passage:
         return [(f"{piece.strip()}\n\n{question}", response) for question, response in pairs]
     return pairs
+
+
+_FENCED = re.compile(r"\A\s*```\w*\s*\n(.*?)\n\s*```\s*\Z", re.DOTALL)
+_MARK = re.compile(
+    r"\s*(?:[-*#>•]+\s+|\d+[.)]\s+)*(?:\*\*|__)?(question|answer|q|a)(?:\s*\d+)?(?:\*\*|__)?\s*[:：]\s*(?:\*\*|__)?\s*",
+    re.IGNORECASE,
+)
+_ASKED = ("question", "instruction", "prompt", "q")
+_SAID = ("answer", "response", "output", "a")
+
+
+def pairs_in(text: str) -> list[tuple[str, str]]:
+    """The questions and answers in a text: lines `Question: …` and `Answer: …`, also `Q:` and `A:`, numbered, as a list
+    or in bold, each going on until the next mark; or a JSON list of {question, answer}. A question without an answer
+    is left out."""
+    if fenced := _FENCED.match(text):
+        text = fenced[1]
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            return _of_json(parse_json(text))
+        except BadJson:
+            pass
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if mark := _MARK.match(line):
+            found.append((mark[1][0].lower(), [line[mark.end() :]]))
+        elif found:
+            found[-1][1].append(line)
+    parts = [(kind, "\n".join(lines).strip()) for kind, lines in found]
+    return [
+        (asked, said)
+        for (first, asked), (second, said) in pairwise(parts)
+        if (first, second) == ("q", "a") and asked and said
+    ]
+
+
+def _of_json(value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):  # {"questions": […]}
+        inner = [one for one in value.values() if isinstance(one, list)]
+        value = inner[0] if len(inner) == 1 else [value]
+    rows = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    found = [(_first(row, _ASKED), _first(row, _SAID)) for row in rows]
+    return [(asked, said) for asked, said in found if asked and said]
+
+
+def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    texts = (row.get(name) for name in names)
+    return next((text.strip() for text in texts if isinstance(text, str) and text.strip()), "")
 
 
 if __name__ == "__main__":

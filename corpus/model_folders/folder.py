@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Problem, quoted
+from infra.io.foreign import ADAPTERS, MERGE
 from infra.io.json import parse_json, read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -64,9 +65,8 @@ def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> lis
         tokenizer: whether it must contain a tokenizer too.
     """
     if not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            message = f"{folder} contains an adapter, not a model"
-            return [Problem("adapter", where, message, "merge it into the model that it was trained for first")]
+        if (folder / ADAPTERS).is_file():
+            return [Problem("adapter", where, f"{folder} contains adapters, not a model", MERGE)]
         return [Problem("missing_source", where, f"expected a Hugging Face model folder with config.json at {folder}")]
     try:
         config = read_json(folder / "config.json", nan=True)

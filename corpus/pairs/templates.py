@@ -47,7 +47,7 @@ def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: 
             for field in fields:
                 if (field == OPTIONS and template.choices) or _value_of(record, field) is not MISSING:
                     continue
-                near = difflib.get_close_matches(field, _field_names(record), n=1, cutoff=0.5)
+                near = difflib.get_close_matches(field, field_names(record.value).split(", "), n=1, cutoff=0.5)
                 raise stage_error(
                     "wrong_field",
                     record.place,
@@ -122,7 +122,3 @@ def _text(record: Record, field: str) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise Unreadable(f"the field {field} is no text or number, or empty")
-
-
-def _field_names(record: Record) -> list[str]:
-    return field_names(record.value).split(", ")

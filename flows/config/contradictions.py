@@ -14,7 +14,7 @@ from evaluation.config.mitigations import MitigationsConfig
 from flows.config.graph import MODEL, ancestors, first_model, models_before
 from flows.config.pipeline_config import Graph, PipelineConfig, dump
 from flows.config.problems import nearest
-from flows.config.ranks import optimizer_problems
+from flows.config.ranks import optimizer_problems, quantized_problems
 from flows.config.usual import items_to_clear, missing_sections
 from infra.errors import Problem, StageError
 from infra.fingerprint import canonical
@@ -70,6 +70,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         yield from optimizer_problems(config.launch, node)
+        yield from quantized_problems(config.launch, node)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)

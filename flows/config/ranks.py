@@ -14,7 +14,7 @@ from flows.config.pipeline_config import Graph
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from tasks.stage import Node
-from training.config import PretrainConfig, TrainerConfig
+from training.config import PretrainConfig, SftConfig, TrainerConfig
 from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.distributed.pipeline_cut import pipeline_problem
 from training.planner.stages import of_model
@@ -49,6 +49,20 @@ def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
     if node.config.optimizer.kind == "adafactor" and launch.ranks > 1 and cuts != "sharding: ddp":
         message = f"adafactor keeps rows and columns of whole matrices, which launch.{cuts} cuts"
         yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
+
+
+def quantized_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
+    """Frozen weights in 4 bits that ranks would share or cut."""
+    if not isinstance(node.config, SftConfig) or not node.config.lora or not node.config.lora.quantize:
+        return
+    cutting = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
+    cuts = [key for key in cutting if getattr(launch, key) > 1]
+    if launch.shards_weights and (launch.ranks > 1 or launch.offload):
+        cuts.append(f"sharding: {launch.sharding}")
+    if cuts:
+        message = f"weights in 4 bits are held by each rank as a whole, beside launch.{cuts[0]} they are not supported"
+        fix = "set launch.sharding: ddp or zero1 and no other parallelism, or leave quantize out"
+        yield Problem("contradiction", f"{node.key}.lora.quantize", message, fix)
 
 
 _BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")

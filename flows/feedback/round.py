@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
@@ -17,16 +18,20 @@ from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
 from evaluation.people.pairs import KEY, PREFERENCES, TIES, Export
+from flows.config.forms import renamed
 from flows.config.graph import Selection
 from flows.config.pipeline_config import PipelineConfig, dump
 from flows.config.read import load, parse
+from flows.deployment.deploy import apply_deployment
 from flows.feedback.gain import FEEDBACK, JUDGED, as_markdown, compare_round, pairs_of, rounds_of
 from flows.prefect.execution import RUNNER, PipelineRun
+from flows.prefect.schedules import Schedule, timing_by_now, timing_of
 from flows.runs.journal import new_run_id
 from infra.errors import ConfigError, Problem, StemmaError
 from infra.project import root_of
 from infra.run import Run
 from infra.store.reference import opened
+from infra.store.roots import shown_root
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -163,3 +168,14 @@ def _tell_gain(store: Store, folder: Path, model: str, after: str) -> None:
         create_markdown_artifact(text, key="round", description="Gain of the round")
     except Exception as error:
         get_run_logger().warning(f"the gain of the round could not be measured: {type(error).__name__}: {error}")
+
+
+def deploy_feedback(
+    config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None, **parameters: Any
+) -> UUID:
+    """Makes or updates `<pipeline>/feedback-round`. parameters: of `flows.feedback.round.feedback_round`."""
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
+    message = "Draws answers, waits until people have judged them, and trains on what they chose."
+    flow = renamed(feedback_round, config.name)
+    given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
+    return apply_deployment(config, root, flow, ROUND, given, message, timing)

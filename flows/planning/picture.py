@@ -15,10 +15,13 @@ from flows.config.graph import Graph, graph
 from flows.config.read import load
 from infra.store.measurements import TRAINED
 
-LAYERS_A_ROW = 6
-WIDTH, HEIGHT, COLUMN_GAP, LINE_GAP, ROW_GAP, MARGIN = 122, 40, 22, 12, 36, 18
+LAYERS_PER_ROW = 6
+WIDTH, HEIGHT, COLUMN_GAP, LINE_GAP, ROW_GAP, MARGIN, PADDING = 132, 50, 22, 12, 36, 18, 9
+NAME_SIZE, NOTE_SIZE, NOTE_LINE = 13, 10, 12
+# Mean width of a character, in em, in the widest fonts that a browser may take for system-ui (Verdana, DejaVu Sans).
+WIDE_CHARACTER = 0.6
 STYLE = """
-text{font-family:system-ui,sans-serif;font-size:13px;fill:#1b1f24}text.small{font-size:10.5px;fill:#57606a}
+text{font-family:system-ui,sans-serif;font-size:13px;fill:#1b1f24}text.small{font-size:10px;fill:#57606a}
 rect{fill:#f6f8fa;stroke:#8c959f}rect.model{fill:#ddf4ff;stroke:#0969da}path{fill:none;stroke:#8c959f;stroke-width:1.4}
 marker path{fill:#8c959f;stroke:none}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}text.small{fill:#9198a1}rect{fill:#161b22;stroke:#6e7681}
@@ -40,19 +43,19 @@ def pipeline_picture(nodes: Graph) -> str:
     pairs = {(about[source], about[name]) for name, node in nodes.items() for source in node.upstream}
     edges = _without_shortcuts([Edge(*pair) for pair in sorted(pairs) if pair[0] != pair[1]])
     layers, steps = ordered_layers(boxes, edges, layers_of(boxes, edges))
-    positions, width, height = _positions(layers)
+    places, width, height = _places(layers)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="the steps of the pipeline"><style>{STYLE}</style><defs>{HEAD}</defs>'
     ]
     for source, target in steps:
         head = ' marker-end="url(#head)"' if target in nodes else ""
-        parts.append(f'<path d="{_arrow(positions[source], positions[target], width)}"{head}/>')
-    passing = [position for name, position in positions.items() if name not in nodes]
+        parts.append(f'<path d="{_arrow(places[source], places[target], width)}"{head}/>')
+    passing = [place for name, place in places.items() if name not in nodes]
     parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]
     for name in boxes:
         small = [other for other in nodes if other != name and about[other] == name]
-        parts.append(_box(nodes, name, small, *positions[name]))
+        parts.append(_box(nodes, name, small, *places[name]))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -80,18 +83,18 @@ def _without_shortcuts(edges: Sequence[Edge]) -> list[Edge]:
     ]
 
 
-def _positions(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
+def _places(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
     """The upper left corner of each box, and of where an arrow passes a layer; width and height of it all."""
-    positions: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     top = 4
-    for first in range(0, len(layers), LAYERS_A_ROW):
-        row = layers[first : first + LAYERS_A_ROW]
+    for first in range(0, len(layers), LAYERS_PER_ROW):
+        row = layers[first : first + LAYERS_PER_ROW]
         for column, layer in enumerate(row):
             for line, name in enumerate(layer):
-                positions[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
+                places[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
         top += max(len(layer) for layer in row) * (HEIGHT + LINE_GAP) - LINE_GAP + ROW_GAP
-    columns = min(LAYERS_A_ROW, len(layers))
-    return positions, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
+    columns = min(LAYERS_PER_ROW, len(layers))
+    return places, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
 
 
 def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
@@ -107,15 +110,43 @@ def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
 
 def _box(nodes: Graph, name: str, within: Sequence[str], x: int, y: int) -> str:
     stage = nodes[name].stage
-    labels = [_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within]
+    notes = _note_lines([_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within])
     kind = ' class="model"' if stage.makes_weights else ""
     title = "\n".join([f"{name}: {stage.about}", *(f"{other}: {nodes[other].stage.about}" for other in within)])
-    small = f'<text class="small" x="{x + 9}" y="{y + 32}">{escape(" · ".join(labels))}</text>' if labels else ""
+    # The name and the notes below it are centred together.
+    baseline = y + (HEIGHT - NOTE_LINE * len(notes)) // 2 + 5
+    small = [
+        f'<text class="small" x="{x + PADDING}" y="{baseline + NOTE_LINE * line + 2}"{_fit(note, NOTE_SIZE)}>'
+        f"{escape(note)}</text>"
+        for line, note in enumerate(notes, 1)
+    ]
     return (
         f"<g><title>{escape(title)}</title>"
         f'<rect{kind} x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7"/>'
-        f'<text x="{x + 9}" y="{y + (17 if labels else 25)}">{escape(name)}</text>{small}</g>'
+        f'<text x="{x + PADDING}" y="{baseline}"{_fit(name, NAME_SIZE)}>{escape(name)}</text>{"".join(small)}</g>'
     )
+
+
+def _is_wide(text: str, size: float) -> bool:
+    """True if a line of text may be wider than a box in a wide font; `size` is in pixels."""
+    return len(text) * size * WIDE_CHARACTER > WIDTH - 2 * PADDING
+
+
+def _fit(text: str, size: float) -> str:
+    """Return attributes that squeeze a line of text into its box; none if it fits in every font."""
+    return f' textLength="{WIDTH - 2 * PADDING}" lengthAdjust="spacingAndGlyphs"' if _is_wide(text, size) else ""
+
+
+def _note_lines(notes: Sequence[str]) -> list[str]:
+    """Return the notes of a box, as many on a line as fit."""
+    lines: list[str] = []
+    for note in notes:
+        joined = f"{lines[-1]} · {note}" if lines else note
+        if lines and not _is_wide(joined, NOTE_SIZE):
+            lines[-1] = joined
+        else:
+            lines.append(note)
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Shared memory: the room that it has, and what a killed training left, found by the record in its work folder.
 
 Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
-owner. `training.data.shared_memory` writes the record and reads it where the work is continued; here it is for work
+owner. `training.data.node_storage` writes the record and reads it where the work is continued; here it is for work
 that is removed instead.
 """
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
@@ -81,7 +81,7 @@ class Store:
     @cached_property
     def leases(self) -> Leases:
         """The leases of the store. Raises StageError if they are out of reach, see `infra.leases.place`."""
-        return Leases(lease_place.table(self.layout), partial(lease_place.table, self.layout))
+        return Leases(lease_place.table(self.layout))
 
     def check_leases(self) -> None:
         """Raise StageError, or ConfigError, if a run could hold no lease now."""

@@ -55,6 +55,11 @@ class LoraConfig(Config):
     `trainable_token_indices`. untrained: those that no text has trained, which are the chat tokens that a base model
     was given, and special tokens whose rows are zeros or equal; frozen, a model never learns to end its answers. A list
     names tokens; [] is none."""
+    quantize: Literal["nf4"] | None = None
+    """Frozen weights of linear layers but the output layer in 4 bits while adapters learn (Dettmers et al. 2023,
+    "QLoRA"), on any device: less memory for a slower step. The adapters are merged into the unquantized weights at the
+    end; held-out losses and answers are of the quantized model with and without them. Not with `start_share`, and not
+    where ranks share or cut weights."""
 
 
 class ChatTrainerConfig(TrainerConfig):
@@ -140,6 +145,9 @@ class SftConfig(ChatTrainerConfig):
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
             problems.append(Problem("contradiction", "sft.text_share", message, fix))
+        if self.start_share and self.lora and self.lora.quantize:
+            message = "a share of the weights before is not measured beside weights in 4 bits"
+            problems.append(Problem("contradiction", "sft.start_share", message, "leave it out, or sft.lora.quantize"))
         return problems
 
     @property

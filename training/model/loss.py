@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from training.core.train_state import TokenCount
+
 IGNORE = -100
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
 """Minimum number of positions per chunk, and maximum number of logits per chunk if it has more positions: 32 MB in
@@ -178,3 +180,9 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         for chunk, target in zip(hidden.split(size), labels.split(size), strict=True)
     ]
     return torch.cat(pieces)
+
+
+def count_tokens(batch: Any) -> TokenCount:
+    """Tokens of a batch by its labels."""
+    labels = batch["labels"]
+    return TokenCount(labels.numel(), int((labels != IGNORE).sum()))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from training.core.train_state import Batch, TokenCount
-from training.data.loaders import count_tokens
 from training.model.documents import Packed, document_numbers, positions_within
+from training.model.loss import count_tokens
 
 
 class Objective(ABC):

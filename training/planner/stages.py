@@ -32,6 +32,7 @@ from training.planner.step_time import RankLayout, Sharding, Training, step_time
 _CPU_SPREAD = 2.5
 """Uncertainty factor of a CPU's speed: it is measured by a single matrix product."""
 _WEIGHT_BYTES, _MOMENT_BYTES = 4, 8
+_NF4_BYTES = 4.127 / 8  # training/model/nf4.py
 """Bytes of a parameter in a checkpoint and in the exported model, and of its two moments in a checkpoint."""
 
 
@@ -160,6 +161,8 @@ def needs(
         used = memory(job, at)
         # PPO's value function learns in the policy's steps, and has no logits.
         total = used.total + (used.total - used.logits if values else 0.0) + other_copies
+        if isinstance(config, SftConfig) and config.lora and config.lora.quantize:
+            total -= (_WEIGHT_BYTES - _NF4_BYTES) * arch.layers * arch.layer_weights
         if isinstance(config, RlhfConfig) and config.text_coef:
             total += used.activations  # of the text, which the policy reads in the same step
         if total <= device.memory:

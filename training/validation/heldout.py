@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from infra.run import Run
 from training.core import ranks
 from training.core.measuring import measuring
-from training.data.packed_shards import PackedShards, packed_batches
+from training.data.packed_batches import batches_of
+from training.data.packed_shards import PackedShards
 from training.model.documents import Packed
 from training.model.loss import IGNORE
 from training.model.ngram import Bigram, Unigram
@@ -74,7 +75,7 @@ def count_baselines(
     """Count these sequences of the training split."""
 
     def read() -> Iterable[Packed]:
-        return packed_batches(shards, numbers, _COUNTED_AT_ONCE)
+        return batches_of(shards, numbers, _COUNTED_AT_ONCE)
 
     if isinstance(objective, Causal):
         return NextTokenBaselines(read, vocab_size, len(numbers) * (len(shards[0][0]) - 1))
@@ -133,7 +134,7 @@ def measure(
             # of the result.
             repeats = -(-(end - begin) // world) - len(own_indices)
             requested = np.append(numbers[own_indices], numbers[:1].repeat(repeats))
-            [packed] = packed_batches(shards, requested, size, with_sources=bool(sources))
+            [packed] = batches_of(shards, requested, size, with_sources=bool(sources))
             batch = objective.batch(packed)
             losses = model.losses({name: value.to(device) for name, value in batch.items()}).double().cpu().numpy()
             run.stop_if_cancelled()

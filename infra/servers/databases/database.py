@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from infra.errors import ConfigError, Problem, stage_error
 
@@ -35,7 +35,7 @@ class Postgres:
         """The URL without its password, for files and people."""
         parts = urlsplit(self.url)
         user = f"{parts.username}@" if parts.username else ""
-        return f"postgresql://{user}{_host_and_port(parts)}{parts.path}"
+        return f"postgresql://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     @property
     def mlflow_uri(self) -> str:
@@ -141,7 +141,3 @@ def database(recorded: str) -> Postgres | None:
 def described(url: str) -> str:
     """Return the form of a `requested_database` that may be stored and shown."""
     return url if url == SQLITE else Postgres(url).public_url
-
-
-def _host_and_port(parts: SplitResult) -> str:
-    return parts.netloc.rpartition("@")[2]

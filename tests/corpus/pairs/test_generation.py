@@ -22,8 +22,7 @@ from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, wr
 from corpus.generation.answers import Answer, AnswerStore
 from corpus.generation.config import EndpointConfig, GenerateConfig, GenerateInstructionsConfig, SamplingConfig
 from corpus.generation.endpoint import Endpoint, Failure, Request
-from corpus.generation.instructions import generate_instructions
-from corpus.generation.pairs import pairs_in
+from corpus.generation.instructions import generate_instructions, pairs_in
 from corpus.generation.prompts import pieces_of
 from corpus.generation.stage import generate
 from flows.config.graph import graph

@@ -14,8 +14,8 @@ from corpus.demo.comments import comment_documents
 from corpus.demo.config import CommentDocuments
 from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
-from corpus.demo.style import both_moods
 from corpus.demo.summaries import shortened, summary_of
+from corpus.demo.texts import both_moods
 from corpus.documents.parts import is_heldout
 from corpus.documents.quarantine import Rejected
 from corpus.instructions import instructions

@@ -28,7 +28,7 @@ from prefect.utilities.templating import apply_values
 
 from flows.config.read import PipelineConfig, load
 from flows.deployment.deploy import deploy_pipeline, deploy_stages
-from flows.sweeps.deploy import deploy_sweep
+from flows.sweeps.from_page import deploy_sweep
 from infra.errors import ConfigError
 from infra.launch.kube import runs as kube_runs
 from infra.servers.http import answers
