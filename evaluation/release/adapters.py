@@ -14,7 +14,7 @@ from corpus.model_folders.adapters import CONFIG, FOLDER, WEIGHTS, adapter_setti
 from corpus.model_folders.folder import INDEX, folder_problems
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.model_folders.pretrained import load_pretrained_model
-from evaluation.release.export import CARD, OURS, appearing, copy_licence, run_elsewhere
+from evaluation.release.export import CARD, NOT_EXPORTED, appearing, copy_licence, run_elsewhere
 from evaluation.results.artifacts import Artifact
 from infra.errors import StageError, stage_error
 from infra.io.foreign import check_model
@@ -122,7 +122,7 @@ def _write_files(model: Artifact, out: Path) -> None:
     """Copy adapters, the tokenizer with its chat templates, and the licence."""
     for file in sorted(model.folder.rglob("*")):
         path = file.relative_to(model.folder)
-        kept = path.parts[0] != AUX and path.name not in OURS and path.suffix != ".safetensors"
+        kept = path.parts[0] != AUX and path.name not in NOT_EXPORTED and path.suffix != ".safetensors"
         if file.is_file() and kept:
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, out / path)
