@@ -57,6 +57,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         text.rules(corpus),
         text.personal_data(corpus),
         text.duplicates(corpus),
+        text.duplicates(corpus, "semantic_dedupe"),
         text.contamination(corpus),
         text.languages_and_lengths(corpus),
         tokens.mixture(corpus),

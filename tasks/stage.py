@@ -257,6 +257,14 @@ class Node:
 
 
 @runtime_checkable
+class NeedsDisk(Protocol):
+    """A config whose stage needs much more disk while it is built than its artifact takes."""
+
+    def disk_bytes(self, inputs: Mapping[str, Path]) -> int:
+        """Return the bytes that a build needs, from the folders of its inputs; 0 if they are unknown."""
+
+
+@runtime_checkable
 class ReadsSources(Protocol):
     """A config whose stage reads files outside the store."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corpus.cleaning.kernels import ALL_PUNCTUATION, SENTENCE_END, Array
-from corpus.cleaning.languages.characters import DIGIT, LINE_BREAK, SPACE
+from corpus.cleaning.languages.characters import DIGIT, FORMAT, LINE_BREAK, SPACE
 from infra.native import kernel
 
 _NEW_LINE, _RETURN, _DOT, _OPEN, _CLOSE, _CURLY = 10, 13, 46, 91, 93, 123
@@ -112,7 +112,7 @@ def edit(
             for j in range(first, last):
                 if classes[points[j]] & SPACE:
                     run = 0
-                else:
+                elif not classes[points[j]] & FORMAT:
                     count += run == 0
                     run += 1
                     longest = max(longest, run)
@@ -133,10 +133,11 @@ def edit(
                 out[target] = points[j]
                 target += 1
                 j += 1
-            dots = (
-                target - line >= 3 and out[target - 1] == _DOT and out[target - 2] == _DOT and out[target - 3] == _DOT
-            )
-            if ends.size and (target == line or not ends[out[target - 1]] or dots):
+            shown = target
+            while shown > line and classes[out[shown - 1]] & FORMAT:
+                shown -= 1
+            dots = shown - line >= 3 and out[shown - 1] == _DOT and out[shown - 2] == _DOT and out[shown - 3] == _DOT
+            if ends.size and (shown == line or not ends[out[shown - 1]] or dots):
                 lines[doc, NO_END] += 1
                 continue
             if count < min_words:

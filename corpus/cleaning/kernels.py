@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.languages.characters import LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
+from corpus.cleaning.languages.characters import FORMAT, LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
 from infra.native import kernel
 
 Array = NDArray[Any]
@@ -98,6 +98,8 @@ def find_chunks(
 ) -> int:
     """Split documents at spaces and look every chunk up; unknown ones are entered with the ids that follow `known`.
 
+    A chunk of nothing but format characters counts as space.
+
     Fills bounds (C, 2) and ids (C,) with each chunk's start, end and id, new_bounds (N, 2) with where each new id was
     met first, offsets (D + 1,) with each document's first chunk. Returns how many ids are new, -1 if there was no room.
 
@@ -115,11 +117,14 @@ def find_chunks(
             if classes[points[i]] & SPACE:
                 i += 1
                 continue
-            start = i
+            start, is_visible = i, False
             value = ZERO
             while i < end and not classes[points[i]] & SPACE:
                 value = value * BASE + np.uint64(points[i]) + ONE
+                is_visible = is_visible or not classes[points[i]] & FORMAT
                 i += 1
+            if not is_visible:
+                continue
             slot = slot_of(value, mask)
             while keys[slot] != 0 and keys[slot] != value:
                 slot = (slot + 1) & mask
@@ -241,16 +246,20 @@ def split_simple(points: Array, bounds: Array, exception_keys: Array, exception_
 @kernel
 def describe(
     points: Array, starts: Array, lengths: Array, classes: Array, stop_keys: Array, stop_values: Array
-) -> tuple[Array, Array]:
-    """Hash and bits of words at starts (W,) with lengths (W,)."""
+) -> tuple[Array, Array, Array]:
+    """Hash, bits and visible length of words at starts (W,) with lengths (W,): as without their format characters."""
+    visible = np.empty(starts.size, np.int32)
     hashes = np.empty(starts.size, np.uint64)
     bits = np.zeros(starts.size, np.uint16)
     for word in range(starts.size):
         start, end = starts[word], starts[word] + lengths[word]
-        hashes[word] = hash_points(points, start, end)
-        flags, punctuation = 0, True
+        flags, punctuation, count, value, last = 0, True, 0, ZERO, 0
         for i in range(start, end):
             kind = classes[points[i]]
+            if kind & FORMAT:
+                continue
+            count, last = count + 1, kind
+            value = value * BASE + np.uint64(points[i]) + ONE
             if kind & LETTER:
                 flags |= ALPHABETIC
             if not kind & SYMBOL:
@@ -259,11 +268,12 @@ def describe(
                 punctuation = False
         if punctuation:
             flags |= ALL_PUNCTUATION
-        if end == start + 1 and classes[points[start]] & TERMINAL:
+        if count == 1 and last & TERMINAL:
             flags |= SENTENCE_END
+        hashes[word], visible[word] = value, count
         flags |= (look_up(stop_keys, stop_values, hashes[word]) + 1) << STOP_WORD_SHIFT
         bits[word] = flags
-    return hashes, bits
+    return hashes, bits, visible
 
 
 @kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corpus.cleaning.kernels import ALPHABETIC, SOLID, STOP_WORD_SHIFT, Array
-from corpus.cleaning.languages.characters import LINE_BREAK, SPACE, TERMINAL
+from corpus.cleaning.languages.characters import FORMAT, LINE_BREAK, SPACE, TERMINAL
 from corpus.cleaning.repeats import repeated_pieces
 from infra.native import kernel
 
@@ -79,7 +79,7 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Ar
     while i < end:
         first, last = -1, -1
         while i < end and not classes[points[i]] & LINE_BREAK:
-            if not classes[points[i]] & SPACE:
+            if not classes[points[i]] & (SPACE | FORMAT):
                 first = i if first < 0 else first
                 last = i
             i += 1
@@ -95,6 +95,16 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Ar
             dots += 1
         if dots >= 3 or points[last] == _ELLIPSIS:
             counts[ELLIPSIS_LINES] += 1
+
+
+@kernel
+def characters(points: Array, doc_starts: Array, classes: Array) -> Array:
+    """(D,) characters of each document; format characters, which have no width, are none."""
+    counts = np.zeros(doc_starts.size - 1, np.int64)
+    for doc in range(doc_starts.size - 1):
+        for i in range(doc_starts[doc], doc_starts[doc + 1]):
+            counts[doc] += classes[points[i]] & FORMAT == 0
+    return counts
 
 
 @kernel
@@ -122,19 +132,23 @@ def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Arr
     counts = np.zeros((doc_starts.size - 1, 5), np.int64)
     for doc in range(doc_starts.size - 1):
         end = doc_starts[doc + 1]
-        line, blank = doc_starts[doc], True
+        line, blank, formats = doc_starts[doc], True, 0
         for i in range(doc_starts[doc], end + 1):
             if i < end and points[i] != _NEW_LINE:
-                blank = blank and classes[points[i]] & SPACE != 0
+                blank = blank and classes[points[i]] & (SPACE | FORMAT) != 0
+                formats += classes[points[i]] & FORMAT != 0
                 continue
             if i < end:
                 counts[doc, NEW_LINES] += 1
             if not blank:
                 counts[doc, FULL_LINES] += 1
-                if classes[points[i - 1]] & TERMINAL:
+                last = i - 1
+                while classes[points[last]] & FORMAT:
+                    last -= 1
+                if classes[points[last]] & TERMINAL:
                     counts[doc, ENDED_LINES] += 1
-                if i - line <= short:
+                if i - line - formats <= short:
                     counts[doc, SHORT_LINES] += 1
-            line, blank = i + 1, True
+            line, blank, formats = i + 1, True, 0
         counts[doc, REPEATED_CHARACTERS] = repeated_pieces(points, doc_starts[doc], end, 1, True, classes)[2]
     return counts

@@ -74,15 +74,16 @@ class QualityRules:
         self, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts, languages: Sequence[str] = ()
     ) -> list[str]:
         config = self.config
+        sizes = measures.characters(batch.points, batch.doc_starts, self._classes)
         for rule in (
             at_least("min_characters", STEMMA, config.min_characters),
             at_most("max_characters", STEMMA, config.max_characters),
         ):
-            verdicts.apply(rule, np.diff(batch.doc_starts))
+            verdicts.apply(rule, sizes)
         if config.gopher_quality:
             self._gopher_quality(config.gopher_quality, texts, languages, batch, verdicts)
         if config.gopher_repetition:
-            self._gopher_repetition(config.gopher_repetition, texts, batch, verdicts)
+            self._gopher_repetition(config.gopher_repetition, texts, sizes, batch, verdicts)
         edited = list(texts)
         if self._c4:
             batch, edited = self._edit(self._c4, texts, batch, verdicts)
@@ -156,11 +157,15 @@ class QualityRules:
         return {document: prose for document, prose in measured.items() if prose}
 
     def _gopher_repetition(
-        self, config: GopherRepetitionConfig, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts
+        self,
+        config: GopherRepetitionConfig,
+        texts: Sequence[str],
+        sizes: Array,
+        batch: SegmentedText,
+        verdicts: Verdicts,
     ) -> None:
         counts = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
-        sizes = np.diff(batch.doc_starts)
-        characters = np.maximum(sizes, 1)
+        characters = np.maximum(np.diff(batch.doc_starts), 1)
         prefix = "gopher_repetition."
         for rule, values in (
             (

@@ -23,7 +23,7 @@ from evaluation.results.artifacts import Artifact
 from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.intervals import Interval
 
-DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "dedupe", "clean", "ingest")
+DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "semantic_dedupe", "dedupe", "clean", "ingest")
 """Stages that produce documents, the last first."""
 
 GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9

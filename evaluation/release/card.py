@@ -31,6 +31,7 @@ DATA = (
     "ingest",
     "clean",
     "dedupe",
+    "semantic_dedupe",
     "classify",
     "generate",
     "decontaminate",

@@ -30,7 +30,7 @@ from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, inst
 from tasks.building.lineage import end_of, leave_card, shown
 from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, Measured, note_event
 from tasks.processes.supervisor import LOG, lease_lost, run_child
-from tasks.stage import STATE, Node
+from tasks.stage import STATE, NeedsDisk, Node
 
 LOW_DISK_BYTES = 200_000_000
 
@@ -96,6 +96,7 @@ class Build:
             self._send_started(started)
             with self.clock("fetch"):
                 self._fetch_inputs()
+            self._check_disk()
             with self.context.turn(self.node.id):
                 # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
                 started_at, ticks = time.time(), time.monotonic()
@@ -236,13 +237,22 @@ class Build:
         if self.keep_measurement:
             (self.work / MEASUREMENT / AUX).mkdir(parents=True)
         self.scratch.mkdir(exist_ok=True)
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        """Raise StageError `disk_full` if less is free than the stage needs; what an earlier, broken build left counts
+        as written. The stage's config computes the need from its inputs, once they are on this machine."""
+        needed = LOW_DISK_BYTES
+        if self.folders and isinstance(self.node.config, NeedsDisk):
+            written = sum(file.stat().st_size for file in self.scratch.rglob("*") if file.is_file())
+            needed += max(0, self.node.config.disk_bytes(self.folders) - written)
         free = shutil.disk_usage(self.work).free
-        if free < LOW_DISK_BYTES:
+        if free < needed:
             raise StageError(
                 Problem(
                     "disk_full",
                     str(self.store.root),
-                    f"only {free / 1e6:.0f} MB are free; {self.node.id} needs at least {LOW_DISK_BYTES / 1e6:.0f} MB",
+                    f"only {free / 1e6:,.0f} MB are free; {self.node.id} needs at least {needed / 1e6:,.0f} MB",
                     "free some space, or choose another --root",
                 )
             )

@@ -12,8 +12,8 @@ from evaluation.pages.words import (
 from evaluation.results.pipeline import PipelineResults
 
 DATA_STAGES = (
-    *("ingest", "clean", "dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer", "shard"),
-    *("instructions", "generate_instructions", "preferences"),
+    *("ingest", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer"),
+    *("shard", "instructions", "generate_instructions", "preferences"),
 )
 
 DATA_KINDS = ("documents", "tokenizer", "shards", "instructions", "preferences")
@@ -39,6 +39,7 @@ def data(pipeline: PipelineResults) -> Section:
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
     notes = {
         "dedupe": "Duplicates",
+        "semantic_dedupe": "Semantic duplicates",
         "classify": "Classifier",
         "generate": "Written by a language model",
         "decontaminate": "Test items",
