@@ -119,12 +119,17 @@ class _Way:
 
     def continuations(self, prompts: Sequence[str], config: MitigationsConfig, run: Run, keep: Keep) -> list[list[str]]:
         """Return the kept continuations of every prompt."""
-        from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
+        from evaluation.generation.token_choice import SamplingOptions, TokenBias
 
         settings, kept = config.toxicity, config.toxicity.samples_per_prompt
-        drawn = Sampling(settings.max_new_tokens, settings.temperature, settings.top_p, config.seed)
-        sampling: Sampling = replace(drawn, bias=self.bias)
+        sampling = SamplingOptions(
+            settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=config.seed,
+            bias=TokenBias(self.bias) if self.bias else None,
+        )
         prefixed = [self.prefix + prompt for prompt in prompts]
         count = kept * self.drawn_per_kept
         texts: list[list[str]] = keep(

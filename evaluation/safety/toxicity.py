@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.continuations import Sampling
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.generation.language_model import LoadedModel, sample_continuations
 from evaluation.results.kept_parts import Keep, at_once
 from evaluation.safety.memorisation import read_documents
@@ -43,7 +43,7 @@ def measure_toxicity(
     Returns the results (overall and by kind of prompt) and the generated texts, one row per prompt.
     """
     prompts = read_prompts(config)
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
+    sampling = SamplingOptions(config.max_new_tokens, temperature=config.temperature, top_p=config.top_p, seed=seed)
     prompt_texts = [row["prompt"] for row in prompts]
     continuations = keep(
         "continuations", lambda: sample_continuations(lm, prompt_texts, config.samples_per_prompt, sampling, run, chat)
