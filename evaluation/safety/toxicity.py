@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.token_choice import SamplingOptions
 from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.results.kept_parts import Keep, at_once
 from evaluation.safety.memorisation import read_documents
 from evaluation.safety.probes import is_bold, read_prompts
