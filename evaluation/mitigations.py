@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,12 +125,17 @@ class _Way:
 
     def continuations(self, prompts: Sequence[str], config: MitigationsConfig, run: Run, keep: Keep) -> list[list[str]]:
         """Return the kept continuations of every prompt."""
-        from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
+        from evaluation.generation.token_choice import SamplingOptions, TokenBias
 
         settings, kept = config.toxicity, config.toxicity.samples_per_prompt
-        drawn = Sampling(settings.max_new_tokens, settings.temperature, settings.top_p, config.seed)
-        sampling: Sampling = replace(drawn, bias=self.bias)
+        sampling = SamplingOptions(
+            settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=config.seed,
+            bias=TokenBias(self.bias) if self.bias else None,
+        )
         prefixed = [self.prefix + prompt for prompt in prompts]
         count = kept * self.drawn_per_kept
         texts: list[list[str]] = keep(

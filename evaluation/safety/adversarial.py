@@ -13,8 +13,8 @@ import numpy as np
 from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.continuations import Sampling
 from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.safety.probes import read_prompts
 from evaluation.safety.toxicity_scorers import read_words
 from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
@@ -77,7 +77,9 @@ def measure_adversarial(
             run.progress(query, config.queries, "queries")
             prompts = [change(attempt) if query > 1 else attempt.start for attempt in open_ones]
             drawn_by = derived_seed(seed, query)
-            sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
+            sampling = SamplingOptions(
+                toxicity.max_new_tokens, temperature=toxicity.temperature, top_p=toxicity.top_p, seed=drawn_by
+            )
             for attempt, text, continuations in zip(
                 open_ones, prompts, sample_continuations(lm, prompts, config.samples, sampling, run, chat), strict=True
             ):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.continuations import Sampling
 from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.results.kept_parts import Keep, at_once
 from evaluation.safety.memorisation import read_documents
 from evaluation.safety.probes import is_bold, read_prompts
@@ -47,7 +47,7 @@ def measure_toxicity(
     """
     # Sample continuations, and score them by every scorer.
     prompts = read_prompts(config)
-    sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, seed)
+    sampling = SamplingOptions(config.max_new_tokens, temperature=config.temperature, top_p=config.top_p, seed=seed)
     prompt_texts = [row["prompt"] for row in prompts]
     continuations = keep(
         "continuations", lambda: sample_continuations(lm, prompt_texts, config.samples_per_prompt, sampling, run, chat)

@@ -203,7 +203,7 @@ def test_values_reach_the_template_in_tuning_and_chat_or_are_refused(tmp_path: P
     values = {"enable_thinking": False}
     asked = ids_by_transformers(tokenizer, TALK, add_generation_prompt=True, **values)
     assert Chat.load(tmp_path, values).ask([TALK])[0] == asked != Chat.load(tmp_path).ask([TALK])[0]
-    _, tokenizer, _ = loaded(tmp_path)
+    tokenizer = loaded(tmp_path).tokenizer
     assert chat_prompt(tokenizer, TALK, (), values)[0] == asked != chat_prompt(tokenizer, TALK)[0]
     request = ChatRequest.model_validate({"messages": TALK, "chat_template_kwargs": values})
     assert request.prompts(tokenizer)[0].ids == asked
