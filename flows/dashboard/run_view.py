@@ -79,6 +79,7 @@ class RunView:
         self.steps: dict[str, Step] = {}
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
+        self.awaits_retry = False
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
@@ -88,7 +89,7 @@ class RunView:
     def status(self) -> str:
         """The status of the run: running, lost (its process is gone without a result), or the status it ended with."""
         if self.result is not None:
-            return str(self.result["status"])
+            return "retrying" if self.awaits_retry else str(self.result["status"])
         return "lost" if self.journal.has_died() else "running"
 
     @property
@@ -103,6 +104,8 @@ class RunView:
             self._take(line)
         with suppress(StemmaError):  # a damaged result is reported by every command that needs it
             self.result = self.journal.result()
+        if self.result is None:
+            self.awaits_retry = False  # it has begun again
         for step in self.running():
             if journal := self._journal_of(step):
                 curves = self._followed(journal)

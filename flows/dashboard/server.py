@@ -106,7 +106,7 @@ class Dashboard:
     async def run_events(self, request: Request) -> Response:
         view = self._view(request.path_params["run_id"])
         look = lambda: self._look(view.journal.run_id, lambda: self._run_parts(view))  # noqa: E731 - two lines as a def
-        return self._events(request, look, lambda: view.result is not None)
+        return self._events(request, look, lambda: view.result is not None and not view.awaits_retry)
 
     async def act(self, request: Request) -> Response:
         """Cancel or retry a run through Prefect, whose rules for these hold."""
@@ -118,12 +118,13 @@ class Dashboard:
             message = "no Prefect server runs here; `stemma up` starts it" if flow_run else "this run has no flow run"
             return JSONResponse({"message": message}, HTTPStatus.CONFLICT)
         try:
-            body = {"state": STATES[action], "force": action == "cancel"}
+            body = {"state": STATES[action], "force": True}  # as the page of Prefect
             answer = await asyncio.to_thread(post, f"{url}/flow_runs/{flow_run}/set_state", body, 10.0)
         except (OSError, StemmaError) as error:
             return JSONResponse({"message": f"Prefect did not take it: {error}"}, HTTPStatus.BAD_GATEWAY)
         accepted = answer.get("status") == "ACCEPT"
         reason = (answer.get("details") or {}).get("reason") or "no reason given"
+        view.awaits_retry = accepted and action == "retry"
         message = "asked for; the steps follow" if accepted else f"Prefect refused: {reason}"
         return JSONResponse({"message": message}, HTTPStatus.OK if accepted else HTTPStatus.CONFLICT)
 
