@@ -57,7 +57,8 @@ def command(
         "this_machine": [problem.as_json() for problem in unfit],
     }
     if not as_json:
-        for service in services:
+        # The page comes first: it is the one to open.
+        for service in sorted(services, key=lambda service: service.name != "page"):
             link = settings.page_of(service.url) or "in the background"
             click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
         print_warnings(unfit)

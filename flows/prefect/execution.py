@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,11 +24,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.config.graph import Graph, Selection, descendants, graph
 from flows.config.read import PipelineConfig, dump
 from flows.planning.branches import refuse_removed_states
+from flows.planning.picture import drawing_of
 from flows.planning.plan import locate_upstream, plan
 from flows.prefect.admission import keep_slots
 from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
-from flows.runs.journal import PRIVATE, RunJournal, StageRow
+from flows.runs.journal import PICTURE, PRIVATE, RunJournal, StageRow
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
@@ -38,6 +40,7 @@ from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.servers.prefect.run_ends import end_of
+from infra.servers.settings import run_page
 from infra.store.at_work import GoingRun
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -308,7 +311,11 @@ class PipelineRun:
             selection=self.selection.model_dump(mode="json"),
             flow_run_id=self.context.flow_run_id,
             flow_run_url=self.context.flow_run_url,
+            page_url=run_page(self.store.root, self.journal.run_id),
         )
+        with suppress(OSError):  # a run without room for its picture goes on without
+            picture = json.dumps(drawing_of(self.nodes).as_json())
+            (self.journal.folder / PICTURE).write_text(picture, encoding="utf8")
         if self.store.remote is not None:
             since = datetime.fromtimestamp(started_at, UTC).isoformat(timespec="seconds")
             about = {"pipeline": self.config.name, "host": socket.gethostname(), "since": since}

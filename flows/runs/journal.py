@@ -1,6 +1,7 @@
 """Progress of a pipeline run, in a folder of the store, for its followers: <root>/runs/<run id>/.
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
+picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs
 """
@@ -26,6 +27,8 @@ from infra.process.lifetime import start_ticks, this_machine
 from infra.run import read_journal
 from infra.store.manifest import Manifest
 from infra.store.store import is_full
+
+PICTURE = "picture.json"
 
 PIPELINE = "pipeline"
 """The deployment of a whole pipeline: `<pipeline>/pipeline`."""
