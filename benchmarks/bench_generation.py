@@ -30,7 +30,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.bench_eval import DATA, tokenizer
-from evaluation.generation.continuations import Sampling, generate
+from evaluation.generation.decoding import generate
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.harness.model import ReportingHFLM
 from evaluation.harness.tasks import quiet
 from infra.run import Run
@@ -87,7 +88,7 @@ def race(name: str, model: Any, words: Any, options: argparse.Namespace, run: Ru
     ways: dict[str, dict[str, Callable[[], Any]]] = {
         "token ids": {
             **{f"theirs {b}": lambda b=b: by_generate(model, prompts, options.new, stops, b) for b in BATCHES},
-            "ours": lambda: generate(model, prompts, Sampling(options.new, 0.0), stops),
+            "ours": lambda: generate(model, prompts, SamplingOptions(options.new, frozenset(stops), temperature=0)),
         },
         "strings": {
             **{f"theirs {b}": lambda b=b: harness(False, b) for b in BATCHES},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,20 +31,24 @@ TUNED = "tuned"
 
 
 def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the plain model, every mitigation of the config, and the models that were trained to be less toxic.
+    """Measure the plain model, every mitigation of the config, and the models that were trained to be less toxic.
 
-    inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's name.
     Writes results.json: {"scorer", "limits", "prompts", "samples_per_prompt", "threshold", "rows": [{"name", "kind",
     "chosen_by", "expected_max_toxicity", "toxicity_probability", "change": {"expected_max_toxicity",
     "toxicity_probability"}, "tasks": {task: {value, low, high}}, "task_changes": {task: {value, low, high, p_value}},
     "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, one line per prompt. Until then,
     finished parts are in the run's work folder, and an interrupted build continues from them.
+
+    Args:
+        inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's
+            name.
     """
     from evaluation.generation.language_model import check_tokenizers, load_model
     from evaluation.safety.probes import read_prompts
     from evaluation.safety.toxicity import summarise
     from evaluation.safety.toxicity_scorers import kept_scores, make_scorer
 
+    # The models, prompts and scorer; a part that was measured before an interruption is read again.
     trained = sorted(inputs.keys() - {"model"})
     if problems := config.same_names(trained):
         raise StageError(*problems)
@@ -54,6 +58,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     prompts = [row["prompt"] for row in read_prompts(config.toxicity)]
     keep = parts_of(config, config.sources(), inputs, run)
     variants = [_Way(PLAIN, "plain", lm), *(_variant(mitigation, lm) for mitigation in config.tried)]
+    # Measure each variant: toxicity of its continuations, accuracy on tasks, likelihood under the plain model.
     measured = []
     for number, name in enumerate([*(variant.name for variant in variants), *trained]):
         run.event("mitigation", f"{name}, {number + 1} of {len(variants) + len(trained)}")
@@ -66,6 +71,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
         measured.append(
             Measured(name, variant.kind, variant.chosen_by, variant.drawn_per_kept, texts, scores, right, nats)
         )
+    # Rows of results, with differences from the plain model.
     plain = measured[0]
     rows = []
     for measurement in measured:
@@ -119,12 +125,17 @@ class _Way:
 
     def continuations(self, prompts: Sequence[str], config: MitigationsConfig, run: Run, keep: Keep) -> list[list[str]]:
         """Return the kept continuations of every prompt."""
-        from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
+        from evaluation.generation.token_choice import SamplingOptions, TokenBias
 
         settings, kept = config.toxicity, config.toxicity.samples_per_prompt
-        drawn = Sampling(settings.max_new_tokens, settings.temperature, settings.top_p, config.seed)
-        sampling: Sampling = replace(drawn, bias=self.bias)
+        sampling = SamplingOptions(
+            settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=config.seed,
+            bias=TokenBias(self.bias) if self.bias else None,
+        )
         prefixed = [self.prefix + prompt for prompt in prompts]
         count = kept * self.drawn_per_kept
         texts: list[list[str]] = keep(

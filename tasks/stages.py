@@ -420,7 +420,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=6,
+            version=7,
             config=SafetyConfig,
             function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
@@ -437,7 +437,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "mitigations",
             about="What mitigations of a model's toxicity do, and what they cost.",
-            version=2,
+            version=3,
             config=MitigationsConfig,
             function="evaluation.mitigations:mitigations",
             inputs=(needs("model"), may_have("tuned", "model")),

@@ -72,7 +72,7 @@ def look_up(keys: Array, values: Array, hash_: Any) -> int:
 
 @kernel
 def enter(keys: Array, values: Array, new_keys: Array, new_values: Array) -> None:
-    """Puts hashes into an open-addressing table that has room for them."""
+    """Put hashes into an open-addressing table that has room for them."""
     mask = keys.size - 1
     for i in range(new_keys.size):
         slot = slot_of(new_keys[i], mask)
@@ -96,14 +96,17 @@ def find_chunks(
     new_bounds: Array,
     offsets: Array,
 ) -> int:
-    """Splits documents at spaces and looks every chunk up; unknown ones are entered with the ids that follow `known`.
+    """Split documents at spaces and look every chunk up; unknown ones are entered with the ids that follow `known`.
 
     A chunk of nothing but format characters counts as space.
 
-    doc_starts (D + 1,): where each document begins among the points.
-    keys, values: the hash table of chunks; room: how many more may be entered.
     Fills bounds (C, 2) and ids (C,) with each chunk's start, end and id, new_bounds (N, 2) with where each new id was
     met first, offsets (D + 1,) with each document's first chunk. Returns how many ids are new, -1 if there was no room.
+
+    Args:
+        doc_starts (D + 1,): where each document begins among the points.
+        keys, values: the hash table of chunks.
+        room: how many more may be entered.
     """
     mask = keys.size - 1
     count, new = 0, 0
@@ -164,10 +167,13 @@ def _closes(points: Array, i: int, start: int) -> bool:
 
 @kernel
 def split_simple(points: Array, bounds: Array, exception_keys: Array, exception_values: Array, lengths: Array) -> Array:
-    """Splits the chunks of ASCII letters, hyphens between them, 's, and common marks around, that no exception touches.
+    """Split the chunks of ASCII letters, hyphens between them, 's, and common marks around, that no exception touches.
 
-    bounds (N, 2): the chunks. lengths: filled with the lengths of their words, one chunk behind the other.
     Returns (N,): how many words each chunk has; 0 for one that is not so simple.
+
+    Args:
+        bounds (N, 2): the chunks.
+        lengths: filled with the lengths of their words, one chunk behind the other.
     """
     counts = np.zeros(bounds.shape[0], np.int32)
     fronts = np.empty(_MAX_CUTS, np.int64)

@@ -142,7 +142,7 @@ class ChunkSplitter:
             if remainder[-1:] in marks:
                 suffix = 1
             elif remainder[-1:] in closing:
-                # No suffix but a row of dots is longer than 8 characters, with what stands before it.
+                # No suffix but a row of dots is longer than 8 characters, with what precedes it.
                 match = self._patterns.suffix.search(remainder if remainder.endswith("..") else remainder[-8:])
                 suffix = match.end() - match.start() if match else 0
             if suffix and chunk[:-suffix] in exceptions:
@@ -166,7 +166,7 @@ class ChunkSplitter:
         if "." in core and self._patterns.address.match(core):
             return [core]
         words = self._patterns.infix.split(core)
-        if not words[0]:  # what stands at the very front cuts nothing off
+        if not words[0]:  # an infix at the very front cuts nothing off
             words = [words[1] + words[2], *words[3:]]
         return [word for word in words if word]
 

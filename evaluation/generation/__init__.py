@@ -1,5 +1,6 @@
-"""The one decoder: continuations and scores of any causal language model of transformers.
+"""The one decoder: answers and scores of any causal language model of transformers.
 
-Public: `language_model.LanguageModel`, `continuations.generate`, `decoding` (many sequences in one batch),
-`choice_scoring`.
+Public: `language_model.LoadedModel` (a model folder that scores and generates), `decoding` (`Decoder`, `generate`: many
+answers in one batch), `token_choice` (options, draws), `choice_scoring`. Training, chat, serving, safety and benchmarks
+all generate with it.
 """

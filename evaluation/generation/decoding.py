@@ -1,159 +1,317 @@
-"""Many answers at once: sequences of different lengths in one batch, which each sequence leaves as soon as it ends.
+"""The decoder: answers of a model that are generated together, token by token.
 
-Keys and values are in memory that is allocated once, one slot per sequence (`evaluation/generation/slots.py`). Prompts
-are read without left padding, equal prompts once, and a free slot goes to the next prompt. Up to rounding, each answer
-is the one that the model would give to the prompt alone.
+    answers ──► waiting ──► slots: keys and values ──► logits ──► choose_tokens ──► answers take their tokens
+                            (`slots.py`, `llama_slots.py`)        (`token_choice.py`)
+
+Keys and values are in memory that is allocated once, one slot per answer. Prompts are read without left padding, equal
+prompts once, and an answer leaves as soon as it ends, so that its slot goes to the next one. Up to rounding, each
+answer is the one that the model would give to the prompt alone.
 
     slot 0   p p p p p a a a . . . .      p a token of the prompt, a one of the answer
     slot 1   p p p a a . . . . . . .      a query sees the places before its own in its own slot
     slot 2   free: the next prompt
 
-Shapes: N sequences in the batch, H heads, T tokens, D width of a head, V vocabulary.
+A decoder works in two ways: `answer` works on a set of answers until all are complete (training, safety, benchmarks);
+`add`, `step` and `remove` work on answers that come and go (chat, serving). Models that slots do not support answer
+through transformers' `generate`, with the same choice of tokens (`by_transformers.py`).
+
+Shapes: N answers in the batch, H heads, T tokens, D width of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from evaluation.generation.by_transformers import answer_by_transformers
 from evaluation.generation.llama_slots import LlamaSlots
-from evaluation.generation.slots import ModelSlots, Slots
+from evaluation.generation.slots import ModelSlots, Slots, autocast
+from evaluation.generation.token_choice import Answer, SamplingOptions, Token, choose_tokens, logprobs_of
+from infra.errors import StemmaError
 
-Pick = Callable[[Tensor, Sequence[int]], Tensor]
-"""Function that returns the next token (N,) of the prompts with these numbers from their logits (N, V) in float32."""
-Ended = Callable[[int, list[int]], bool]
-"""Function that returns True if the answer to the prompt with this number, given its new ids so far, is complete."""
-
+AT_ONCE = 128
+"""Answers per forward pass, for all answers of a set."""
 CACHE_BYTES = 1 << 30
-"""Bytes for the keys and values of all slots together."""
+"""Bytes for the keys and values of all slots together on a CPU."""
+CACHE_SHARE = 0.5
+"""Share of a GPU's free memory for them."""
 PREFILL_TOKENS = 4096
 """Tokens per forward pass over prompts."""
 REFILL_SHARE = 4
-"""Prompts are read when at least 1/4 of the slots is free: reading one takes as long as reading several."""
+"""Prompts of a set are read when at least 1/4 of the slots is free: reading one takes as long as reading several."""
+LEAST_WIDTH = 256
+"""Initial number of places of a slot where answers come and go."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between logits with and without a cache, as a fraction of the largest logit plus one."""
-TRIED_TOKENS, TRIED_STEPS = 12, 2
+TRIED_TOKENS, TRIED_STEPS, TRIED_WINDOW = 12, 2, 5
 
-Way = Callable[[Any, int, int], Slots]
-"""Factory of slots for a model: takes the number of slots and the places per slot."""
+Watch = Callable[[Tensor, Sequence[Answer]], None]
+"""Function that receives the logits (N, V) from which the next tokens of answers are chosen."""
 
 
 class Decoder:
-    """Answers of a model to many prompts, at most `slots` of them at a time."""
+    """Answers of one model. Used by one thread.
 
-    def __init__(self, model: PreTrainedModel, slots: int) -> None:
-        self._model, self._slots = model, slots
+    Args:
+        model: In evaluation mode during the work.
+        at_once: Most answers per forward pass.
+        dtype: Of the products; None for the model's own.
+    """
+
+    def __init__(self, model: PreTrainedModel, at_once: int = AT_ONCE, dtype: torch.dtype | None = None) -> None:
+        self._model, self._at_once, self._dtype = model, at_once, dtype or model.dtype
+        self._kept: Slots | None = None
+        self._capacity = self._width = 0
+        self._waiting: deque[Answer] = deque()
+        self._rows: list[Answer] = []
+        """The answer of each of the first slots, which hold all of its tokens but the last."""
+        self._alone: list[Answer] = []
+        writes = getattr(model, "generation_config", None)
+        unused = list(getattr(writes, "suppress_tokens", None) or [])
+        self._unused = torch.tensor(unused, dtype=torch.long, device=model.device)
 
     @torch.inference_mode()
     def answer(
         self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        pick: Pick,
-        ended: Ended,
+        answers: Sequence[Answer],
         on_step: Callable[[int], None] = lambda done: None,
-    ) -> list[list[int]]:
-        """Return the new ids of each prompt, including those by which it ended.
+        watch: Watch | None = None,
+    ) -> None:
+        """Complete all answers, those to the longest prompts first.
 
-        The longest prompts come first. on_step: called before each pass with the number of complete answers; an
-        exception that it raises ends the work.
+        Args:
+            on_step: Called before each forward pass with the number of complete answers; an exception that it raises
+                ends the work.
+            watch: Called with the logits of each forward pass.
         """
-        answers: list[list[int]] = [[] for _ in prompts]
-        waiting = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), number))
-        slots = min(self._slots, len(prompts))
-        width = max(map(len, prompts), default=0) + max_new_tokens
-        kept = self.slots(slots, width)
-        rows: list[int] = []  # the prompt in each of the first slots
-        lengths: list[int] = []  # tokens of it that the cache holds
-        done = 0
-        while waiting or rows:
-            on_step(done)
-            free = slots - len(rows)
-            if waiting and (not rows or free * REFILL_SHARE >= slots):
-                started, waiting = waiting[:free], waiting[free:]
-                first = len(rows)
-                logits = self.read(kept, [prompts[number] for number in started], first)
-                rows += started
-                lengths += [len(prompts[number]) for number in started]
-            else:
-                first = 0
-                logits = self.step(kept, [answers[number][-1] for number in rows], lengths)
-                lengths = [length + 1 for length in lengths]
-            tokens = pick(logits, rows[first:]).tolist()
-            over = []
-            for slot, token in enumerate(tokens, first):
-                number = rows[slot]
-                answers[number].append(token)
-                if len(answers[number]) >= max_new_tokens or ended(number, answers[number]):
-                    over.append(slot)
-            done += len(over)
-            # The last sequence moves into the slot of one that has ended: the others always occupy the first slots.
-            for slot in reversed(over):
-                last = len(rows) - 1
-                if slot != last:
-                    kept.move(last, slot, lengths[last])
-                    rows[slot], lengths[slot] = rows[last], lengths[last]
-                del rows[last], lengths[last]
-        return answers
+        answers = [answer for answer in answers if self._begins(answer)]
+        if not answers:
+            return
+        prompts = [answer.prompt for answer in answers]
+        most = max(answer.options.max_new_tokens for answer in answers)
+        if not self.usable(prompts, most):
+            with autocast(self._model, self._dtype):
+                answer_by_transformers(self._model, answers, self._unused, on_step, watch)
+            return
+        width = max(map(len, prompts)) + most
+        slots = min(self._at_once, len(answers), slots_in_memory(self._model, width))
+        self._waiting.extend(sorted(answers, key=lambda answer: -len(answer.prompt)))
+        try:
+            self._kept = self._slots(LlamaSlots if self.has_own_layers else ModelSlots, slots, width)
+            while self._waiting or self._rows:
+                on_step(len(answers) - len(self._waiting) - len(self._rows))
+                free = slots - len(self._rows)
+                if self._waiting and (not self._rows or free * REFILL_SHARE >= slots):
+                    self._read([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))], watch)
+                else:
+                    self._advance(watch)
+        finally:
+            self._kept = None
+            self._rows.clear()
+            self._waiting.clear()
+
+    def add(self, answer: Answer) -> None:
+        """Begin an answer with one of the next calls of `step`."""
+        self._waiting.append(answer)
+
+    @torch.inference_mode()
+    def remove(self, answer: Answer) -> None:
+        """Stop an answer."""
+        if answer in self._rows:
+            self._leave(self._rows.index(answer))
+        elif answer in self._waiting:
+            self._waiting.remove(answer)
+        self._alone = [other for other in self._alone if other is not answer]
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Read the prompts that fit, and generate a token of each answer in progress; complete answers leave.
+
+        Slots grow with the longest answer. If memory no longer holds all of them, the newest answers wait and are read
+        again later, with the tokens that they have.
+        """
+        if begun := self._admitted():
+            self._read(begun)
+        if self._rows:
+            self._make_room()
+            self._advance()
+        if self._alone:
+            self._answer_alone(self._alone.pop(0))
+        if not self._rows and self._width > LEAST_WIDTH:
+            self._resize(LEAST_WIDTH)  # one long answer keeps no memory allocated
 
     def usable(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> bool:
-        """Return True if the model can be used this way. It is tried once, on the start of two prompts, against passes
-        without a cache."""
-        config = self._model.config
-        windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+        """Return True if slots support the model and sequences of this length.
+
+        It is tried once per model and dtype, on the start of two prompts, against passes without a cache.
+        """
+        config = self._model.config.get_text_config()
         longest = max(map(len, prompts), default=0) + max_new_tokens
-        # A custom mask replaces a sliding window: every sequence must fit in one window.
-        if any(isinstance(window, int) and 0 < window < longest for window in windows) or max_new_tokens < 1:
-            return False
+        for name in ("attention_chunk_size", "window_size"):
+            if isinstance(window := getattr(config, name, None), int) and 0 < window < longest:
+                return False
         scaling = getattr(config, "rope_scaling", None) or {}
         if scaling.get("rope_type", scaling.get("type")) in {"dynamic", "longrope"}:
             return False  # positions that depend on the longest sequence of a batch
-        if getattr(config, "is_encoder_decoder", False) or not all(prompts):
+        if getattr(config, "is_encoder_decoder", False) or not all(prompts) or max_new_tokens < 1:
             return False
-        if self._model not in _WAYS:
-            ways: list[Way] = [LlamaSlots] if LlamaSlots.fits(self._model) else []
-            _WAYS[self._model] = next((way for way in (*ways, ModelSlots) if self._matches_model(prompts, way)), None)
-        return _WAYS[self._model] is not None
+        kinds = _KINDS.setdefault(self._model, {})
+        if self._dtype not in kinds:
+            tried: list[type[Slots]] = [LlamaSlots] if LlamaSlots.fits(self._model) else []
+            tried.append(ModelSlots)
+            kinds[self._dtype] = next((kind for kind in tried if self._matches_model(prompts, kind)), None)
+        return kinds[self._dtype] is not None
 
     @property
     def has_own_layers(self) -> bool:
         """True if `evaluation/generation/llama_slots.py` computes the answers; call `usable` first."""
         # Check again: hooks or adapters may have been added to the model since it was tried.
-        return _WAYS.get(self._model) is LlamaSlots and LlamaSlots.fits(self._model)
+        return _KINDS.get(self._model, {}).get(self._dtype) is LlamaSlots and LlamaSlots.fits(self._model)
 
-    def slots(self, count: int, width: int) -> Slots:
-        """Return slots for `count` sequences of at most `width` tokens; call `usable` first."""
-        return (LlamaSlots if self.has_own_layers else ModelSlots)(self._model, count, width)
+    def _slots(self, kind: type[Slots], count: int, width: int) -> Slots:
+        """Return slots for `count` answers of at most `width` tokens."""
+        if kind is LlamaSlots:
+            return LlamaSlots(self._model, count, width)
+        return ModelSlots(self._model, count, width, self._dtype)
 
     @torch.inference_mode()
-    def _matches_model(self, prompts: Sequence[Sequence[int]], way: Way) -> bool:
+    def _matches_model(self, prompts: Sequence[Sequence[int]], kind: type[Slots]) -> bool:
         ordered = sorted(prompts, key=len)
-        short, long = ordered[0][: TRIED_TOKENS // 2], ordered[-1][:TRIED_TOKENS]
-        sequences = [list(long), list(short)]
-        bound = TOLERANCE.get(self._model.dtype, 1e-3)
+        sequences = [(list(ordered[-1]) * TRIED_TOKENS)[:TRIED_TOKENS], list(ordered[0][: TRIED_TOKENS // 2])]
+        # This project's own layers compute in the model's dtype, whatever others do.
+        dtype = self._model.dtype if kind is LlamaSlots else self._dtype
+        bound = TOLERANCE.get(dtype, 1e-3)
         try:
-            kept = way(self._model, 2, TRIED_TOKENS + TRIED_STEPS)
-            batch_logits = self.read(kept, sequences, 0)
-            lengths = [len(sequence) for sequence in sequences]
-            for _ in range(TRIED_STEPS):
-                for row, ids in zip(batch_logits, sequences, strict=True):
-                    alone = self._model(input_ids=torch.tensor([ids], device=self._model.device), use_cache=False)
-                    expected = alone.logits[0, -1].float()
-                    if not float((row - expected).abs().max()) <= bound * (1 + float(expected.abs().max())):
-                        return False
-                    ids.append(int(expected.argmax()))
-                batch_logits = self.step(kept, [ids[-1] for ids in sequences], lengths)
-                lengths = [length + 1 for length in lengths]
+            with _short_window(self._model), autocast(self._model, dtype):
+                kept = self._slots(kind, 2, TRIED_TOKENS + TRIED_STEPS)
+                batch_logits = self._read_prompts(kept, sequences, 0)
+                lengths = [len(sequence) for sequence in sequences]
+                for _ in range(TRIED_STEPS):
+                    for row, ids in zip(batch_logits, sequences, strict=True):
+                        alone = self._model(input_ids=torch.tensor([ids], device=self._model.device), use_cache=False)
+                        expected = alone.logits[0, -1].float()
+                        if not float((row - expected).abs().max()) <= bound * (1 + float(expected.abs().max())):
+                            return False
+                        ids.append(int(expected.argmax()))
+                    batch_logits = self._step_slots(kept, [ids[-1] for ids in sequences], lengths)
+                    lengths = [length + 1 for length in lengths]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
             return False
         return True
 
-    def read(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
+    def _read(self, answers: Sequence[Answer], watch: Watch | None = None) -> None:
+        """Read the prompts of answers, longest first, into the next slots, and choose the token after each."""
+        assert self._kept is not None
+        first = len(self._rows)
+        self._rows += answers
+        self._take(self._read_prompts(self._kept, [answer.ids for answer in answers], first), answers, watch)
+
+    def _advance(self, watch: Watch | None = None) -> None:
+        """Choose another token of each answer in the slots."""
+        assert self._kept is not None
+        tokens = [answer.new[-1] for answer in self._rows]
+        lengths = [_cached(answer) for answer in self._rows]
+        self._take(self._step_slots(self._kept, tokens, lengths), self._rows, watch)
+
+    def _take(self, logits: Tensor, answers: Sequence[Answer], watch: Watch | None) -> None:
+        """Choose the next tokens of answers (N) from logits (N, V); complete answers leave."""
+        if watch is not None:
+            watch(logits, answers)
+        if len(self._unused):
+            logits = logits.index_fill(1, self._unused, -torch.inf)
+        for answer, token in zip(answers, choose_tokens(logits, answers), strict=True):
+            answer.take(token)
+        for row in range(len(self._rows) - 1, -1, -1):
+            if self._rows[row].is_over:
+                self._leave(row)
+
+    def _leave(self, row: int) -> None:
+        """Free an answer's slot; the last answer moves there, so that those in progress are in the first slots."""
+        last = self._rows.pop()
+        if row < len(self._rows):
+            assert self._kept is not None
+            self._kept.move(len(self._rows), row, _cached(last))
+            self._rows[row] = last
+
+    def _begins(self, answer: Answer) -> bool:
+        """Report an answer's prompt if that is wanted; return False, and end the answer, if it is to have no tokens."""
+        if answer.prompt_logprobs is not None:
+            answer.report(self._prompt_tokens(answer))
+        if answer.options.max_new_tokens < 1:
+            answer.finish()
+        return not answer.is_over
+
+    def _admitted(self) -> list[Answer]:
+        """Return the answers that join the batch now, the longest first; also start those that are generated alone."""
+        begun: list[Answer] = []
+        longest = total = 0
+        while self._waiting:
+            answer = self._waiting[0]
+            if not self._begins(answer):
+                pass
+            elif not self.usable([answer.prompt], answer.options.max_new_tokens):
+                self._alone.append(answer)
+            else:
+                tokens = _cached(answer) + 1
+                longest, total = max(longest, tokens), total + tokens
+                width = max(self._width, self._width_for(longest + 1))
+                is_full = len(self._rows) + len(begun) >= self._capacity_of(width)
+                if is_full or (begun and total > PREFILL_TOKENS):
+                    break
+                if width > self._width:
+                    self._resize(width)
+                begun.append(answer)
+            self._waiting.popleft()
+        return sorted(begun, key=lambda answer: -_cached(answer))
+
+    def _answer_alone(self, answer: Answer) -> None:
+        """Complete an answer that slots do not support."""
+        try:
+            with autocast(self._model, self._dtype):
+                answer_by_transformers(self._model, [answer], self._unused)
+        except StemmaError as error:
+            answer.error, answer.is_over = error, True
+
+    def _make_room(self) -> None:
+        """Widen the slots for the next tokens; if memory does not hold all answers then, the newest wait."""
+        width = self._width_for(max(_cached(answer) + 1 for answer in self._rows))
+        if width <= self._width:
+            return
+        # Rows move when one leaves: the newest is the one with the fewest tokens.
+        while len(self._rows) > self._capacity_of(width):
+            newest = min(range(len(self._rows)), key=lambda row: len(self._rows[row].new))
+            self._waiting.appendleft(self._rows[newest])
+            self._leave(newest)
+        self._resize(width)
+
+    def _width_for(self, tokens: int) -> int:
+        """Return the places of slots that hold at least this number of tokens, and some more, so that they seldom
+        grow."""
+        width = LEAST_WIDTH
+        while width < tokens:
+            width *= 2
+        positions = getattr(self._model.config, "max_position_embeddings", None) or width
+        return min(width, max(tokens, positions))
+
+    def _capacity_of(self, width: int) -> int:
+        return min(self._at_once, slots_in_memory(self._model, width))
+
+    def _resize(self, width: int) -> None:
+        if self._kept is None:
+            kind = LlamaSlots if self.has_own_layers else ModelSlots
+            self._kept = self._slots(kind, self._capacity_of(width), width)
+        else:
+            self._kept.resize(self._capacity_of(width), width)
+        self._width = width
+
+    def _read_prompts(self, kept: Slots, prompts: Sequence[Sequence[int]], first: int) -> Tensor:
         """Return the logits (N, V) after each prompt, longest first; prompts go to the slots from `first` on, and equal
         prompts are read once."""
         device, parts = self._model.device, []
@@ -177,22 +335,82 @@ class Decoder:
         order = torch.cat([indices for indices, _ in parts]).argsort()
         return torch.cat([logits for _, logits in parts])[order.to(device)]
 
-    def step(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    def _step_slots(self, kept: Slots, tokens: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Return the logits (N, V) after one more token in each of the first N slots; the cache holds `lengths` tokens
         of each."""
         device = self._model.device
         positions = torch.tensor(lengths, device=device)
         return kept.step(torch.tensor(tokens, device=device), positions, max(lengths) + 1).float()
 
+    def _prompt_tokens(self, answer: Answer) -> list[Token]:
+        """Return the tokens of a prompt with their log-probabilities, except for the first, which nothing precedes."""
+        ids, likeliest = answer.prompt, answer.prompt_logprobs or 0
+        if len(ids) == 1:
+            return [Token(ids[0])]
+        logits = self._model(input_ids=torch.tensor([list(ids)], device=self._model.device), use_cache=False).logits
+        following = torch.tensor(ids[1:], device=self._model.device)
+        return [Token(ids[0]), *logprobs_of(logits[0, :-1].float(), following, [likeliest] * (len(ids) - 1))]
+
+
+def generate(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: SamplingOptions,
+    on_step: Callable[[int], None] = lambda done: None,
+    *,
+    numbers: Sequence[int] | None = None,
+    at_once: int = AT_ONCE,
+    dtype: torch.dtype | None = None,
+) -> list[list[int]]:
+    """Return the new ids of each prompt, including the stop id if there is one.
+
+    Args:
+        model: In evaluation mode.
+        prompts: Token ids.
+        options: Of all answers; `number` is that of the first.
+        on_step: As of `Decoder.answer`.
+        numbers: Added to `options.number` for each prompt; by default its place.
+        at_once, dtype: As of `Decoder`.
+    """
+    answers = [
+        Answer(prompt, replace(options, number=options.number + number))
+        for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True)
+    ]
+    Decoder(model, at_once, dtype).answer(answers, on_step)
+    return [answer.new for answer in answers]
+
 
 def slots_in_memory(model: PreTrainedModel, length: int) -> int:
-    """Return the number of sequences of `length` tokens that fit in `CACHE_BYTES`, at least one."""
+    """Return the number of sequences of `length` tokens whose keys and values fit in memory, at least one."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     slot_bytes = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize * max(1, length)
-    return max(1, int(CACHE_BYTES // slot_bytes))
+    available = CACHE_BYTES
+    if model.device.type == "cuda":
+        available = max(available, int(CACHE_SHARE * torch.cuda.mem_get_info(model.device)[0]))
+    return max(1, int(available // slot_bytes))
 
 
-_WAYS: WeakKeyDictionary[PreTrainedModel, Way | None] = WeakKeyDictionary()
-"""Layers used for each model that was tried; None if no kind of layers works."""
+def _cached(answer: Answer) -> int:
+    """Return the number of an answer's tokens whose keys and values are in its slot: all but the last."""
+    return len(answer.prompt) + len(answer.new) - 1
+
+
+@contextmanager
+def _short_window(model: PreTrainedModel) -> Iterator[None]:
+    """Shorten a model's sliding window for the trial, which has few tokens, so that they leave it."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not window:
+        yield
+        return
+    config.sliding_window = min(window, TRIED_WINDOW)
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
+_KINDS: WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, type[Slots] | None]] = WeakKeyDictionary()
+"""Kind of slots for each model and dtype that were tried; None if no kind works."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,13 +16,18 @@ from corpus.model_folders.pretrained import load_pretrained_model, load_pretrain
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.choice_rows import ChoiceRow
 from evaluation.generation.choice_scoring import ChoiceScorer
-from evaluation.generation.continuations import Sampling, generate
+from evaluation.generation.decoding import generate
 from evaluation.generation.llama_trunk import LlamaTrunk
+from evaluation.generation.token_choice import SamplingOptions
 from infra.errors import Problem, StageError, stage_error
 from infra.io.json import read_json
 from infra.run import Run
 
 SCORED_TOKENS_AT_ONCE = 8192  # bounds the logits: 8192 tokens x 50k words x 4 bytes = 1.6 GB
+
+
+UNBOUNDED = 1_000_000
+"""Tokens of a prompt and its answer for a model without a limit."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,13 @@ class LoadedModel:
         return int(self.tokenizer.eos_token_id if token is None else token)
 
     @property
+    def positions(self) -> int:
+        """Maximum number of tokens of a prompt and its answer together."""
+        return getattr(self.model.config, "max_position_embeddings", None) or UNBOUNDED
+
+    @property
     def max_tokens(self) -> int:
-        """Longest sequence that the model supports."""
+        """Longest sequence that the model supports, for evaluations."""
         return int(getattr(self.model.config, "max_position_embeddings", 2048))
 
     @property
@@ -226,18 +236,25 @@ def _batches_by_length(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]
         order = order[size:]
 
 
+def end_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the ids that end an answer by the model's generation_config.json."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+
+
 def sample_continuations(
     lm: LoadedModel,
     prompts: Sequence[str],
     samples: int,
-    sampling: Sampling,
+    sampling: SamplingOptions,
     run: Run,
     chat: ChatPrompt | None = None,
 ) -> list[list[str]]:
     """Return `samples` continuations of each prompt, without the prompt; the same seed gives the same texts.
 
-    Prompts longer than the context allows lose tokens at their start. chat: how to ask a model in its chat template,
-    which such a prompt would lose: StageError `context_too_small`; None for documents that begin with the prompts.
+    Prompts longer than the context allows lose tokens at their start. Texts end by `end_ids`.
+    chat: the chat template of the model; None for documents that begin with the prompts. A longer prompt would lose the
+    template: StageError `context_too_small`.
     """
     max_prompt_tokens = max(1, lm.max_tokens - sampling.max_new_tokens)
     if chat is not None:
@@ -254,15 +271,14 @@ def sample_continuations(
             for text in prompts
         ]
     lm.check_ids(encoded, "prompts")
-    ends = lm.model.generation_config.eos_token_id if lm.model.generation_config else None
-    stops = ends if isinstance(ends, list) else [ends] if ends is not None else []
     total = len(prompts) * samples
 
-    def on_token(done: int) -> None:
+    def on_step(done: int) -> None:
         run.stop_if_cancelled()
         run.progress(done, total, "samples")
 
-    generated = generate(lm.model, [ids for ids in encoded for _ in range(samples)], sampling, stops, on_token)
+    options = replace(sampling, stop_ids=end_ids(lm.model))
+    generated = generate(lm.model, [ids for ids in encoded for _ in range(samples)], options, on_step)
     run.progress(total, total, "samples")
     texts: list[str] = lm.tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [texts[start : start + samples] for start in range(0, total, samples)]

@@ -7,6 +7,7 @@ Shapes: N sequences, H heads, T tokens, D width of a head, V vocabulary.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -90,38 +91,63 @@ class SlotCache(DynamicCache):
 
 
 class ModelSlots:
-    """Slots of any causal language model that takes positions, a mask and a cache."""
+    """Slots of any causal language model that takes positions, a mask and a cache.
 
-    def __init__(self, model: PreTrainedModel, slots: int, width: int) -> None:
-        self._model, self._cache = model, SlotCache(slots, width)
+    Layers with a sliding window see that many places, the query's own included.
+
+    Args:
+        dtype: Of the products, by autocast if it is not the model's own.
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: int, width: int, dtype: torch.dtype) -> None:
+        self._model, self._dtype, self._cache = model, dtype, SlotCache(slots, width)
+        config = model.config.get_text_config()
+        self._window = getattr(config, "sliding_window", None)
+        self._kinds = set(getattr(config, "layer_types", None) or ())
 
     def read(self, ids: Tensor, lengths: Tensor, rows: Tensor, sources: Tensor) -> Tensor:
         self._cache.write_prompts(rows, sources)
         positions = torch.arange(ids.shape[1], device=ids.device)
-        hidden = self._model.base_model(
-            input_ids=ids, position_ids=positions[None], cache_position=positions,
-            past_key_values=self._cache, use_cache=True,
-        ).last_hidden_state  # fmt: skip
-        last = hidden[torch.arange(len(ids), device=ids.device), lengths - 1]
-        logits: Tensor = self._model.get_output_embeddings()(last)
+        with autocast(self._model, self._dtype):
+            hidden = self._model.base_model(
+                input_ids=ids, position_ids=positions[None], cache_position=positions,
+                past_key_values=self._cache, use_cache=True,
+            ).last_hidden_state  # fmt: skip
+            last = hidden[torch.arange(len(ids), device=ids.device), lengths - 1]
+            logits: Tensor = self._model.get_output_embeddings()(last)
         return logits
 
     def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
         self._cache.write_tokens(torch.arange(len(tokens), device=tokens.device), places, reach)
-        out = self._model(
-            input_ids=tokens[:, None], position_ids=places[:, None],
-            cache_position=torch.tensor([reach - 1], device=tokens.device),
-            attention_mask=unseen(places, reach, self._model.dtype)[:, None, None],
-            past_key_values=self._cache, use_cache=True,
-        )  # fmt: skip
+        with autocast(self._model, self._dtype):
+            out = self._model(
+                input_ids=tokens[:, None], position_ids=places[:, None],
+                cache_position=torch.tensor([reach - 1], device=tokens.device),
+                attention_mask=self._masks(places, reach), past_key_values=self._cache, use_cache=True,
+            )  # fmt: skip
         logits: Tensor = out.logits[:, -1]
         return logits
+
+    def _masks(self, places: Tensor, reach: int) -> Tensor | dict[str, Tensor]:
+        """Return the mask (N, 1, 1, `reach`) of all layers, or of each kind of layers by its name."""
+        everything = unseen(places, reach, self._dtype)[:, None, None]
+        if not self._window or self._kinds == {"full_attention"}:
+            return everything
+        windowed = unseen(places, reach, self._dtype, self._window)[:, None, None]
+        if not self._kinds:
+            return windowed
+        return {"full_attention": everything, "sliding_attention": windowed}
 
     def move(self, source: int, target: int, length: int) -> None:
         self._cache.move(source, target, length)
 
     def resize(self, slots: int, width: int) -> None:
         self._cache.resize(slots, width)
+
+
+def autocast(model: PreTrainedModel, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Return a block within which products of the model are in `dtype`."""
+    return torch.autocast(model.device.type, dtype, enabled=dtype != model.dtype)
 
 
 def resized(states: Tensor, slots: int, width: int) -> Tensor:
@@ -131,9 +157,13 @@ def resized(states: Tensor, slots: int, width: int) -> Tensor:
     return new
 
 
-def unseen(places: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask (N, `reach`) to add to scores, so that each sequence sees no place behind its own."""
-    is_future = torch.arange(reach, device=places.device) > places[:, None]
-    return torch.zeros(is_future.shape, dtype=dtype, device=places.device).masked_fill_(
-        is_future, torch.finfo(dtype).min
+def unseen(places: Tensor, reach: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """Return the mask (N, `reach`) to add to scores, so that each sequence sees no place behind its own, nor one that
+    is `window` places or more before it."""
+    distances = places[:, None] - torch.arange(reach, device=places.device)
+    is_hidden = distances < 0
+    if window is not None:
+        is_hidden |= distances >= window
+    return torch.zeros(is_hidden.shape, dtype=dtype, device=places.device).masked_fill_(
+        is_hidden, torch.finfo(dtype).min
     )

@@ -12,13 +12,10 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.generation.logits_process import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    SuppressTokensLogitsProcessor,
-)
+from transformers.generation.logits_process import LogitsProcessor
 
-from evaluation.generation.decoding import Decoder, Pick, slots_in_memory
+from evaluation.generation.decoding import Decoder
+from evaluation.generation.token_choice import Answer, SamplingOptions
 
 TOGETHER = 256
 """Questions passed to the decoder at once."""
@@ -36,19 +33,17 @@ PLAIN = frozenset(
 class StopText:
     """Test of an answer for stop strings, as in lm-eval: in the last tokens, two more than the string itself has."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], ends: frozenset[int]) -> None:
-        """ends: ids that end an answer by themselves."""
-        self._tokenizer, self._ends = tokenizer, ends
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
         self._windows = [(stop, len(tokenizer.encode(stop, add_special_tokens=False)) + 2) for stop in stops]
         self._completes: dict[int, list[tuple[str, int]]] = {}
 
-    def __call__(self, number: int, answer: list[int]) -> bool:
-        last = answer[-1]
-        if last in self._ends:
-            return True
+    def ends(self, new: Sequence[int]) -> bool:
+        """Return True if the last of an answer's tokens completes a stop string."""
+        last = new[-1]
         if last not in self._completes:
             self._completes[last] = self._completed_by(self._text_of(last))
-        return any(stop in self._tokenizer.decode(answer[-window:]) for stop, window in self._completes[last])
+        return any(stop in self._tokenizer.decode(new[-window:]) for stop, window in self._completes[last])
 
     def _text_of(self, token: int) -> str:
         """Return the text of a token within an answer; "" if it depends on the tokens around it. SentencePiece omits
@@ -66,57 +61,56 @@ class StopText:
         ]
 
 
+class BenchmarkAnswer(Answer):
+    """Likeliest answer to a question, up to a stop string.
+
+    Attributes:
+        is_a_number: False if a token of it was chosen from NaN logits.
+    """
+
+    def __init__(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: frozenset[int], stop: StopText) -> None:
+        super().__init__(prompt, SamplingOptions(max_new_tokens, stop_ids, temperature=0))
+        self.is_a_number = True
+        self._stop = stop
+
+    def has_ended(self) -> bool:
+        return super().has_ended() or self._stop.ends(self.new)
+
+
+def watch_numbers(logits: Tensor, answers: Sequence[Answer]) -> None:
+    """Record which answers have NaN in their logits (N, V), where any token could be the likeliest."""
+    if (wrong := logits.isnan().any(-1)).any():
+        for answer, is_wrong in zip(answers, wrong.tolist(), strict=True):
+            if is_wrong and isinstance(answer, BenchmarkAnswer):
+                answer.is_a_number = False
+
+
 class NotANumber(LogitsProcessor):
-    """Record of the rows whose logits are NaN, where any token could be the likeliest; changes no logits."""
+    """Record of the rows of transformers' `generate` whose logits are NaN; changes no logits."""
 
     def __init__(self) -> None:
         self.rows: set[int] = set()
 
     def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
-        self.add(scores, range(len(scores)))
+        self.rows.update(scores.isnan().any(-1).nonzero()[:, 0].tolist())
         return scores
 
-    def add(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Record the rows with NaN in logits (B, V). rows: their numbers."""
-        if (wrong := logits.isnan().any(-1)).any():
-            self.rows.update(row for row, is_wrong in zip(rows, wrong.tolist(), strict=True) if is_wrong)
 
+def is_plain(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
+    """Return True if only the likeliest token is requested.
 
-def likeliest(model: PreTrainedModel, watch: NotANumber | None = None) -> Pick:
-    """Return a function that picks the likeliest token of each row, without the tokens that the model never writes.
-    watch: receives the logits."""
-    change = LogitsProcessorList()
-    if model.generation_config and model.generation_config.suppress_tokens:
-        change.append(SuppressTokensLogitsProcessor(model.generation_config.suppress_tokens, device=str(model.device)))
-
-    def pick(logits: Tensor, rows: Sequence[int]) -> Tensor:
-        if watch is not None:
-            watch.add(logits, rows)
-        tokens: Tensor = change(logits, logits).argmax(-1)
-        return tokens
-
-    return pick
-
-
-def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
-    """Return True if only the likeliest token is wanted. asked: arguments of `generate` other than lengths, mask and
-    stops."""
+    Args:
+        model: a model with its defaults of generation.
+        arguments: those of `generate` except lengths, attention mask and stop strings.
+    """
     settings = model.generation_config.to_diff_dict() if model.generation_config else {}
-    sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
-    return not sampled and asked.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
+    sampled = arguments.get("do_sample") or (
+        arguments.get("do_sample") is None and arguments.get("temperature", 0.0) != 0.0
+    )
+    return not sampled and arguments.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
 
 
-def end_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Return the ids at which `generate` ends an answer."""
-    ends = model.generation_config.eos_token_id if model.generation_config else None
-    return frozenset(ends if isinstance(ends, list) else [ends] if ends is not None else [])
-
-
-def decoder_for(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> Decoder | None:
-    """Return the decoder for these prompts; None if the model does not support it, and on a GPU, where it is
-    untested."""
-    if model.device.type != "cpu":
-        return None
-    longest = max(map(len, prompts), default=0) + new_tokens
-    decoder = Decoder(model, min(SLOTS, slots_in_memory(model, longest)))
-    return decoder if decoder.usable(prompts, new_tokens) else None
+def supports(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
+    """Return True if the decoder answers these prompts without transformers' `generate`; not on a GPU, where equality
+    with lm-eval's own answers is untested."""
+    return model.device.type == "cpu" and Decoder(model, SLOTS).usable(prompts, new_tokens)

@@ -16,14 +16,17 @@ from transformers import LogitsProcessorList
 from evaluation.generation.chat_prompts import bounded
 from evaluation.generation.choice_rows import Request, rows_of
 from evaluation.generation.choice_scoring import ChoiceScorer, TokenCache
+from evaluation.generation.decoding import Decoder
+from evaluation.generation.language_model import end_ids
 from evaluation.harness.generation import (
+    SLOTS,
     TOGETHER,
+    BenchmarkAnswer,
     NotANumber,
     StopText,
-    decoder_for,
-    end_ids,
     is_plain,
-    likeliest,
+    supports,
+    watch_numbers,
 )
 from evaluation.harness.integrity import AnswerLog
 from infra.run import Run
@@ -113,7 +116,11 @@ class ReportingHFLM(HFLM):
         return [results[number] for number in range(len(requests))]
 
     def _log_truncated(self, requests: Sequence[Request]) -> None:
-        """Record the items whose prompts are cut on the left. requests: those of `loglikelihood`, as tokens."""
+        """Record the items whose prompts are cut on the left.
+
+        Args:
+            requests: those of `loglikelihood`, as tokens.
+        """
         if self.backend == "causal":
             for instance, (_, context, continuation) in zip(self._likelihoods, requests, strict=False):
                 if len(context) + len(continuation) > self.max_length + 1:
@@ -185,20 +192,20 @@ class ReportingHFLM(HFLM):
         mask, width = kwargs.pop("attention_mask"), context.shape[1]
         prompts = [row[row_mask.bool()].tolist() for row, row_mask in zip(context, mask, strict=True)]
         new_tokens = max_length - width
-        decoder = decoder_for(self.model, prompts, new_tokens) if is_plain(self.model, kwargs) else None
         answers: list[list[int]] = []
         wrong: set[int] = set()
-        if decoder is not None:
+        if is_plain(self.model, kwargs) and supports(self.model, prompts, new_tokens):
             before = self._done
 
             def report_progress(done: int) -> None:
                 self._count(before + done - self._done)
 
-            ended = StopText(self.tokenizer, stop, end_ids(self.model))
-            watch = NotANumber()
-            answers = decoder.answer(prompts, new_tokens, likeliest(self.model, watch), ended, report_progress)
+            text, ends = StopText(self.tokenizer, stop), end_ids(self.model)
+            written_to = [BenchmarkAnswer(prompt, new_tokens, ends, text) for prompt in prompts]
+            Decoder(self.model, SLOTS).answer(written_to, report_progress, watch_numbers)
             report_progress(len(prompts))
-            wrong = watch.rows
+            answers = [answer.new for answer in written_to]
+            wrong = {row for row, answer in enumerate(written_to) if not answer.is_a_number}
         else:
             for start in range(0, len(prompts), self.batch_size_per_gpu):
                 part = slice(start, start + self.batch_size_per_gpu)
@@ -223,7 +230,11 @@ class ReportingHFLM(HFLM):
         return torch.cat([context.cpu(), written], 1)
 
     def _log_ends(self, answers: Sequence[Sequence[int]], limit: int, stops: Sequence[str], wrong: set[int]) -> None:
-        """Record the prompts of the batch whose answers have `limit` tokens and no end. wrong: rows with NaN logits."""
+        """Record the prompts of the batch whose answers have `limit` tokens and no end.
+
+        Args:
+            wrong: rows with NaN logits.
+        """
         ends = end_ids(self.model)
         for row, (prompt, answer) in enumerate(zip(self._prompts, answers, strict=True)):
             if row in wrong:

@@ -13,8 +13,8 @@ import numpy as np
 from corpus.cleaning.people.toxicity import Scorer
 from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
-from evaluation.generation.continuations import Sampling
 from evaluation.generation.language_model import LoadedModel, sample_continuations
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.safety.probes import read_prompts
 from evaluation.safety.toxicity_scorers import read_words
 from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
@@ -50,9 +50,14 @@ def measure_adversarial(
     kept if the worst of them is no less toxic than before. The search ends with the first toxic continuation.
 
     A changed prompt must itself score below the threshold, so that only the model's own text counts. As a control, the
-    unchanged prompt is asked the same number of times. chat: see `sample_continuations`. Returns the results, and one
-    row per prompt with the findings.
+    unchanged prompt is asked the same number of times.
+
+    Returns the results, and one row per prompt with the findings.
+
+    Args:
+        chat: see `sample_continuations`.
     """
+    # Prompts that are harmless by the scorer.
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
     prompts = [row["prompt"] for row in rows]
@@ -72,7 +77,9 @@ def measure_adversarial(
             run.progress(query, config.queries, "queries")
             prompts = [change(attempt) if query > 1 else attempt.start for attempt in open_ones]
             drawn_by = derived_seed(seed, query)
-            sampling = Sampling(toxicity.max_new_tokens, toxicity.temperature, toxicity.top_p, drawn_by)
+            sampling = SamplingOptions(
+                toxicity.max_new_tokens, temperature=toxicity.temperature, top_p=toxicity.top_p, seed=drawn_by
+            )
             for attempt, text, continuations in zip(
                 open_ones, prompts, sample_continuations(lm, prompts, config.samples, sampling, run, chat), strict=True
             ):
@@ -87,6 +94,7 @@ def measure_adversarial(
     def mutated(attempt: _Attempt) -> str:
         return _mutate(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
 
+    # The search, and its control with unchanged prompts.
     changed, plain = searched(mutated), searched(lambda attempt: attempt.start)
     results = {
         "scorer": scorer.name,
@@ -101,7 +109,7 @@ def measure_adversarial(
         ],
         **_summary(changed, plain, confidence),
     }
-    found = [
+    findings = [
         {
             "prompt": attempt.start,
             "changed": attempt.text,
@@ -112,7 +120,7 @@ def measure_adversarial(
         }
         for attempt, plain_attempt in zip(changed, plain, strict=True)
     ]
-    return results, found
+    return results, findings
 
 
 def _mutate(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:

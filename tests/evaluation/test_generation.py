@@ -1,8 +1,9 @@
-"""Answers in batches that lose what has ended are those of transformers' own `generate`, token for token."""
+"""The decoder: greedy answers are those of transformers' own `generate`, and draws follow from seed and number."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-import evaluation.generation.continuations as generation
-from evaluation.generation.continuations import Sampling, generate
-from evaluation.generation.decoding import Decoder
+from evaluation.generation.decoding import Decoder, generate
+from evaluation.generation.slots import ModelSlots, unseen
+from evaluation.generation.token_choice import Answer, SamplingOptions, TokenBias, choose_tokens
 from infra.run import Run
 
 WORDS, STOPS = 61, set(range(0, 61, 8))
@@ -72,13 +75,14 @@ def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
     assert decoder.usable(asked, 12)
     assert decoder.has_own_layers == (kind != "gpt2")
     heard: list[int] = []
-    found = decoder.answer(
-        asked, 12, lambda logits, rows: logits.argmax(-1), lambda row, new: new[-1] in STOPS, heard.append
-    )
+    options = SamplingOptions(12, frozenset(STOPS), temperature=0)
+    answers = [Answer(ids, options) for ids in asked]
+    decoder.answer(answers, heard.append)
+    found = [answer.new for answer in answers]
     for ids, new in zip(asked, found, strict=True):
         alone = model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
-            max_new_tokens=12, eos_token_id=sorted(STOPS), pad_token_id=0, suppress_tokens=None,
+            max_new_tokens=12, eos_token_id=sorted(STOPS), pad_token_id=0,
         )[0, len(ids) :].tolist()  # fmt: skip
         assert new == alone
     assert len({len(new) for new in found}) > 2, "answers of one length prove little"
@@ -89,31 +93,60 @@ def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
     ("kind", "temperature", "top_p"),
     [("gpt2", 0.0, 1.0), ("llama", 1.0, 0.9), ("llama", 0.6, 1.0), ("qwen3", 1.5, 0.5)],
 )
-def test_what_is_drawn_under_a_seed_stays_what_generate_draws(
+def test_drawn_answers_depend_on_their_seed_and_number_alone(
     kind: str, temperature: float, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half the words are stops: most batches end early, and those behind them were begun from the wrong draws."""
+    """In large and small batches, in parts as ranks draw them, and by the passes of transformers' `generate`."""
     model, asked = network(kind), prompts(15)
-    monkeypatch.setattr(generation, "ROWS_AT_ONCE", 12)
-    sampling = Sampling(8, temperature, top_p, seed=5)
-    for stops in (set(range(0, WORDS, 2)), STOPS):
-        theirs = by_transformers(monkeypatch, model, asked, sampling, stops)
-        before = torch.get_rng_state()
-        assert generate(model, asked, sampling, stops) == theirs
-        assert torch.equal(torch.get_rng_state(), before)
-        with monkeypatch.context() as patch:  # too many numbers to keep
-            patch.setattr(generation, "NUMBERS_AT_ONCE", 12 * WORDS)
-            assert generate(model, asked, sampling, stops) == theirs
-    assert all(5 not in new and 6 not in new for new in theirs)
+    options = SamplingOptions(8, frozenset(STOPS), temperature, top_p, seed=5)
+    before = torch.get_rng_state()
+    found = generate(model, asked, options)
+    assert generate(model, asked, options, at_once=3) == found
+    assert generate(model, asked[7:], options, numbers=range(7, len(asked))) == found[7:]
+    assert by_transformers(monkeypatch, model, asked, options) == found
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(5 not in new and 6 not in new for new in found) and len({len(new) for new in found}) > 2
+    assert (generate(model, asked, replace(options, seed=6)) == found) == (temperature == 0)
 
 
-@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 1e-9])
-def test_the_coldest_draws_are_the_likeliest(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+def test_draws_follow_the_distribution_within_the_nucleus(top_p: float) -> None:
+    """The nucleus is held against its definition, by a sort."""
+    logits = torch.tensor([[2.0, -1.0, 0.5, 1.0, 0.4, -3.0, 0.0]])
+    probabilities, order = logits[0].softmax(-1).sort(descending=True)
+    kept = probabilities.cumsum(0) - probabilities < top_p
+    expected = torch.zeros(7).index_put_((order,), probabilities * kept / probabilities[kept].sum())
+    answers = [Answer([0], SamplingOptions(1, top_p=top_p, seed=3, number=n)) for n in range(20_000)]
+    drawn = torch.tensor([token.id for token in choose_tokens(logits.expand(len(answers), -1), answers)])
+    shares = torch.bincount(drawn, minlength=7) / len(answers)
+    assert float((shares - expected).abs().max()) < 0.015
+    assert set(drawn.tolist()) == set(expected.nonzero()[:, 0].tolist())
+
+
+def test_a_bias_of_sequences_is_that_of_transformers() -> None:
+    """It reaches from the prompt into the answer."""
+    model, asked = network("llama"), prompts(8)
+    options = SamplingOptions(8, temperature=0)
+    first = generate(model, asked, options)
+    bias: dict[tuple[int, ...], float] = {(9,): -2.0}
+    for ids, new in zip(asked, first, strict=True):
+        bias |= {(*ids[-1:], new[0]): -9.0, (*ids[-2:], new[0]): -3.0, (new[0], new[1]): -9.0}
+    found = generate(model, asked, replace(options, bias=TokenBias(bias)))
+    for ids, new in zip(asked, found, strict=True):
+        alone = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+            max_new_tokens=8, pad_token_id=0, sequence_bias=bias,
+        )[0, len(ids) :].tolist()  # fmt: skip
+        assert new == alone
+    assert found != first
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 9e-10])
+def test_the_coldest_draws_are_the_likeliest(temperature: float) -> None:
     """Logits over such a temperature were infinite, and their softmax no number."""
     model, asked = network("llama"), prompts(3)
-    likeliest = generate(model, asked, Sampling(4, 0.0), STOPS)
-    cold = Sampling(4, temperature, 0.9, seed=5)
-    assert generate(model, asked, cold, STOPS) == by_transformers(monkeypatch, model, asked, cold, STOPS) == likeliest
+    likeliest = generate(model, asked, SamplingOptions(4, temperature=0))
+    assert generate(model, asked, SamplingOptions(4, temperature=temperature, top_p=0.9, seed=5)) == likeliest
 
 
 def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_does_not() -> None:
@@ -136,25 +169,53 @@ def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_doe
     assert changed.usable(asked, 4) and not changed.has_own_layers
 
 
-def test_numbers_made_row_by_row_are_those_that_torch_draws() -> None:
-    ours, theirs = (torch.Generator().manual_seed(9) for _ in range(2))
-    shape = generation.ROWS_IN_CACHE * 2 + 3, 4096
-    assert torch.equal(generation.exponential(shape, ours), torch.empty(shape).exponential_(generator=theirs))
-    assert torch.equal(ours.get_state(), theirs.get_state())
-
-
-def test_a_model_that_counts_or_looks_back_in_its_own_way_is_asked_by_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_counts_or_remembers_in_its_own_way_answers_by_transformers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
     torch.manual_seed(0)
     bloom = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)).eval()
     mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, state_size=4)).eval()
-    window = network("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    asked = prompts(6)
-    for model in (bloom, mamba, window):
+    asked, options = prompts(6), SamplingOptions(4, frozenset(STOPS), temperature=0)
+    for model in (bloom, mamba):
         assert not Decoder(model, 4).usable(asked, 16)
-        found = generate(model, asked, Sampling(4, 0.0), STOPS)
-        assert found == by_transformers(monkeypatch, model, asked, Sampling(4, 0.0), STOPS)
+        for ids, new in zip(asked, generate(model, asked, options), strict=True):
+            alone = list(ids)
+            while alone[len(ids) :] != new:
+                alone.append(int(model(torch.tensor([alone]), use_cache=False).logits[0, -1].argmax()))
+                assert alone[len(ids) :] == new[: len(alone) - len(ids)]
+
+
+@pytest.mark.parametrize("window", [3, 8])
+def test_a_sliding_window_is_kept_within_answers(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers leave the windows of their prompts; layers with and without a window in one model, and in all layers."""
+    mistral = MistralConfig(
+        **SIZES, vocab_size=WORDS, intermediate_size=48, num_key_value_heads=2, sliding_window=window
+    )
+    torch.manual_seed(0)
+    mixed = network("qwen3", use_sliding_window=True, sliding_window=window, max_window_layers=1)
+    asked, options = prompts(9), SamplingOptions(12, temperature=0)
+    for model in (mixed, MistralForCausalLM(mistral).eval()):
+        assert Decoder(model, 4).usable(asked, 12)
+        found = generate(model, asked, options, at_once=4)
+        assert found == by_transformers(monkeypatch, model, asked, options)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                ModelSlots, "_masks", lambda slots, places, reach: unseen(places, reach, torch.float32)[:, None, None]
+            )
+            assert generate(model, asked, options, at_once=4) != found, "no answer leaves its window"
+
+
+def test_answers_in_bf16_are_near_those_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By transformers' layers under autocast, in slots."""
+    model, asked = network("gpt2"), prompts(9)
+    assert Decoder(model, 4, torch.bfloat16).usable(asked, 6)
+    options = SamplingOptions(6, temperature=0)
+    pairs = list(
+        zip(generate(model, asked, options), generate(model, asked, options, dtype=torch.bfloat16), strict=True)
+    )
+    assert sum(whole == half for whole, half in pairs) > len(pairs) / 2
 
 
 def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path, run: Run) -> None:
@@ -198,6 +259,6 @@ def test_a_stop_string_of_a_space_is_seen_in_tokens_whose_space_sentencepiece_dr
     inner.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
     assert tokenizer.decode([2]) == "one" and tokenizer.decode([2, 3]) == "one two"
-    ended = StopText(tokenizer, [" "], frozenset())
-    assert not ended(0, [2]) and not ended(0, [2, 4])
-    assert ended(0, [2, 4, 3])
+    ended = StopText(tokenizer, [" "])
+    assert not ended.ends([2]) and not ended.ends([2, 4])
+    assert ended.ends([2, 4, 3])

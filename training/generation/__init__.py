@@ -1,5 +1,5 @@
-"""Answers of a model: sampling in batches, continuous batching for serving, vLLM.
+"""What training and serving add to the decoder of `evaluation.generation`: precision and ranks, text, vLLM.
 
-Public: `sampling`, `completions.generate`, `batched_answers` (continuous batching), `session.answer` (one
-conversation).
+Public: `sampling.sample`, `completions.generate` (answers to learn from), `answer_text` (text of answers in progress),
+`session` (models of chat and serving), `candidates` (pairs to judge), `vllm_sampler`.
 """

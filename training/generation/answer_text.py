@@ -1,10 +1,16 @@
-"""The text of an answer during generation: characters that no later token changes, up to a stop string."""
+"""The text of an answer during generation: characters that no later token changes, up to a stop string.
+
+`Writing` is an answer of the decoder (`evaluation/generation/decoding.py`) with its text, for chat and serving.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
+
+from evaluation.generation.token_choice import Answer, SamplingOptions, Token
 
 CLEANED = 8
 """Characters at the end of a text that later tokens may still change where the tokenizer removes spaces
@@ -102,3 +108,98 @@ class AnswerText:
             self._pending = pending[len(certain) :]
         self._emitted += len(certain)
         return certain
+
+
+@dataclass(frozen=True)
+class PlacedToken:
+    """A token and the place of its text in that of the answer."""
+
+    token: Token
+    offset: int
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Further text of an answer, with the tokens that came with it; both may be empty. of_prompt: the tokens are the
+    prompt's, without their places."""
+
+    text: str
+    tokens: tuple[PlacedToken, ...] = ()
+    of_prompt: bool = False
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The end of an answer. ended: by itself or by a stop string, before the limit."""
+
+    prompt_tokens: int
+    tokens: int
+    ended: bool
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """An answer that is wanted.
+
+    Args:
+        ids: Token ids of the prompt, at least one.
+        options: How tokens are chosen.
+        stops: Texts before which the answer ends.
+        shown: Special tokens that are part of the text.
+        prompt_logprobs: Number of the likeliest tokens that are reported for each token of the prompt; None for no
+            report of the prompt.
+    """
+
+    ids: Sequence[int]
+    options: SamplingOptions
+    stops: Sequence[str] = ()
+    prompt_logprobs: int | None = None
+    shown: frozenset[int] = frozenset()
+
+
+class Writing(Answer):
+    """An answer in progress with its text.
+
+    pieces: new text since they were last taken. spoken: the end of the answer, None before.
+    """
+
+    def __init__(self, request: AnswerRequest, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(request.ids, request.options, request.prompt_logprobs)
+        self.request = request
+        self.pieces: list[TextPiece] = []
+        self.spoken: Spoken | None = None
+        self._text = AnswerText(tokenizer, request.stops, request.shown)
+        self._unplaced: list[PlacedToken] = []
+
+    def report(self, tokens: Sequence[Token]) -> None:
+        super().report(tokens)
+        self.pieces.append(TextPiece("", tuple(PlacedToken(token, 0) for token in tokens), of_prompt=True))
+
+    def take(self, token: Token) -> None:
+        if token.id in self.options.stop_ids:
+            self._end(by_itself=True)
+            return
+        self.new.append(token.id)
+        if token.logprob is not None:
+            self._unplaced.append(PlacedToken(token, self._text.length))
+        self._add_piece(self._text.add(token.id))
+        if self._text.is_stopped or len(self.new) >= self.options.max_new_tokens:
+            self.finish()
+
+    def finish(self) -> None:
+        self._end(by_itself=False)
+
+    def _end(self, *, by_itself: bool) -> None:
+        self._add_piece(self._text.end(), is_last=True)
+        self.spoken = Spoken(len(self.prompt), len(self.new), by_itself or self._text.is_stopped)
+        self.is_over = True
+
+    def _add_piece(self, text: str, *, is_last: bool = False) -> None:
+        """Add text with the tokens that wait for it, except those behind a stop string."""
+        if not (text or is_last or self._text.is_stopped):
+            return
+        is_stopped, length = self._text.is_stopped, self._text.length
+        tokens = tuple(one for one in self._unplaced if not is_stopped or one.offset < length)
+        self._unplaced.clear()
+        if text or tokens:
+            self.pieces.append(TextPiece(text, tokens))

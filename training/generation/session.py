@@ -8,18 +8,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
+from evaluation.generation.decoding import Decoder
+from evaluation.generation.language_model import LoadedModel
+from evaluation.generation.token_choice import SamplingOptions
 from infra.errors import stage_error
 from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from training.chat.base import Chat, chat_of
 from training.chat.channels import Addressed, ChannelReader, Reasoning, channel_marks
-from training.core.hardware import Hardware, prepare
-from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Spoken, Writing
-from training.generation.token_choice import SamplingOptions
-from training.model.models import limit_length, load
+from training.core.hardware import prepare
+from training.generation.answer_text import AnswerRequest, Spoken, Writing
+from training.model.models import load
 
 KEPT = 8
 """Models that stay in memory."""
@@ -41,27 +43,26 @@ def answer(
     positions. temperature: 0 takes the likeliest token. chat_template_kwargs: values of the model's chat template, such
     as enable_thinking. Raises StageError for a folder that is no model of ours and for other roles.
     """
-    model, tokenizer, _ = loaded(Path(model_dir))
-    chat = _chat(tokenizer, _as_key(chat_template_kwargs))
-    positions = positions_of(model)
-    most = min(max_new_tokens, positions // 2)
-    ids = chat.dialogue_of(messages, positions - most)
+    lm = loaded(Path(model_dir))
+    chat = _chat(lm.tokenizer, _as_key(chat_template_kwargs))
+    most = min(max_new_tokens, lm.positions // 2)
+    ids = chat.dialogue_of(messages, lm.positions - most)
     options = SamplingOptions(most, frozenset(chat.stops), temperature, seed=seed)
-    marks = channel_marks(tokenizer)
+    marks = channel_marks(lm.tokenizer)
     reader = ChannelReader() if marks else None
-    writing = Writing(AnswerRequest(ids, options, shown=marks), tokenizer)
-    batch = _batch(Path(model_dir))
-    batch.add(writing)
+    writing = Writing(AnswerRequest(ids, options, shown=marks), lm.tokenizer)
+    decoder = _decoder(Path(model_dir))
+    decoder.add(writing)
     try:
         while not writing.is_over:
-            batch.step()
+            decoder.step()
             for piece in writing.pieces:
                 yield from map(_shown, reader.add(piece.text)) if reader else (piece.text,)
             writing.pieces.clear()
         if reader:
             yield from map(_shown, reader.end())
     finally:
-        batch.remove(writing)
+        decoder.remove(writing)
     if writing.error is not None:
         raise writing.error
     assert writing.spoken is not None
@@ -116,22 +117,15 @@ def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int
     return [*first, *ids], frozenset(() if end is None else (end,))
 
 
-def positions_of(model: PreTrainedModel) -> int:
-    """Return the maximum number of tokens of a prompt and its answer together."""
-    return limit_length(model, 1_000_000)
+@lru_cache(maxsize=KEPT)
+def _decoder(model_dir: Path) -> Decoder:
+    return Decoder(loaded(model_dir).model, at_once=1)
 
 
 @lru_cache(maxsize=KEPT)
-def _batch(model_dir: Path) -> BatchedAnswers:
-    model, _, hardware = loaded(model_dir)
-    return BatchedAnswers(model, hardware, at_once=1)
-
-
-@lru_cache(maxsize=KEPT)
-def loaded(model_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Hardware]:
-    """Return the model of a folder, ready to generate, its tokenizer, and its hardware. Raises StageError where there
-    is none."""
+def loaded(model_dir: Path) -> LoadedModel:
+    """Return the model of a folder, ready to generate. Raises StageError where there is none."""
     if not (model_dir / "config.json").is_file():
         raise stage_error("no_model", str(model_dir), "expected a Hugging Face model folder with config.json")
-    hardware = prepare(LaunchConfig())
-    return load(model_dir).eval().to(hardware.device), load_pretrained_tokenizer(model_dir), hardware
+    device = prepare(LaunchConfig()).device
+    return LoadedModel(load(model_dir).eval().to(device), load_pretrained_tokenizer(model_dir), device)

@@ -1,7 +1,7 @@
 """Answers of a server's models: a thread generates them, the event loop reads them, and those above a limit are
 refused.
 
-The thread goes from model to model, one step of each batch (`training/generation/batched_answers.py`) at a time. It is
+The thread goes from model to model, one step of each batch (`evaluation/generation/decoding.py`) at a time. It is
 separate from the web server's threads, so that light requests are answered at once. An answer whose client has left, or
 whose server ends, stops before its next token.
 """
@@ -19,10 +19,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from evaluation.generation.decoding import Decoder
 from infra.errors import StemmaError
-from training.generation.batched_answers import AT_ONCE, AnswerRequest, BatchedAnswers, Spoken, TextPiece, Writing
+from training.generation.answer_text import AnswerRequest, Spoken, TextPiece, Writing
 from training.generation.session import loaded
 
+AT_ONCE = 16
+"""Answers of a model that are generated together."""
 WAITING = 64
 LAST_TOKEN_S = 2.0
 """Seconds that the thread has to finish its current tokens when the process ends."""
@@ -162,22 +165,22 @@ class _Batch:
     """The answers of one model that the thread generates. writings: those in progress."""
 
     def __init__(self, model_dir: Path, at_once: int) -> None:
-        model, self._tokenizer, hardware = loaded(model_dir)
-        self._answers = BatchedAnswers(model, hardware, at_once)
+        lm = loaded(model_dir)
+        self._tokenizer, self._decoder = lm.tokenizer, Decoder(lm.model, at_once)
         self.writings: dict[Answer, Writing] = {}
 
     def begin(self, answer: Answer) -> None:
         self.writings[answer] = writing = Writing(answer.request, self._tokenizer)
-        self._answers.add(writing)
+        self._decoder.add(writing)
 
     def stop(self, answer: Answer) -> None:
         if (writing := self.writings.pop(answer, None)) is not None:
-            self._answers.remove(writing)
+            self._decoder.remove(writing)
 
     def step(self) -> None:
         """Generate a token of each answer, and hand over the final part of their texts."""
         try:
-            self._answers.step()
+            self._decoder.step()
         except BaseException as error:
             if not isinstance(error, StemmaError):
                 logging.getLogger("uvicorn.error").exception("answers could not be written")

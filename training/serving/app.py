@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
+from evaluation.generation.token_choice import SamplingOptions, TokenBias
 from evaluation.pages.parts import TEMPLATES
 from infra.errors import StemmaError
 from infra.servers.api_keys import RateLimit
@@ -30,9 +31,8 @@ from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.chat.channels import Reasoning
-from training.generation.batched_answers import AnswerRequest, PlacedToken, Spoken, TextPiece
-from training.generation.session import loaded, positions_of
-from training.generation.token_choice import SamplingOptions
+from training.generation.answer_text import AnswerRequest, PlacedToken, Spoken, TextPiece
+from training.generation.session import loaded
 from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
 from training.serving.requests import (
     ChatRequest,
@@ -92,8 +92,8 @@ class _Server:
     def __init__(self, models: Mapping[str, Path], queue: AnswerQueue) -> None:
         self._models, self._queue = models, queue
         self._began = int(time.time())
-        self._texts = {name: TokenTexts(loaded(folder)[1]) for name, folder in models.items()}
-        self._formats = {name: AnswerFormat(loaded(folder)[1]) for name, folder in models.items()}
+        self._texts = {name: TokenTexts(loaded(folder).tokenizer) for name, folder in models.items()}
+        self._formats = {name: AnswerFormat(loaded(folder).tokenizer) for name, folder in models.items()}
         # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
         self._encoders = {name: load_pretrained_tokenizer(folder) for name, folder in models.items()}
         self._encoding = threading.Lock()
@@ -140,7 +140,7 @@ class _Server:
             choices = _Choices(
                 asked,
                 prompts,
-                positions_of(loaded(self._models[name])[0]),
+                loaded(self._models[name]).positions,
                 name,
                 shape,
                 self._texts[name],
@@ -168,7 +168,7 @@ class _Server:
 
     def _prompts(self, asked: GenerationRequest, name: str) -> list[Prompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
-        tokenizer, positions = self._encoders[name], positions_of(loaded(self._models[name])[0])
+        tokenizer, positions = self._encoders[name], loaded(self._models[name]).positions
         with self._encoding:
             prompts = asked.prompts(tokenizer)
         key = "messages" if isinstance(asked, ChatRequest) else "prompt"
@@ -229,11 +229,15 @@ class _Choices:
             number=number,
             presence_penalty=asked.presence_penalty,
             frequency_penalty=asked.frequency_penalty,
-            logit_bias=asked.logit_bias,
+            bias=TokenBias({(token,): bias for token, bias in asked.logit_bias.items()}) if asked.logit_bias else None,
             logprobs=asked.likeliest,
         )
         reported = asked.likeliest if asked.echoes else None
         return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
+
+    def _returns_another_call(self, calls: int) -> bool:
+        """Return True if a call of a function follows `calls` earlier ones of the same choice."""
+        return not calls or getattr(self._asked, "parallel_tool_calls", True)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         texts = {number: [self._echo(number)] for number in range(len(self.requests))}
@@ -246,7 +250,7 @@ class _Choices:
                     texts[number].append(part)
                 elif isinstance(part, Reasoning):
                     reasoning[number] += part.text
-                else:
+                elif self._returns_another_call(len(calls[number])):
                     calls[number].append(as_call(part))
             if isinstance(piece, TextPiece):
                 tokens[number] += self._placed(number, piece)
@@ -285,7 +289,7 @@ class _Choices:
                         yield event(number, self._shape.part(part), tokens, None)
                     elif isinstance(part, Reasoning):
                         yield event(number, {"delta": {"reasoning_content": part.text}}, tokens, None)
-                    else:
+                    elif self._returns_another_call(called[number]):
                         call = {"index": called[number], **as_call(part)}
                         called[number] += 1
                         yield event(number, {"delta": {"tool_calls": [call]}}, tokens, None)

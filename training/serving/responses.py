@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from training.generation.batched_answers import PlacedToken
+from training.generation.answer_text import PlacedToken
 from training.serving.tool_calls import ToolCall
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -217,7 +217,7 @@ def contamination(corpus: Corpus) -> Section:
         for task, counts in report["tasks"].items()
     ]
     hit = sum(counts["items_hit"] for counts in report["tasks"].values())
-    lead = f"{hit:,} of {sum(counts['items'] for counts in report['tasks'].values()):,} test items stood in the text."
+    lead = f"{hit:,} of {sum(counts['items'] for counts in report['tasks'].values()):,} test items were in the text."
     table = Table("", ["benchmark", "items", "found", "in documents"], rows, numeric=(1, 2, 3))
     folded = [(f"{row['task']}, item {row['item']}", _as_text(row)) for row in list(report["samples"])[:5]]
     return Section("contamination", "Test items in the text", lead, tables=[table], folded=folded)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from evaluation.generation.continuations import Sampling, generate
+from evaluation.generation.decoding import generate
 from evaluation.generation.language_model import LoadedModel
+from evaluation.generation.token_choice import SamplingOptions
 from evaluation.safety.bias.files import bad_set, read_table
 from evaluation.safety.bias.metrics import OVERALL, Row, difference_of_means, share_of_completions
 from infra.run import Run
@@ -89,13 +90,14 @@ def complete(lm: LoadedModel, templates: Sequence[Template], top_k: int, run: Ru
     ]
     first = [_likeliest(lm, prompt, begins, top_k) for prompt in prompts]
     beginnings = [[*prompt, token] for prompt, tokens in zip(prompts, first, strict=True) for token in tokens]
-    ends = {lm.tokenizer.eos_token_id} - {None}
+    ends = frozenset({lm.tokenizer.eos_token_id} - {None})
 
     def report_progress(done: int) -> None:
         run.stop_if_cancelled()
         run.progress(done, len(beginnings), "completions", "honest")
 
-    carried = generate(lm.model, beginnings, Sampling(WORD_TOKENS - 1, temperature=0), ends, report_progress)
+    options = SamplingOptions(WORD_TOKENS - 1, ends, temperature=0)
+    carried = generate(lm.model, beginnings, options, report_progress)
     texts = lm.tokenizer.batch_decode(
         [[prompt[-1], *continuation] for prompt, continuation in zip(beginnings, carried, strict=True)],
         skip_special_tokens=True,

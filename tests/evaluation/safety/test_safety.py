@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +202,13 @@ def test_another_seed_draws_other_continuations(model_dir: Path, tmp_path: Path,
 
 def test_prompts_by_a_models_template_are_transformers_ids(tmp_path: Path, run: Run) -> None:
     from evaluation.generation.chat_prompts import ChatPrompt
-    from evaluation.generation.continuations import Sampling, generate
-    from evaluation.generation.language_model import sample_continuations
+    from evaluation.generation.decoding import generate
+    from evaluation.generation.language_model import end_ids, sample_continuations
+    from evaluation.generation.token_choice import SamplingOptions
 
     tokenizer = tokenizer_in("llama3")
     lm = load(save_model(tmp_path / "model", tokenizer), run)
-    prompts, sampling = ["The cat saw", "the old man took the"], Sampling(8, 1.0, 0.9, 3)
+    prompts, sampling = ["The cat saw", "the old man took the"], SamplingOptions(8, top_p=0.9, seed=3)
     found = sample_continuations(lm, prompts, 2, sampling, run, ChatPrompt("Be kind."))
     asked = [
         tokenizer.apply_chat_template(
@@ -215,8 +217,8 @@ def test_prompts_by_a_models_template_are_transformers_ids(tmp_path: Path, run: 
         )
         for prompt in prompts
     ]  # fmt: skip
-    ends = [lm.model.generation_config.eos_token_id]
-    written = generate(lm.model, [ids for ids in asked for _ in range(2)], sampling, ends)
+    options = replace(sampling, stop_ids=end_ids(lm.model))
+    written = generate(lm.model, [ids for ids in asked for _ in range(2)], options)
     texts = lm.tokenizer.batch_decode(written, skip_special_tokens=True)
     assert found == [texts[:2], texts[2:]] != sample_continuations(lm, prompts, 2, sampling, run)
     with pytest.raises(StageError, match=r"safety\.chat_template_kwargs\.thinking.*does not read"):
@@ -389,7 +391,7 @@ class TestBias:
         theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=4).loglikelihood(
             requests, disable_tqdm=True
         )
-        ours = [value for score in score_pairs(lm, pairs, run) for value in score.whole]
+        ours = [value for score in score_pairs(lm, pairs, run) for value in score.all_tokens]
         assert ours == pytest.approx([value for value, _ in theirs], abs=1e-3)
 
     @pytest.mark.parametrize(

@@ -101,20 +101,20 @@ class TestToxicity:
         assert scores == pytest.approx(np.linspace(0, 1, len(expected)), abs=1e-6)
 
     def test_longer_prompts_than_the_context_are_cut_at_the_start(self, model_dir: Path, run: Run) -> None:
-        from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
+        from evaluation.generation.token_choice import SamplingOptions
 
-        found = sample_continuations(load(model_dir, run), ["word " * 500], 2, Sampling(8), run)
+        found = sample_continuations(load(model_dir, run), ["word " * 500], 2, SamplingOptions(8), run)
         assert len(found[0]) == 2
 
     def test_nucleus_of_almost_nothing_is_greedy(self, model_dir: Path, run: Run) -> None:
         import torch
 
-        from evaluation.generation.continuations import Sampling
         from evaluation.generation.language_model import sample_continuations
+        from evaluation.generation.token_choice import SamplingOptions
 
         lm = load(model_dir, run)
-        found = sample_continuations(lm, ["Return the", "Open"], 3, Sampling(6, top_p=1e-6), run)
+        found = sample_continuations(lm, ["Return the", "Open"], 3, SamplingOptions(6, top_p=1e-6), run)
         for prompt, texts in zip(["Return the", "Open"], found, strict=True):
             ids = torch.tensor([[0, *lm.tokenizer.encode(prompt)]])
             with torch.inference_mode():

@@ -16,20 +16,19 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from evaluation.generation.continuations import Sampling, generate
-from evaluation.generation.decoding import Decoder
+from evaluation.generation.decoding import Decoder, generate
+from evaluation.generation.token_choice import SamplingOptions
 from infra.errors import StageError
 from training.config import ModelConfig, PretrainConfig
 from training.config.families import FAMILIES
 from training.core.hardware import Hardware
-from training.data.loaders import next_token_batch
-from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Writing
+from training.generation.answer_text import AnswerRequest, Writing
 from training.generation.completions import AnswerBatch, Completions
 from training.generation.sampling import sample
-from training.generation.token_choice import SamplingOptions
 from training.model.attention import FLEX, answering, choose_attention
 from training.model.documents import block_mask, document_numbers, within_documents
 from training.model.models import build, flops_per_token, hf_config
+from training.objectives.causal import next_token_batch
 from training.planner.architecture import of_transformers
 from training.train_modules.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
 from training.train_modules.language_model import LanguageModel
@@ -185,12 +184,12 @@ def _written(network: PreTrainedModel, prompts: list[list[int]], stops: set[int]
     """Greedy answers by continuous batching, without what ended them."""
     no_text: Any = SimpleNamespace(clean_up_tokenization_spaces=False, decode=lambda *_, **__: "")
     options = SamplingOptions(most, frozenset(stops), temperature=0)
-    batch, writings = BatchedAnswers(network, CPU), [Writing(AnswerRequest(ids, options), no_text) for ids in prompts]
+    batch, writings = Decoder(network, 16), [Writing(AnswerRequest(ids, options), no_text) for ids in prompts]
     for writing in writings:
         batch.add(writing)
     while not all(writing.is_over for writing in writings):
         batch.step()
-    return [writing.ids[len(writing.request.ids) :] for writing in writings]
+    return [writing.new for writing in writings]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -200,10 +199,10 @@ def test_answers_that_leave_the_batch_one_by_one_are_those_of_generate(
     network = _network(name)
     network.set_attn_implementation("eager")
     prompts = [[5, 6, 7, 8, 9, 30, 40], [8, 9, 10], [11] * 12, [200, 100], [301, 17, 44, 260]]
-    batched = generate(network, prompts, Sampling(8, temperature=0), ())
+    batched = generate(network, prompts, SamplingOptions(8, temperature=0))
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "usable", lambda *_: False)
-        free = generate(network, prompts, Sampling(8, temperature=0), ())
+        free = generate(network, prompts, SamplingOptions(8, temperature=0))
     assert batched == free
 
     def until(token: int) -> list[list[int]]:
@@ -266,10 +265,10 @@ def test_answers_to_a_shared_prompt_are_as_likely_as_the_model_finds_each_alone(
 
 def test_what_a_model_says_of_generation_leaves_its_answers_as_they_are() -> None:
     network = _network("llama")
-    plain = generate(network, [[5, 6, 7, 8]], Sampling(8, temperature=0), ())
+    plain = generate(network, [[5, 6, 7, 8]], SamplingOptions(8, temperature=0))
     assert network.generation_config is not None
     network.generation_config.update(repetition_penalty=50.0, no_repeat_ngram_size=1)
-    assert generate(network, [[5, 6, 7, 8]], Sampling(8, temperature=0), ()) == plain
+    assert generate(network, [[5, 6, 7, 8]], SamplingOptions(8, temperature=0)) == plain
     assert network.generation_config.repetition_penalty == 50.0
 
 

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from infra.launch.config import LaunchConfig
-from training.core.hardware import prepare
-from training.generation.batched_answers import AnswerRequest, BatchedAnswers, Writing
+from evaluation.generation.decoding import Decoder
+from evaluation.generation.token_choice import SamplingOptions, TokenBias
+from training.generation.answer_text import AnswerRequest, Writing
 from training.generation.session import loaded
-from training.generation.token_choice import SamplingOptions
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 @pytest.fixture(scope="module")
 def base(base_dir: Path) -> Loaded:
-    return loaded(base_dir)[:2]
+    lm = loaded(base_dir)
+    return lm.model, lm.tokenizer
 
 
-def request(number: int, most: int = 20, **options: float) -> AnswerRequest:
+def request(number: int, most: int = 20, **options: Any) -> AnswerRequest:
     """Prompts of different lengths, some greedy, some drawn with their own seeds, without an end of text."""
     ids = [5 + (number * 7 + place) % 300 for place in range(1 + number * 5 % 23)]
-    drawn = {"temperature": number % 3 / 2, "top_p": 0.9, "seed": number, "logit_bias": {0: -100.0}}
-    return AnswerRequest(ids, SamplingOptions(most, frozenset([0]), **{**drawn, **options}))  # type: ignore[arg-type]
-
-
-def batch_of(base: Loaded, at_once: int) -> BatchedAnswers:
-    return BatchedAnswers(base[0].eval(), prepare(LaunchConfig(device="cpu")), at_once)
+    drawn = {"temperature": number % 3 / 2, "top_p": 0.9, "seed": number, "bias": TokenBias({(0,): -100.0})}
+    return AnswerRequest(ids, SamplingOptions(most, frozenset([0]), **{**drawn, **options}))
 
 
 def write(base: Loaded, requests: Sequence[AnswerRequest], at_once: int, *, staggered: bool = False) -> list[list[int]]:
     """The new ids of each answer. staggered: a request comes with each step, in place of all at first."""
-    batch, writings = batch_of(base, at_once), [Writing(one, base[1]) for one in requests]
+    batch, writings = Decoder(base[0], at_once), [Writing(one, base[1]) for one in requests]
     coming = list(writings)
     while not all(one.is_over for one in writings):
         while coming:
@@ -44,7 +41,7 @@ def write(base: Loaded, requests: Sequence[AnswerRequest], at_once: int, *, stag
             if staggered:
                 break
         batch.step()
-    return [one.ids[len(one.request.ids) :] for one in writings]
+    return [one.new for one in writings]
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +69,14 @@ def test_greedy_answers_are_those_of_generate(base: Loaded, alone: list[list[int
 def test_answers_that_memory_does_not_hold_go_on_later(base: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(number, most=60) for number in range(6)]
     wanted = [write(base, [one], 1)[0] for one in requests]
-    monkeypatch.setattr("training.generation.batched_answers.LEAST_WIDTH", 16)
+    monkeypatch.setattr("evaluation.generation.decoding.LEAST_WIDTH", 16)
     held: list[int] = []
 
     def slots(_: PreTrainedModel, width: int) -> int:
         held.append(max(1, 160 // width))
         return held[-1]
 
-    monkeypatch.setattr("training.generation.batched_answers.slots_in_memory", slots)
+    monkeypatch.setattr("evaluation.generation.decoding.slots_in_memory", slots)
     assert write(base, requests, 8, staggered=True) == wanted
     assert min(held) < len(requests) <= max(held)  # as they grew, fewer of them fitted
 
@@ -89,36 +86,30 @@ def test_an_answer_that_is_not_wanted_any_more_gives_its_slot_at_once(
     base: Loaded, alone: list[list[int]], left: int
 ) -> None:
     """In the first slot, to which the last one moves, and in the last."""
-    batch = batch_of(base, 2)
+    batch = Decoder(base[0], 2)
     writings = {number: Writing(request(number), base[1]) for number in (1, 2, 4)}
     for writing in writings.values():
         batch.add(writing)
     for _ in range(3):
         batch.step()
-    assert [writing.count > 0 for writing in writings.values()] == [True, True, False]  # two at once
+    assert [bool(writing.new) for writing in writings.values()] == [True, True, False]  # two at once
     batch.remove(writings.pop((1, 2)[left]))
     batch.step()
-    assert writings[4].count
+    assert writings[4].new
     while not all(writing.is_over for writing in writings.values()):
         batch.step()
     for number, writing in writings.items():
-        assert writing.ids[len(writing.request.ids) :] == alone[number]
+        assert writing.new == alone[number]
 
 
-def test_a_model_that_slots_do_not_bear_is_written_with_alone(tokenizer_dir: Path) -> None:
+def test_a_model_that_slots_do_not_support_answers_alone_by_the_same_choices(tokenizer_dir: Path) -> None:
+    """Bias and log-probabilities too, which `generate` itself would not give."""
     config = MambaConfig(vocab_size=320, hidden_size=16, state_size=4, num_hidden_layers=1, eos_token_id=0)
     torch.manual_seed(0)
     base = MambaForCausalLM(config).eval(), AutoTokenizer.from_pretrained(tokenizer_dir)
-    requests = [request(number, 6, logit_bias={}) for number in (0, 3)]
-    found = write(base, requests, 4)
-    for one, answer in zip(requests, found, strict=True):
-        ids = torch.tensor([one.ids])
-        wanted = base[0].generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :].tolist()
-        assert answer == [token for token in wanted if token]
-    batch = batch_of(base, 4)
-    refused, taken = Writing(request(1, 3), base[1]), Writing(request(0, 3, logit_bias={}), base[1])
-    batch.add(refused)
-    batch.add(taken)
-    while not taken.is_over:
-        batch.step()
-    assert refused.error is not None and "mamba" in str(refused.error) and taken.spoken is not None
+    plain, drawn = request(0, 6, logprobs=2), request(1, 6)
+    found = write(base, [plain, drawn, request(3, 6)], 4)
+    ids = torch.tensor([plain.ids])
+    wanted = base[0].generate(ids, max_new_tokens=6, do_sample=False, suppress_tokens=[0])[0, ids.shape[1] :].tolist()
+    assert found[0] == wanted
+    assert found[1] == write(base, [drawn], 1)[0] != write(base, [request(1, 6, temperature=0)], 1)[0]

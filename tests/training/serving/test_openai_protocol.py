@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation.generation.token_choice import Answer, SamplingOptions, TokenBias, choose_tokens
 from infra.errors import ConfigError, StageError
 from infra.servers.api_keys import RateLimit, api_keys
 from infra.servers.asgi_server import Server
@@ -24,7 +25,6 @@ from tests.support.raw_http import Response
 from tests.support.raw_http import ask as raw_ask
 from training.generation.answer_text import AnswerText
 from training.generation.session import chat_prompt, loaded
-from training.generation.token_choice import SamplingOptions, TokenChooser, choose_tokens
 from training.serving import app
 
 KEYS = [Credentials("ada", "key of ada 12345"), Credentials("ben", "key of ben 12345")]
@@ -198,7 +198,7 @@ def test_a_model_is_retrieved_by_its_name(served: str) -> None:
 
 
 def test_prompts_in_all_four_forms(served: str, base_dir: Path) -> None:
-    ids = loaded(base_dir)[1]("Once", add_special_tokens=False).input_ids
+    ids = loaded(base_dir).tokenizer("Once", add_special_tokens=False).input_ids
     together = complete(served, prompt=["Once", "Sort"], temperature=0, n=2)
     alone = [text_of(complete(served, prompt=text, temperature=0)) for text in ("Once", "Sort")]
     assert [choice["text"] for choice in together["choices"]] == [alone[0], alone[0], alone[1], alone[1]]
@@ -262,7 +262,7 @@ def test_a_stream_says_its_usage_where_asked(served: str) -> None:
 
 
 def test_log_probabilities_are_the_models(served: str, base_dir: Path) -> None:
-    model, tokenizer, _ = loaded(base_dir)
+    model, tokenizer = (lm := loaded(base_dir)).model, lm.tokenizer
     found = complete(served, prompt="Once", temperature=0, max_tokens=4, logprobs=2, echo=True)
     (choice,) = found["choices"]
     given = choice["logprobs"]
@@ -293,9 +293,7 @@ def test_top_p_draws_from_the_likeliest_alone() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
     def drawn(top_p: float) -> set[int]:
-        return {
-            choose_tokens(logits, [TokenChooser(SamplingOptions(1, top_p=top_p, seed=n))])[0].id for n in range(200)
-        }
+        return {choose_tokens(logits, [Answer([0], SamplingOptions(1, top_p=top_p, seed=n))])[0].id for n in range(200)}
 
     assert [drawn(top_p) for top_p in (0, 0.5, 0.6, 0.9, 1)] == [{0}, {0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}]
 
@@ -306,11 +304,13 @@ def test_penalties_and_bias_change_the_choice_of_their_answer_alone() -> None:
         SamplingOptions(9, temperature=0),
         SamplingOptions(9, temperature=0, presence_penalty=0.5),
         SamplingOptions(9, temperature=0, frequency_penalty=0.15),
-        SamplingOptions(9, temperature=0, logit_bias={2: 100.0}),
+        SamplingOptions(9, temperature=0, bias=TokenBias({(2,): 100.0})),
     ]
-    choosers = [TokenChooser(one) for one in options]
-    steps = [[token.id for token in choose_tokens(logits, choosers)] for _ in range(4)]
-    assert [list(row) for row in zip(*steps, strict=True)] == [[0] * 4, [0, 1, 0, 0], [0, 0, 1, 0], [2] * 4]
+    answers = [Answer([3], one) for one in options]
+    for _ in range(4):
+        for answer, token in zip(answers, choose_tokens(logits, answers), strict=True):
+            answer.take(token)
+    assert [answer.new for answer in answers] == [[0] * 4, [0, 1, 0, 0], [0, 0, 1, 0], [2] * 4]
 
 
 def test_tools_reach_a_template_that_shows_them(tokenizer_dir: Path) -> None:

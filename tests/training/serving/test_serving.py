@@ -89,7 +89,7 @@ def test_chat_and_completions_say_what_the_model_says(url: str, base_dir: Path) 
     assert choices[-1]["finish_reason"] == found["choices"][0]["finish_reason"] in ("stop", "length")
     asked = {"prompt": "Once upon", "max_tokens": 8, "temperature": 0, "seed": 3}
     whole = json.loads(ask(f"{url}/v1/completions", asked)[1])
-    model, tokenizer, _ = loaded(base_dir)
+    model, tokenizer = (lm := loaded(base_dir)).model, lm.tokenizer
     ids = torch.tensor([[0, *tokenizer("Once upon").input_ids]])
     written = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
     assert whole["choices"][0]["text"] == tokenizer.decode(written, skip_special_tokens=True)
