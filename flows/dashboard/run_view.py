@@ -75,7 +75,7 @@ class RunView:
     def __init__(self, root: Path, run_id: str) -> None:
         self.root = root
         self.journal = RunJournal(root / "runs", run_id)
-        self.begun = self.journal.begun()
+        self.begun = self.journal.start_record()
         self.steps: dict[str, Step] = {}
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
