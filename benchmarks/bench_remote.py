@@ -146,13 +146,13 @@ def train(job: dict[str, Any]) -> None:
     from infra.launch.config import LaunchConfig
     from infra.run import Run
     from training.config import PretrainConfig
-    from training.data import loaders
+    from training.data import packed_batches, packed_shards
     from training.data import remote_shards as remote
     from training.pretrain import pretrain
 
     asked: list[tuple[float, float]] = []
     fetched: list[str] = []
-    read, download = loaders.PackedBatches.__iter__, remote.download
+    read, download = packed_batches.PackedBatches.__iter__, remote.download
 
     def timed(self: Any) -> Iterator[Any]:
         batches = read(self)
@@ -168,11 +168,11 @@ def train(job: dict[str, Any]) -> None:
         fetched.append(url)
         download(url, *rest)
 
-    loaders.PackedBatches.__iter__ = timed  # type: ignore[method-assign]
+    packed_batches.PackedBatches.__iter__ = timed  # type: ignore[method-assign]
     remote.download = counted
     if not job.get("ahead", True):
-        init = loaders.StreamingDataset.__init__
-        loaders.StreamingDataset.__init__ = lambda self, **given: init(self, **given | {"predownload": 0})
+        init = packed_shards.StreamingDataset.__init__
+        packed_shards.StreamingDataset.__init__ = lambda self, **given: init(self, **given | {"predownload": 0})
     out = Path(job["out"])
     (out / "model").mkdir(parents=True)
     model = {"family": "llama", "layers": 4, "width": job["width"], "heads": 4, "positions": LENGTH}

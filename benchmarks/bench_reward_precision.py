@@ -26,7 +26,7 @@ from evaluation.statistics.intervals import difference_of_paired_proportions, mc
 from training.chat.base import Chat, read_rows
 from training.config import RewardModelConfig
 from training.core.hardware import Hardware
-from training.data.rankings import fitted_rankings
+from training.data.preferences import fitted_rankings
 from training.train_modules.scorer import RewardModel, load_scorer, score_pairs
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
@@ -93,7 +93,7 @@ def _right(folder: Path, preferences: Path, precision: str) -> np.ndarray:
     model = RewardModel(load_scorer(folder, Hardware(torch.device("cpu"), bf16=precision == "bf16")))
     rows = read_rows(preferences / "heldout.jsonl", ("prompt", "chosen", "rejected"), config.heldout_limit)
     fitted = fitted_rankings(chat, rows, config.max_length, config.too_long)
-    scores = score_pairs(model, fitted.rankings, chat.pad)
+    scores = score_pairs(model, fitted.examples, chat.pad)
     return scores[:, 0] > scores[:, 1]
 
 

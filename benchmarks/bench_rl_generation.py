@@ -42,7 +42,7 @@ from infra.run import Run
 from training.chat.base import Chat, read_rows
 from training.config import RlhfConfig
 from training.core.hardware import prepare
-from training.data.conversations import prompts_of
+from training.data.rows import prompts_of
 from training.generation import completions
 from training.generation.completions import Completions
 from training.generation.sampling import sample

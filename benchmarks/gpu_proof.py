@@ -107,7 +107,7 @@ def machine(settings: Settings) -> list[dict[str, Any]]:
             "composer": version("mosaicml"),
             "free_gib": round(answer.gpus[0].free / 2**30, 1) if answer.gpus and answer.gpus[0].free else None,
             "threads": torch.get_num_threads(),
-            "problems": [str(problem) for problem in gpu_problems(answer, driver, asked=asked)],
+            "problems": [str(problem) for problem in gpu_problems(answer, driver, requested=asked)],
         }
     ]
 

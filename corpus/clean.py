@@ -29,19 +29,21 @@ from infra.run import Result, Run
 
 
 def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json, a partition at a time.
+    """Write documents/part-*.parquet and sources.json, a partition at a time.
 
     aux/dropped.parquet has every dropped text with its rule, the value measured and its limits, aux/changed.parquet the
     ids of those that were changed; aux/counts.json counts by rule, aux/samples.json shows some of each kind.
     Raises StageError: `unknown_source` for a name that no source of the documents has; `nothing_left`, naming the rule
     that took most, if no document is kept.
     """
+    # Rules: those of the config, and a classifier of quality if it learns one.
     given = read_sources(inputs["documents"])
     _check_sources(config, given)
     parts = document_parts(inputs["documents"])
     classifier, learned = _learn(config, inputs["documents"], run)
     # Here, so that native code is compiled once and not by every worker.
     rules = [rule for step in steps_of(config, classifier) for rule in step.rules]
+    # Clean each part in a worker.
     sizes = [pq.read_metadata(part).num_rows for part in parts]
     summaries = [
         dict(summary)
@@ -55,6 +57,7 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
         )
     ]
     folders = [partition_folder(run, "clean", index) for index in range(len(parts))]
+    # Sum the counts of all parts; a text of which nothing is left is an error.
     total, documents, size = (sum(summary[key] for summary in summaries) for key in ("read", "documents", "bytes"))
     dropped: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -63,6 +66,7 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
         counts.update(summary["counts"])
     if not documents:
         _explain_emptiness(dropped, total, rules)
+    # The artifact: the kept documents, by links, and what was dropped and changed.
     link_parts(folders, out_dir)
     if classifier:
         shutil.copytree(classifier, out_dir / "classifier")
@@ -71,6 +75,7 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     concatenate([folder / "dropped.parquet" for folder in folders], out_dir / "aux" / "dropped.parquet", DROPPED)
     concatenate([folder / "changed.parquet" for folder in folders], out_dir / "aux" / "changed.parquet", CHANGED)
     vanished = tell_of_vanished("clean", given, kept, out_dir / "aux" / "dropped.parquet", run)
+    # Figures and report.
     changed = sum(summary["changed"] for summary in summaries)
     by_rule = {rule.name: dropped[rule.name] for rule in rules}
     figures = {"documents": documents, "text_bytes": size, "dropped": dropped.total(), "changed": changed}
@@ -92,17 +97,20 @@ def clean(config: CleanConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
 
 
 def _check_sources(config: CleanConfig, known: Collection[str]) -> None:
-    """Raises StageError for sources that the config speaks of and that are not there, as far as any are known."""
-    asked: dict[str, Collection[str]] = {}
+    """Raise StageError for sources that the config names and that do not exist, if any are known."""
+    requested: dict[str, Collection[str]] = {}
     if config.language:
-        asked["language.keep_by_source"] = config.language.keep_by_source
+        requested["language.keep_by_source"] = config.language.keep_by_source
     if config.classifier:
-        asked["classifier.apply_to"] = config.classifier.apply_to or ()
-    found = [
-        one for key, names in asked.items() for name in names for one in unknown_source(f"clean.{key}", name, known)
+        requested["classifier.apply_to"] = config.classifier.apply_to or ()
+    problems = [
+        problem
+        for key, names in requested.items()
+        for name in names
+        for problem in unknown_source(f"clean.{key}", name, known)
     ]
-    if known and found:
-        raise StageError(*found)
+    if known and problems:
+        raise StageError(*problems)
 
 
 def _learn(config: CleanConfig, documents: Path, run: Run) -> tuple[Path | None, dict[str, float]]:

@@ -168,9 +168,9 @@ class SuiteConfig(Config):
     def _gather_limits(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        own = {key: value for key, value in data.items() if key in cls.model_fields}
-        beside = {key: value for key, value in data.items() if key not in cls.model_fields}
-        return {**own, "limits": {**own.get("limits", {}), **beside}} if beside else own
+        own_keys = {key: value for key, value in data.items() if key in cls.model_fields}
+        extra_limits = {key: value for key, value in data.items() if key not in cls.model_fields}
+        return {**own_keys, "limits": {**own_keys.get("limits", {}), **extra_limits}} if extra_limits else own_keys
 
 
 class ValidateConfig(StageConfig):
@@ -190,7 +190,8 @@ class ValidateConfig(StageConfig):
     def of(self, kind: DataKind, **limits: float) -> ValidateConfig:
         """Return the part of the config for one kind of data, so that a change elsewhere re-addresses nothing.
 
-        limits: replace the suite's limits that the config does not set.
+        Args:
+            limits: replace the suite's limits that the config does not set.
         """
         chosen = self._chosen(kind)
         if limits and chosen.suite is None:
@@ -320,7 +321,7 @@ class ShardConfig(StageConfig):
 
     @model_validator(mode="after")
     def _canaries_fit(self) -> ShardConfig:
-        texts = [one.text for one in self.canaries]
+        texts = [canary.text for canary in self.canaries]
         if twice := sorted({text for text in texts if texts.count(text) > 1}):
             raise ValueError(f"canaries: each format once, with all its copies; given twice: {', '.join(twice)}")
         if self.canaries and self.by_source:
@@ -343,6 +344,6 @@ class RemoteShardsConfig(StageConfig):
         return location
 
     def sources(self) -> list[Source]:
-        place = self.location.rstrip("/")
-        urls = [f"{place}/{name}" for name in ("meta.json", "train/index.json", "validation/index.json")]
+        location = self.location.rstrip("/")
+        urls = [f"{location}/{name}" for name in ("meta.json", "train/index.json", "validation/index.json")]
         return [Source("remote_shards.location", objects=expand_objects(urls))]

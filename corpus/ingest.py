@@ -44,7 +44,7 @@ class Reading:
 
 
 def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
+    """Write documents/part-*.parquet and sources.json; aux/quarantine.jsonl and aux/sources.json.
 
     Of each source, the records read and those quarantined add up to all that it has.
     Raises StageError: what `corpus.readers.texts.read_texts`, `corpus.demo.docstrings.installed_files` and
@@ -53,10 +53,10 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     left_out = note_left_out(config.read, "ingest", run)
     readings = _readings(config)
     sizes = [reading.megabytes for reading in readings]
-    found = map_partitions(run, STEP, partial(read_partition, config), readings, unit="MB of files", sizes=sizes)
+    read = map_partitions(run, STEP, partial(read_partition, config), readings, unit="MB of files", sizes=sizes)
     folders = [partition_folder(run, STEP, index) for index in range(len(readings))]
     by_source: list[list[Summary]] = [[] for _ in config.read]
-    for reading, summary in zip(readings, found, strict=True):
+    for reading, summary in zip(readings, read, strict=True):
         by_source[reading.source].append(summary)
 
     rows = [
@@ -65,7 +65,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     ]
     aux = out_dir / "aux"
     aux.mkdir(parents=True, exist_ok=True)
-    _join_quarantines(readings, found, folders, aux / QUARANTINE)
+    _join_quarantines(readings, read, folders, aux / QUARANTINE)
     for row, summaries in zip(rows, by_source, strict=True):
         Tally.sum(summary["quarantined"] for summary in summaries).check(
             row["records"], config.max_quarantine_share, row["source"]
@@ -76,14 +76,14 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         name: SourceFacts(source.licence, source.weight, source.language)
         for name, source in zip(config.names(), config.read, strict=True)
     }
-    write_sources(out_dir, facts, SourceCounts.sum(summary["counts"] for summary in found))
+    write_sources(out_dir, facts, SourceCounts.sum(summary["counts"] for summary in read))
     figures = {name: sum(row[name] for row in rows) for name in ("documents", "bytes", "quarantined", "repaired")}
     figures["text_bytes"] = figures.pop("bytes")
     return Result(figures, f"{figures['documents']:,} documents, {figures['text_bytes'] / 1e6:.1f} MB of text")
 
 
 def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary:
-    """Writes documents/ and quarantine.jsonl of one partition, and counts the records that it read."""
+    """Write documents/ and quarantine.jsonl of one partition, and count the records that it read."""
     counts, tally, origins = SourceCounts(), Tally(), Counter[str]()
     records, repaired = 0, 0
     with DocumentWriter(out / "documents") as writer, (out / QUARANTINE).open("w", encoding="utf8") as quarantine:
@@ -128,7 +128,7 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
         yield from _of_packages(source, name)
         return
     for number, piece in enumerate(reading.pieces):
-        origin = whole_characters(piece.place.name)  # a name on disk need not be UTF-8
+        origin = whole_characters(piece.file.name)  # a name on disk need not be UTF-8
         for text in read_texts(source, piece, f"ingest.read.{reading.source}"):
             if isinstance(text, Rejected):
                 yield _Item(text, number)
@@ -136,7 +136,7 @@ def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
             try:
                 metadata = whole_characters(_metadata_of(text, int(source.max_document_mb * 1e6)))
             except Unreadable as error:
-                if text.part == 0:  # of the pieces of one record the first tells it
+                if text.part == 0:  # reported once, for the first piece of a record
                     yield _Item(Rejected(str(text.file), text.line, str(error)), number)
                 continue
             document = make_document(text.text, f"{name}/{origin}", None, source.language, metadata)
@@ -151,10 +151,10 @@ def _metadata_of(text: Text, max_characters: int) -> str:
     try:
         metadata = json.dumps(text.metadata, ensure_ascii=False, default=str)
         if "NaN" in metadata or "Infinity" in metadata:
-            found = json.loads(metadata, parse_constant=lambda _: None)  # noqa: TID251  text of the line above
-            metadata = json.dumps(found, ensure_ascii=False)
+            parsed = json.loads(metadata, parse_constant=lambda _: None)  # noqa: TID251  text of the line above
+            metadata = json.dumps(parsed, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"metadata that are no JSON: {error}") from None
+        raise Unreadable(f"metadata that are not JSON: {error}") from None
     if len(metadata) > max_characters:
         raise Unreadable(too_long(max_characters, "metadata"))
     return metadata
@@ -196,13 +196,11 @@ def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict
     }
 
 
-def _join_quarantines(
-    readings: Sequence[Reading], found: Sequence[Summary], folders: Sequence[Path], out: Path
-) -> None:
-    """Joins the rows of all partitions; lines of a file that was read in parts are counted from its start."""
+def _join_quarantines(readings: Sequence[Reading], read: Sequence[Summary], folders: Sequence[Path], out: Path) -> None:
+    """Join the rows of all partitions; lines of a file that was read in parts are counted from its start."""
     before = 0
     with out.open("w", encoding="utf8") as joined:
-        for reading, summary, folder in zip(readings, found, folders, strict=True):
+        for reading, summary, folder in zip(readings, read, folders, strict=True):
             offsets = []
             for piece, lines in zip(reading.pieces, summary["lines"], strict=True):
                 before = before if piece.span and piece.span.start else 0

@@ -50,13 +50,13 @@ from corpus.readers.record import MISSING, Record, Unreadable, pick
 from infra.io.sources import Place
 from infra.run import Result, Run
 
-ASKED = (*PROMPTS, "inputs")
+PROMPT_FIELDS = (*PROMPTS, "inputs")
 RESPONSES = ("response", "completion", "answer", "targets")
 """Fields of a prompt and a response where the config names none and there is no `instruction` and no `output`."""
 
 
 def instructions(config: InstructionsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a rule
+    """Write train.jsonl and heldout.jsonl with lines {"id", "prompt", "response", "source"}, and "verify" where a rule
     checks answers, with "reference" where it compares them with another field than the response. A conversation of
     several turns has the earlier messages under "history" (`corpus.pairs.files.Pair`), and pairs of a source with a
     weight have it under "weight". One in which the assistant calls functions, in OpenAI's form, has calls and results
@@ -90,17 +90,22 @@ def _pairs(
 def _capped(pairs: Iterable[Pair | Rejected], most: int, heldout_share: float) -> Iterator[Pair | Rejected]:
     """The pairs, of those that train the `most` with the least ids, which are hashes."""
     read = list(pairs)
-    ids = {one.id for one in read if isinstance(one, Pair) and not is_heldout(one.group, heldout_share)}
+    ids = {item.id for item in read if isinstance(item, Pair) and not is_heldout(item.group, heldout_share)}
     kept = set(heapq.nsmallest(most, ids))
-    for one in read:
-        if isinstance(one, Rejected) or one.id not in ids or one.id in kept:
-            yield one
+    for item in read:
+        if isinstance(item, Rejected) or item.id not in ids or item.id in kept:
+            yield item
 
 
-def file_pairs(source: InstructionOptions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source. key: its dotted config key. Raises StageError as the readers do, and
-    `wrong_field` where already the first record of a file lacks a field."""
-    for item in records_of(source, places, key, _check_fields):
+def file_pairs(source: InstructionOptions, files: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+    """The pairs in these files of a source.
+
+    Args:
+        key: its dotted config key.
+
+    Raises StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field.
+    """
+    for item in records_of(source, files, key, _check_fields):
         if isinstance(item, Rejected):
             yield item
             continue
@@ -116,22 +121,22 @@ def _check_fields(record: Record, source: InstructionOptions, key: str) -> None:
         return
     if _form_of(record, source) == "turns":
         return
-    prompts, responses = _names(source.prompt_field, "prompt_field", ASKED), _response_names(source)
+    prompts, responses = _names(source.prompt_field, "prompt_field", PROMPT_FIELDS), _response_names(source)
     if has_any(record, CONVERSATIONS) and not (has_any(record, prompts) and has_any(record, responses)):
         return  # conversations, of which the first is null
-    wanted = (
+    fields = (
         given_field(record, prompts) or source.prompt_field,
         given_field(record, responses) or source.response_field,
     )
     if not has_any(record, prompts):
-        raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", wanted)
+        raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", fields)
     if not has_any(record, responses):
-        raise wrong_field(record, source.response_field, f"{key}.response_field", wanted)
+        raise wrong_field(record, source.response_field, f"{key}.response_field", fields)
 
 
 def _form_of(record: Record, source: InstructionOptions) -> Literal["pair", "turns"]:
     """Return the form of a record: question and answer in two fields, or a list of turns."""
-    if prompt_field(record, source, ASKED) is not None and _response_field(record, source) is not None:
+    if prompt_field(record, source, PROMPT_FIELDS) is not None and _response_field(record, source) is not None:
         return "pair"
     return "turns" if turns_field(record) else "pair"
 
@@ -151,10 +156,10 @@ def _names(name: str, key: str, others: Sequence[str]) -> tuple[str, ...]:
 
 
 def pair_of(record: Record, source: InstructionOptions) -> Pair:
-    """Raises Unreadable where a record is no pair."""
+    """Raise Unreadable where a record is no pair."""
     if source.templates:
-        found = exchange_of(record, source.templates, source.template_seed)
-        return _checked(record, source, found.prompt, found.answer, found.group)
+        exchange = exchange_of(record, source.templates, source.template_seed)
+        return _checked(record, source, exchange.prompt, exchange.answer, exchange.group)
     tools = tools_of(record.value.get("tools"))
     messages = _messages(record, source)
     if tools or has_tools(messages):
@@ -168,8 +173,8 @@ def pair_of(record: Record, source: InstructionOptions) -> Pair:
         turns.pop(0)
     if source.trim_conversations:
         turns = trimmed(turns)
-    said = exchange_of_turns(turns)
-    return _checked(record, source, said.prompt, said.response, said.first_turn, said.history)
+    dialogue = exchange_of_turns(turns)
+    return _checked(record, source, dialogue.prompt, dialogue.response, dialogue.first_turn, dialogue.history)
 
 
 def _messages(record: Record, source: InstructionOptions) -> list[Any]:
@@ -178,11 +183,11 @@ def _messages(record: Record, source: InstructionOptions) -> list[Any]:
     if _form_of(record, source) == "turns" and (name := turns_field(record)):
         messages = list(value[name])
     else:
-        asked, answered = prompt_field(record, source, ASKED), _response_field(record, source)
-        if asked is None or answered is None:
+        asked_field, answered = prompt_field(record, source, PROMPT_FIELDS), _response_field(record, source)
+        if asked_field is None or answered is None:
             return []
-        if isinstance(pick(value, asked), list) or isinstance(pick(value, answered), list):
-            messages = [*_spoken(pick(value, asked), "user"), *_spoken(pick(value, answered), "assistant")]
+        if isinstance(pick(value, asked_field), list) or isinstance(pick(value, answered), list):
+            messages = [*_spoken(pick(value, asked_field), "user"), *_spoken(pick(value, answered), "assistant")]
         else:
             messages = [{"role": CHAT_ROLES[turn.role], "content": turn.text} for turn in _turns(record, source)]
     system = value.get("system")
@@ -221,12 +226,12 @@ def _checked(
 
 def _reference(value: Mapping[str, Any], field: str) -> str:
     """Return the reference of a rule, as text. Raises Unreadable where there is none."""
-    found = pick(value, field)
-    if found is MISSING or found is None:
+    reference = pick(value, field)
+    if reference is MISSING or reference is None:
         raise Unreadable(f"no reference: there is no {field}")
-    if isinstance(found, list) and all(isinstance(one, str) for one in found):
-        return "\n".join(found).strip()
-    return found.strip() if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    if isinstance(reference, list) and all(isinstance(item, str) for item in reference):
+        return "\n".join(reference).strip()
+    return reference.strip() if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
 
 
 def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
@@ -234,16 +239,16 @@ def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
     if _form_of(record, source) == "turns" and (name := turns_field(record)):
         yield from turns_of(value[name])
         return
-    for said in _earlier(value.get("history")):
-        yield from (Turn("human", said[0]), Turn("assistant", said[1]))
-    field = prompt_field(record, source, ASKED)
+    for exchange in _earlier(value.get("history")):
+        yield from (Turn("human", exchange[0]), Turn("assistant", exchange[1]))
+    field = prompt_field(record, source, PROMPT_FIELDS)
     if field is None:
-        raise _lacks(record, _names(source.prompt_field, "prompt_field", ASKED))
-    asked = pick(value, field)
-    if isinstance(asked, list):
-        yield from turns_of(asked)
+        raise _lacks(record, _names(source.prompt_field, "prompt_field", PROMPT_FIELDS))
+    prompt = pick(value, field)
+    if isinstance(prompt, list):
+        yield from turns_of(prompt)
     else:
-        _text(field, asked)
+        _text(field, prompt)
         yield Turn("human", prompt_of(record, source.model_copy(update={"prompt_field": field})))
     field = _response_field(record, source)
     if field is None:
@@ -266,10 +271,11 @@ def _earlier(history: Any) -> list[list[str]]:
     if not history:
         return []
     if not isinstance(history, list) or not all(
-        isinstance(one, list) and len(one) == 2 and all(isinstance(text, str) for text in one) for one in history
+        isinstance(exchange, list) and len(exchange) == 2 and all(isinstance(text, str) for text in exchange)
+        for exchange in history
     ):
         raise Unreadable("expected history to be a list of [question, answer]")
-    return [[text.strip() for text in one] for one in history]
+    return [[text.strip() for text in exchange] for exchange in history]
 
 
 def _text(field: str, value: Any) -> str:

@@ -50,7 +50,7 @@ from infra.run import Result, Run
 
 
 def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
+    """Write train.jsonl and heldout.jsonl with lines {"id", "prompt", "chosen", "rejected", "source"}, where they are
     known with "votes", "margin", and "ranking" (see `corpus.pairs.files.Pair`). A pair whose assistant may call
     functions has its conversation under "history", "prompt" and "steps", and both answers as messages.
 
@@ -76,19 +76,24 @@ def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key
     return preference_pairs(source, config.heldout_share, config.seed)
 
 
-def file_pairs(source: PreferenceOptions, places: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
-    """The pairs in these files of a source, from its first `limit` records. key: its dotted config key. Raises
-    StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field."""
-    records = islice(records_of(source, places, key, _check_fields), source.limit)
+def file_pairs(source: PreferenceOptions, files: Iterable[Place], key: str) -> Iterator[Pair | Rejected]:
+    """The pairs in these files of a source, from its first `limit` records.
+
+    Args:
+        key: its dotted config key.
+
+    Raises StageError as the readers do, and `wrong_field` where already the first record of a file lacks a field.
+    """
+    records = islice(records_of(source, files, key, _check_fields), source.limit)
     if source.annotator_field is None:
         for item in records:
             yield from [item] if isinstance(item, Rejected) else pairs_of(item, source)
         return
     refused: list[Rejected] = []
-    for one in by_annotators(_judgements(records, source, source.annotator_field, refused)):
+    for judged in by_annotators(_judgements(records, source, source.annotator_field, refused)):
         yield from refused
         refused.clear()
-        yield one if isinstance(one, Pair) else _rejected(*one)
+        yield judged if isinstance(judged, Pair) else _rejected(*judged)
     yield from refused
 
 
@@ -134,13 +139,13 @@ def _check_fields(record: Record, source: PreferenceOptions, key: str) -> None:
         if not has_any(record, (*PROMPTS, source.prompt_field)) and turns_field(record) is None:
             raise wrong_field(record, source.prompt_field, f"{key}.prompt_field", (source.prompt_field,))
         return
-    wanted = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
+    fields = {"chosen_field": source.chosen_field, "rejected_field": source.rejected_field}
     names = (source.prompt_field, *PROMPTS, *CONVERSATIONS)
     if not source.dialogue and _form_of(record, source) == "prompt" and not has_any(record, names):
-        wanted = {"prompt_field": source.prompt_field, **wanted}
-    for setting, field in wanted.items():
+        fields = {"prompt_field": source.prompt_field, **fields}
+    for setting, field in fields.items():
         if pick(record.value, field) is MISSING:
-            raise wrong_field(record, field, f"{key}.{setting}", tuple(wanted.values()))
+            raise wrong_field(record, field, f"{key}.{setting}", tuple(fields.values()))
 
 
 def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "turns", "conversation", "dialogue"]:
@@ -159,7 +164,7 @@ def _form_of(record: Record, source: PreferenceOptions) -> Literal["prompt", "tu
 
 
 def _pair(record: Record, source: PreferenceOptions) -> Pair:
-    """Raises Unreadable where a record is no pair."""
+    """Raise Unreadable where a record is no pair."""
     value, form = record.value, _form_of(record, source)
     if form != "dialogue" and (found_with_tools := _tool_pair(record, source, form)) is not None:
         return found_with_tools
@@ -171,20 +176,20 @@ def _pair(record: Record, source: PreferenceOptions) -> Pair:
         for field, answer in ((source.chosen_field, chosen), (source.rejected_field, rejected)):
             if not isinstance(answer, str):
                 raise Unreadable(f"the field {field} is not a string")
-        found = split_dialogues(*(text if text.startswith("\n\n") else f"\n\n{text}" for text in (chosen, rejected)))
+        pair = split_dialogues(*(text if text.startswith("\n\n") else f"\n\n{text}" for text in (chosen, rejected)))
     elif form == "turns":
-        found = pair_of_turns(_turns_of(chosen, source), _turns_of(rejected, source))
+        pair = pair_of_turns(_turns_of(chosen, source), _turns_of(rejected, source))
     else:
         prompt, group = _prompt(record, source, form)
-        found = DialoguePair(prompt, answer_of(chosen), answer_of(rejected), group)
-    for field, answer in ((source.chosen_field, found.chosen), (source.rejected_field, found.rejected)):
+        pair = DialoguePair(prompt, answer_of(chosen), answer_of(rejected), group)
+    for field, answer in ((source.chosen_field, pair.chosen), (source.rejected_field, pair.rejected)):
         if not answer:
             raise Unreadable(f"no answer: {field} is empty")
-    if found.chosen == found.rejected:
+    if pair.chosen == pair.rejected:
         raise Unreadable("equal answers: chosen and rejected are the same")
-    fields = {"prompt": found.prompt, "chosen": found.chosen, "rejected": found.rejected}
+    fields = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
     votes, margin = _votes(record, source), _margin(record, source)
-    return Pair(fields, record.file.name, found.first_turn, votes=votes, margin=margin)
+    return Pair(fields, record.file.name, pair.first_turn, votes=votes, margin=margin)
 
 
 def _tool_pair(record: Record, source: PreferenceOptions, form: str) -> Pair | None:
@@ -193,16 +198,18 @@ def _tool_pair(record: Record, source: PreferenceOptions, form: str) -> Pair | N
     chosen, rejected = (
         _as_messages(pick(record.value, field), "assistant") for field in (source.chosen_field, source.rejected_field)
     )
-    asked: list[Any] = []
+    prompt_messages: list[Any] = []
     if form == "conversation" and (name := turns_field(record)):
-        asked = list(record.value[name])
+        prompt_messages = list(record.value[name])
     elif (field := prompt_field(record, source)) is not None:
-        asked = _as_messages(pick(record.value, field), "user")
-    if not (tools or has_tools([*asked, *chosen, *rejected])):
+        prompt_messages = _as_messages(pick(record.value, field), "user")
+    if not (tools or has_tools([*prompt_messages, *chosen, *rejected])):
         return None
     good, bad = (
-        tool_exchange_of(said if _begins(said) else [*asked, *said], tools, source.trim_conversations)
-        for said in (chosen, rejected)
+        tool_exchange_of(
+            messages if _begins(messages) else [*prompt_messages, *messages], tools, source.trim_conversations
+        )
+        for messages in (chosen, rejected)
     )
     if good[:3] != bad[:3]:
         raise Unreadable(f"{NOT_THE_SAME}: with functions, they may differ in the last message of the assistant alone")
@@ -229,7 +236,7 @@ def _begins(messages: Sequence[Any]) -> bool:
 
 
 def _votes(record: Record, source: PreferenceOptions) -> tuple[float, float] | None:
-    """Raises Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
+    """Raise Unreadable where the field is there, and no two numbers of which the chosen answer's is the larger or
     both are equal."""
     votes = pick(record.value, source.votes_field) if source.votes_field else MISSING
     if votes is MISSING or votes is None:
@@ -265,10 +272,10 @@ def _prompt(record: Record, source: PreferenceOptions, form: str) -> tuple[str, 
     field = prompt_field(record, source)
     if field is None:
         raise Unreadable(f"no field {source.prompt_field}")
-    asked = pick(record.value, field)
-    if isinstance(asked, list):
-        return prompt_of_turns(_turns_of(asked, source))
-    if not isinstance(asked, str):
+    prompt_value = pick(record.value, field)
+    if isinstance(prompt_value, list):
+        return prompt_of_turns(_turns_of(prompt_value, source))
+    if not isinstance(prompt_value, str):
         raise Unreadable(f"the field {field} is not a string")
     prompt = prompt_of(record, source.model_copy(update={"prompt_field": field}))
     return prompt, prompt

@@ -47,7 +47,7 @@ INDEX_SCHEMA = pa.schema(
 
 
 def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes train/ and validation/ as MDS folders, index.parquet and meta.json.
+    """Write train/ and validation/ as MDS folders, index.parquet and meta.json.
 
     Each sample has `tokens` (T,), uint16 or uint32 by the size of the vocabulary; `starts`, uint32: the positions in it
     at which the text of a document begins, the first always 0, so that attention can be kept within documents; and
@@ -101,8 +101,9 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     index = in_order(index)
     if config.by_source:
         index = by_source(index)
+    # Order each side, or each source of it, and cut it into slices of whole sequences.
     sides: dict[str, Side] = {}
-    places: dict[int, dict[str, int]] = {}
+    positions: dict[int, dict[str, int]] = {}
     for name in SIDES:
         side = index[index["heldout"] == (name == "validation")]
         apart = config.by_source and name == "train"
@@ -113,12 +114,12 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
             documents = side if number is None else side[side["source"] == number]
             order = run.work_dir / (f"order-{name}.npy" if number is None else f"order-{name}-{number}.npy")
             np.save(order, documents)
-            found = slices_of(order, documents, config.sequence_length, _shard_sequences(config, form.dtype))
-            count = sum(item.sequences for item in found)
+            own_slices = slices_of(order, documents, config.sequence_length, _shard_sequences(config, form.dtype))
+            count = sum(item.sequences for item in own_slices)
             if number is not None:
-                places[number] = {"first_sequence": sum(item.sequences for item in slices), "sequences": count}
+                positions[number] = {"first_sequence": sum(item.sequences for item in slices), "sequences": count}
             stretches.append((documents, count))
-            slices += found
+            slices += own_slices
         sides[name] = Side(stretches, form, tokenizer)
         if not slices:
             raise stage_error(
@@ -129,8 +130,9 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
                 "give it more text, or shorten the sequences",
             )
         _write_side(name, slices, form, out_dir, run)
+    # The index of documents, and meta.json, which describes the shards to their readers.
     _write_index(out_dir / "index.parquet", index, names)
-    meta = _meta(facts, sides, names, places)
+    meta = _meta(facts, sides, names, positions)
     (out_dir / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf8")
     figures = ("train_tokens", "validation_tokens", "train_bytes", "validation_bytes", "documents")
     headline = f"{meta['train_tokens']:,} training tokens, {meta['validation_tokens']:,} for validation"
@@ -142,10 +144,10 @@ def _shard_sequences(config: ShardConfig, dtype: str) -> int:
 
 
 def _write_side(name: str, slices: list[Slice], form: Form, out_dir: Path, run: Run) -> None:
-    """Writes the shards of a side, each by itself, and joins their indexes."""
+    """Write the shards of a side, each by itself, and join their indexes."""
     step = f"pack-{name}"
     items = [slices[at : at + SHARDS_AN_ITEM] for at in range(0, len(slices), SHARDS_AN_ITEM)]
-    sizes = [sum(one.sequences for one in item) for item in items]
+    sizes = [sum(piece.sequences for piece in item) for item in items]
     map_partitions(run, step, partial(write_shards, form), items, unit="sequences", sizes=sizes)
     (out_dir / name).mkdir()
     shards = []
@@ -179,9 +181,16 @@ def _write_index(path: Path, index: Index, names: Names) -> None:
 
 
 def _meta(
-    facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names, places: Mapping[int, Mapping[str, int]]
+    facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names, positions: Mapping[int, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """places: of the sources that are packed apart, where their training sequences lie."""
+    """Return the content of meta.json.
+
+    Args:
+        facts: keys that describe the artifact's form.
+        sides: the sides of the split by name.
+        names: sources and languages by number.
+        positions: training sequences of each source that is packed apart, by the source's number.
+    """
     meta = {**facts, "documents": sum(side.documents for side in sides.values())}
     for name, side in sides.items():
         for key in ("tokens", "bytes", "sequences", "documents", "left_out_tokens"):
@@ -190,8 +199,8 @@ def _meta(
         source: {"id": number, **{name: side.of_source(number) for name, side in sides.items()}}
         for number, source in enumerate(names.sources)
     }
-    for number, place in places.items():
-        meta["sources"][names.sources[number]]["train"] |= place
+    for number, position in positions.items():
+        meta["sources"][names.sources[number]]["train"] |= position
     return meta
 
 

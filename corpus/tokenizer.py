@@ -20,12 +20,12 @@ from corpus.tokens.training import UNKNOWN, special_tokens, train
 from infra.errors import stage_error
 from infra.run import Result, Run
 
-OURS = "this tokenizer"
+THIS_TOKENIZER = "this tokenizer"
 GPT2_STYLE = "GPT-2-style BPE"
 
 
 def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them, and
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them, and
     aux/compression.json: bytes per token, fertility and share of unknowns by source, next to those of the baselines.
 
     Training sees no held-out document, and the measurement nothing else. Ids 0 to 4 of a tokenizer that is trained here
@@ -47,17 +47,17 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
         _write_json(out_dir / "special_tokens_map.json", {key: settings[key] for key in settings if key in _ROLE_KEYS})
         size, message = trained.get_vocab_size(), config.kind
     if config.compare and (config.kind != "bpe" or config.pretrained is not None):
-        asked = config.model_copy(update={"vocab_size": size})
-        compared[GPT2_STYLE] = train("bpe", asked, documents, run, or_fewer=True)
+        resized = config.model_copy(update={"vocab_size": size})
+        compared[GPT2_STYLE] = train("bpe", resized, documents, run, or_fewer=True)
     sample = heldout_sample(documents, config.heldout_share)
-    found = report({OURS: load_tokenizer(out_dir), **compared}, sample)
-    _write_json(out_dir / "aux" / "compression.json", found)
-    figures = {"vocab_size": size, **{name: found[OURS]["all"][name] for name in _FIGURES}}
-    return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes a token")
+    compression = report({THIS_TOKENIZER: load_tokenizer(out_dir), **compared}, sample)
+    _write_json(out_dir / "aux" / "compression.json", compression)
+    figures = {"vocab_size": size, **{name: compression[THIS_TOKENIZER]["all"][name] for name in _FIGURES}}
+    return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes per token")
 
 
 def _labels(folders: Sequence[Path]) -> dict[Path, str]:
-    """The name of each folder, of those of one name with as many folders around it as tell them apart."""
+    """Return a distinct label for each folder: its name, with as many parent folders as needed."""
     labels = {}
     for folder in folders:
         others = [other for other in folders if other != folder]

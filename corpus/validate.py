@@ -31,14 +31,17 @@ PROFILE = Path("aux") / "profile.json"
 
 
 def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
+    """Write verdict.json, aux/validation.html, aux/failing_rows.jsonl and aux/profile.json: the distributions of
     lengths, languages and sources.
 
-    inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the page shows
-    the drift from its profile. It affects only the page.
-    The event `drift` reports a large drift.
+    The event `drift` reports a large drift. The results are in `out_dir` then, too.
+
+    Args:
+        inputs: `data`; `previous`, where there is one, is the artifact of the last validation of this kind; the
+            page shows the drift from its profile. It affects only the page.
+
     Raises StageError: `unknown_data`; those of `read_suite`; `validation_failed` with each failing expectation in plain
-    words. The results are in `out_dir` then, too.
+    words.
     """
     kind = config.kind or kind_of(inputs["data"])
     suite = config.read(kind)
@@ -64,7 +67,7 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in failing)
     (aux / "validation.html").write_text(render(verdict, failing, drift, _sample(rows)), encoding="utf8")
     run.progress(total, total, "rows", kind)
-    largest = max(drift, key=lambda one: one.psi, default=None)
+    largest = max(drift, key=lambda drifted: drifted.psi, default=None)
     if largest is not None and largest.psi > MUCH:
         moved, before, now = largest.moved
         changed = f"the share of {moved} went from {before:.1%} to {now:.1%}"
@@ -74,7 +77,7 @@ def validate(config: ValidateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     if failed:
         words = "; ".join(f"expected: {outcome['sentence']}, found: {outcome['observed']}" for outcome in failed)
         message = f"{len(failed)} of {len(outcomes)} expectations of the suite {suite.name} failed: {words}"
-        fix = f"mend the data, or move the limit; the rows are in {aux}/validation.html and failing_rows.jsonl"
+        fix = f"correct the data, or change the limit; the rows are in {aux}/validation.html and failing_rows.jsonl"
         raise stage_error("validation_failed", f"validate.{kind}", message, fix)
     figures: dict[str, float] = {"rows": total, "expectations": len(outcomes), "failed_expectations": 0}
     if largest is not None:
@@ -104,27 +107,27 @@ def _run(suite: Suite, rows: DataFrame) -> list[dict[str, Any]]:
         result_format={"result_format": "SUMMARY", "partial_unexpected_count": ROWS_SHOWN},
     )
     # The results have another order, and two expectations may have one sentence.
-    by_number = {_config(found).meta["number"]: found for found in validated.results}
+    by_number = {_config(result).meta["number"]: result for result in validated.results}
     return [_outcome(check.sentence, by_number[number]) for number, check in enumerate(suite.checks)]
 
 
-def _outcome(sentence: str, found: ExpectationValidationResult) -> dict[str, Any]:
-    if not found.result:
-        raised = next(iter(found.exception_info.values()), found.exception_info)
+def _outcome(sentence: str, result: ExpectationValidationResult) -> dict[str, Any]:
+    if not result.result:
+        raised = next(iter(result.exception_info.values()), result.exception_info)
         reason = raised.get("exception_message") if isinstance(raised, Mapping) else raised
-        raise stage_error("bad_suite", _config(found).type, f"Great Expectations could not evaluate it: {reason}")
+        raise stage_error("bad_suite", _config(result).type, f"Great Expectations could not evaluate it: {reason}")
     return {
-        "expectation": _config(found).type,
-        "column": _config(found).kwargs.get("column", ""),
+        "expectation": _config(result).type,
+        "column": _config(result).kwargs.get("column", ""),
         "sentence": sentence,
-        "success": bool(found.success),
-        "observed": _observed(found.result),
-        "failing": found.result.get("partial_unexpected_index_list") or [],
+        "success": bool(result.success),
+        "observed": _observed(result.result),
+        "failing": result.result.get("partial_unexpected_index_list") or [],
     }
 
 
-def _config(found: ExpectationValidationResult) -> Any:
-    return found.expectation_config
+def _config(result: ExpectationValidationResult) -> Any:
+    return result.expectation_config
 
 
 def _observed(result: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from infra.run import Result, Run
 
 
 def benchmark_text(config: BenchmarkTextConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes items.jsonl, a line for each item: {"task", "item", "texts", "parts", "answers"}, see
+    """Write items.jsonl, a line for each item: {"task", "item", "texts", "parts", "answers"}, see
     `corpus.decontaminate.items.Item`.
 
     All items of a file are written, even if a run is limited to a few of them.

@@ -33,16 +33,17 @@ FIGURE_NAMES = {"acc": "accuracy", "acc_norm": "accuracy_normalised"}
 
 
 def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Scores a model on the tasks of the config with lm-eval.
+    """Score a model on the tasks of the config with lm-eval.
 
-    inputs: model, an HF causal language model with its tokenizer.
     Writes results.json: {"tasks": {task: {metric: {value, stderr, low, high, n, chance?}}}, "parts": {task: …},
     "engine"?: the engine that answered instead of this project's own; next to each value also the number of items
-    asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`),
-    "shots"?: {number: tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte,
-    "failure_classes"?: {by, classes: {class: {value, low, high, n, tests}}}};
-    aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl, one line per item; aux/failure_cases.jsonl, one
-    line per case of the failure classes.
+    asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`), "shots"?: {number:
+    tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte, "failure_classes"?: {by,
+    classes: {class: {value, low, high, n, tests}}}}; aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl,
+    one line per item; aux/failure_cases.jsonl, one line per case of the failure classes.
+
+    Args:
+        inputs: model, an HF causal language model with its tokenizer.
     """
     if config.engine == "own":
         from evaluation.generation.language_model import load_model
@@ -111,8 +112,12 @@ def shots_sweep(
     done: int | None,
     run: Run,
 ) -> dict[str, dict[str, Any]]:
-    """Return the tasks' metrics by number of shots. lm, folder: see `evaluate_tasks`. scored: metrics with `done`
-    shots, which are not asked again."""
+    """Return the tasks' metrics by number of shots.
+
+    Args:
+        lm, folder: see `evaluate_tasks`.
+        scored: metrics with `done` shots, which are not asked again.
+    """
     from evaluation.harness.task_partitions import evaluate_tasks
 
     sweep = {}
@@ -126,15 +131,17 @@ def shots_sweep(
     return sweep
 
 
-def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: int = 17) -> dict[str, dict[str, float]]:
+def task_metrics(
+    results: Mapping[str, Any], name: str, confidence: float, seed: int = 17
+) -> dict[str, dict[str, float]]:
     """Return the metrics of a task or group in lm-eval's output, with intervals.
 
     A share of right items gets the Wilson interval, which also holds at 0 and 1; other metrics get value ± z · stderr;
     those of whole documents get the bootstrap over documents, drawn with the seed.
     """
-    row = found["results"][name]
-    samples = found.get("samples", {}).get(name, [])
-    n = _items(found, name)
+    row = results["results"][name]
+    samples = results.get("samples", {}).get(name, [])
+    n = _items(results, name)
     metrics = {}
     for key, value in sorted(row.items()):
         metric, _, part = key.partition(",")
@@ -152,11 +159,11 @@ def task_metrics(found: Mapping[str, Any], name: str, confidence: float, seed: i
             entry |= {"low": interval.low, "high": interval.high}
         elif bounds := rolling_bounds(metric, samples, confidence, seed):
             entry |= dict(zip(("low", "high"), bounds, strict=True))
-        if right is not None and metric != "exact_match" and (chance := chance_level(found, name)) is not None:
+        if right is not None and metric != "exact_match" and (chance := chance_level(results, name)) is not None:
             entry["chance"] = chance
         label = metric if part == "none" else f"{metric}_{part}"
         kept = {field: round(number, 6) for field, number in entry.items() if not math.isnan(number)}
-        metrics[label] = {**kept, **answer_counts(found, name, part)}
+        metrics[label] = {**kept, **answer_counts(results, name, part)}
     return metrics
 
 
@@ -168,17 +175,17 @@ def right_items(metric: str, value: float, n: int) -> int | None:
     return round(right) if is_count else None
 
 
-def chance_level(found: Mapping[str, Any], name: str) -> float | None:
+def chance_level(results: Mapping[str, Any], name: str) -> float | None:
     """Return the expected score of guessing: the mean of one over the number of choices; None without choices."""
-    samples = found.get("samples", {}).get(name, [])
-    if not samples or found["configs"][name].get("output_type") != "multiple_choice":
+    samples = results.get("samples", {}).get(name, [])
+    if not samples or results["configs"][name].get("output_type") != "multiple_choice":
         return None
     return math.fsum(1 / len(sample["filtered_resps"]) for sample in samples) / len(samples)
 
 
-def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
+def task_parts(results: Mapping[str, Any], name: str, confidence: float) -> dict[str, dict[str, float]]:
     """Return the accuracy by the items' phenomenon, topic or category, if they name one."""
-    samples = [s for s in found.get("samples", {}).get(name, []) if "acc" in s]
+    samples = [s for s in results.get("samples", {}).get(name, []) if "acc" in s]
     field = next((f for f in GROUP_FIELDS if samples and all(f in s["doc"] for s in samples)), None)
     if field is None or any(sample["acc"] not in (0, 1) for sample in samples):
         return {}
@@ -190,10 +197,10 @@ def task_parts(found: Mapping[str, Any], name: str, confidence: float) -> dict[s
 
 
 def text_domains(
-    found: Mapping[str, Any], name: str, field: str, config: BenchmarksConfig
+    results: Mapping[str, Any], name: str, field: str, config: BenchmarksConfig
 ) -> dict[str, dict[str, float]]:
     """Return bits per byte by the documents' domain, if they name one; the interval is the bootstrap over documents."""
-    rows = [(sample["doc"].get(field), *sample["bits_per_byte"]) for sample in found.get("samples", {}).get(name, [])]
+    rows = [(sample["doc"].get(field), *sample["bits_per_byte"]) for sample in results.get("samples", {}).get(name, [])]
     parts = {}
     for domain in sorted({str(row[0]) for row in rows if row[0] is not None}):
         log_probs, size = (np.array([row[column] for row in rows if row[0] == domain], float) for column in (1, 2))

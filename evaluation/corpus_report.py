@@ -34,10 +34,11 @@ NAMED = 3
 
 
 def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes facts.json, the distributions that the next report is compared with, and aux/corpus_report.html.
+    """Write facts.json, the distributions that the next report is compared with, and aux/corpus_report.html.
 
-    inputs: the stages of the chain by id, any of which may be missing; `previous`, if there is one, is the last report
-    of this pipeline, against which the page shows the drift. It affects only the page.
+    Args:
+        inputs: the stages of the chain by id, any of which may be missing; `previous`, if there is one, is the last
+            report of this pipeline, against which the page shows the drift. It affects only the page.
     """
     stages = {name: folder for name, folder in inputs.items() if name != "previous"}
     corpus = Corpus(stages)
@@ -56,6 +57,7 @@ def corpus_report(config: CorpusReportConfig, inputs: Mapping[str, Path], out_di
         text.rules(corpus),
         text.personal_data(corpus),
         text.duplicates(corpus),
+        text.duplicates(corpus, "semantic_dedupe"),
         text.contamination(corpus),
         text.languages_and_lengths(corpus),
         tokens.mixture(corpus),
@@ -88,11 +90,11 @@ def opening(corpus: Corpus) -> Opening | None:
         tokens = meta["train_tokens"]
         sentences.append(
             f"{tokens:,} tokens to train on and {meta['validation_tokens']:,} to validate with, at "
-            f"{meta['train_bytes'] / tokens:.2f} bytes a token."
+            f"{meta['train_bytes'] / tokens:.2f} bytes per token."
         )
         once = tokens / TOKENS_A_PARAMETER
         sentences.append(
-            f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens a "
+            f"That fits a model of about {compact(once)} parameters by Chinchilla's {TOKENS_A_PARAMETER} tokens per "
             f"parameter, or of {compact(READINGS * once)} where the text is read {READINGS} times, beyond which "
             "repeating helps little (Muennighoff et al. 2023)."
         )
@@ -108,7 +110,7 @@ def opening(corpus: Corpus) -> Opening | None:
 def _languages(corpus: Corpus) -> str:
     languages = list(corpus.languages.items())
     if not languages:
-        return " in a language that nobody named"
+        return " in an unnamed language"
     labels = [language(code) + ("" if share > 0.995 else f" ({percent(share)})") for code, share in languages[:NAMED]]
     suffix = f" and {len(languages) - NAMED} more" if len(languages) > NAMED else ""
     return f" in {', '.join(labels)}{suffix}"

@@ -99,11 +99,15 @@ def evaluate_models(
     tell: Callable[[str], None] = lambda text: None,
     keep: Keep | None = None,
 ) -> Evaluation:
-    """Score every model on every task at every number of shots. models: folders by the names used in results.
+    """Score every model on every task at every number of shots.
 
-    tell: called with messages on progress. keep: stores each model's scores while the next is asked. Raises ConfigError
-    `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`, before any model
-    is asked.
+    Args:
+        models: folders by the names used in results.
+        tell: called with messages on progress.
+        keep: stores each model's scores while the next is asked.
+
+    Raises ConfigError `unknown_task`; StageError `missing_task_data`, `bad_task`, `no_shots`, `tokenizer_does_not_fit`,
+    before any model is asked.
     """
 
     def show(name: str, message: str) -> None:
@@ -277,17 +281,17 @@ def _check_context(model: str, harness_model: ReportingHFLM, tasks: Any) -> None
         raise StageError(*problems)
 
 
-def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, Any]]:
+def result_rows(results: Mapping[str, Any], confidence: float) -> list[dict[str, Any]]:
     """Return a row for each task, metric and filter of lm-eval's output, with its value and standard error unrounded.
 
     Shares of right items get the Wilson interval; other metrics get value ± z · standard error if there is one; those
     of whole documents get the bootstrap over documents.
     """
     rows = []
-    for task, values in sorted(found["results"].items()):
-        counts = found["n-samples"].get(task) or {}
-        samples = found.get("samples", {}).get(task, [])
-        n = int(counts.get("effective") or len({sample["doc_id"] for sample in samples}) or _group_items(found, task))
+    for task, values in sorted(results["results"].items()):
+        counts = results["n-samples"].get(task) or {}
+        samples = results.get("samples", {}).get(task, [])
+        n = int(counts.get("effective") or len({sample["doc_id"] for sample in samples}) or _group_items(results, task))
         for key, value in sorted(values.items()):
             metric, _, part = key.partition(",")
             if not part or metric.endswith("_stderr") or isinstance(value, bool) or not isinstance(value, int | float):
@@ -301,17 +305,17 @@ def result_rows(found: Mapping[str, Any], confidence: float) -> list[dict[str, A
                 "task": task,
                 "metric": metric,
                 "filter": part,
-                "num_fewshot": int(found["n-shot"].get(task) or 0),
+                "num_fewshot": int(results["n-shot"].get(task) or 0),
                 "value": float(value) if math.isfinite(value) else None,
                 "stderr": stderr,
                 "low": low,
                 "high": high,
                 "n": n,
-                "higher_is_better": (found["higher_is_better"].get(task) or {}).get(metric),
-                "version": found["versions"].get(task),
-                **answer_counts(found, task, part),
+                "higher_is_better": (results["higher_is_better"].get(task) or {}).get(metric),
+                "version": results["versions"].get(task),
+                **answer_counts(results, task, part),
             }
-            if right is not None and metric != "exact_match" and (chance := chance_level(found, task)) is not None:
+            if right is not None and metric != "exact_match" and (chance := chance_level(results, task)) is not None:
                 row["chance"] = chance
             rows.append(row)
     return rows
@@ -338,7 +342,11 @@ def failure_rows(failures: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _bounds(
     value: float, stderr: float | None, right: int | None, n: int, confidence: float
 ) -> tuple[float | None, float | None]:
-    """Return bounds. right: number of right items among n; None if the metric is not a share of right items."""
+    """Return bounds.
+
+    Args:
+        right: number of right items among n; None if the metric is not a share of right items.
+    """
     if right is not None:
         interval = wilson(right, n, confidence)
     elif stderr is not None and math.isfinite(value):

@@ -64,7 +64,7 @@ def definition(task: str) -> Definition:
     if not isinstance(settings.get("task"), str) or "/" not in str(settings.get("dataset_path", "")):
         subtasks = settings.get("task") if isinstance(settings.get("task"), list) else []
         members = [str(name) for name in subtasks or [] if isinstance(name, str)] or sorted(entry.tags if entry else ())
-        message = f"{task} is no single task with a dataset of the hub"
+        message = f"{task} is not a single task with a dataset of the hub"
         fix = f"mirror its tasks one by one: {', '.join(members[:8])}" if members else "see its YAML"
         raise ConfigError(Problem("no_dataset", "TASK", message, fix))
     scored = settings.get("test_split") or settings.get("validation_split") or "test"
@@ -92,13 +92,15 @@ def mirror_task(
 ) -> Mirrored:
     """Write a task's data into the mirror.
 
-    source: a file or a folder. splits: files by split, in addition to or instead of it. shots: number of rows that are
-    taken from the end of the scored split for its shots; by default up to 20 if the task takes shots and its own split
-    for them is missing. StageError `has_shots` if that split exists.
-
     Nothing is written unless the task could build a prompt and an answer from every row, and then everything or nothing
     is. Raises ConfigError `unknown_task`, `no_dataset`; StageError as `read_rows` and `find_files` do, `wrong_layout`,
     `bad_task`, `damaged_state`, `disk_full`.
+
+    Args:
+        source: a file or a folder.
+        splits: files by split, in addition to or instead of it.
+        shots: number of rows that are taken from the end of the scored split for its shots; by default up to 20 if
+            the task takes shots and its own split for them is missing. StageError `has_shots` if that split exists.
     """
     spec = definition(task)
     folder = (mirror / spec.dataset).resolve()  # for a link, replace the folder itself

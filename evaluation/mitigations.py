@@ -31,20 +31,24 @@ TUNED = "tuned"
 
 
 def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the plain model, every mitigation of the config, and the models that were trained to be less toxic.
+    """Measure the plain model, every mitigation of the config, and the models that were trained to be less toxic.
 
-    inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's name.
     Writes results.json: {"scorer", "limits", "prompts", "samples_per_prompt", "threshold", "rows": [{"name", "kind",
     "chosen_by", "expected_max_toxicity", "toxicity_probability", "change": {"expected_max_toxicity",
     "toxicity_probability"}, "tasks": {task: {value, low, high}}, "task_changes": {task: {value, low, high, p_value}},
     "nats_per_token", "distinct_2", "drawn_per_kept"}]}, and aux/continuations.jsonl, one line per prompt. Until then,
     finished parts are in the run's work folder, and an interrupted build continues from them.
+
+    Args:
+        inputs: model; any others are models trained to be less toxic, such as tuned, each a row under the input's
+            name.
     """
     from evaluation.generation.language_model import check_tokenizers, load_model
     from evaluation.safety.probes import read_prompts
     from evaluation.safety.toxicity import summarise
     from evaluation.safety.toxicity_scorers import kept_scores, make_scorer
 
+    # The models, prompts and scorer; a part that was measured before an interruption is read again.
     trained = sorted(inputs.keys() - {"model"})
     if problems := config.same_names(trained):
         raise StageError(*problems)
@@ -54,6 +58,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     prompts = [row["prompt"] for row in read_prompts(config.toxicity)]
     keep = parts_of(config, config.sources(), inputs, run)
     variants = [_Way(PLAIN, "plain", lm), *(_variant(mitigation, lm) for mitigation in config.tried)]
+    # Measure each variant: toxicity of its continuations, accuracy on tasks, likelihood under the plain model.
     measured = []
     for number, name in enumerate([*(variant.name for variant in variants), *trained]):
         run.event("mitigation", f"{name}, {number + 1} of {len(variants) + len(trained)}")
@@ -66,6 +71,7 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
         measured.append(
             Measured(name, variant.kind, variant.chosen_by, variant.drawn_per_kept, texts, scores, right, nats)
         )
+    # Rows of results, with differences from the plain model.
     plain = measured[0]
     rows = []
     for measurement in measured:

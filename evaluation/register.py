@@ -18,12 +18,15 @@ PROMOTED = "promoted"
 
 
 def register(config: RegisterConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Judges the model by the gates and writes MODEL_CARD.md and registration.json.
+    """Judge the model by the gates and write MODEL_CARD.md and registration.json.
 
-    inputs: model, the artifact to register; every other artifact that gates or the card refer to, by its step's name;
-    promoted (optional), the registration of the model that gates with `against: promoted` compare with.
     A model that breaks a gate is recorded as rejected, with every figure that broke its bound, its value and the bound.
     It still gets a card, which states the rejection.
+
+    Args:
+        inputs: model, the artifact to register; every other artifact that gates or the card refer to, by its step's
+            name; promoted (optional), the registration of the model that gates with `against: promoted` compare
+            with.
     """
     from evaluation.release.card import model_card
     from evaluation.release.gates import judge, refusals

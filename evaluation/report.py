@@ -32,7 +32,7 @@ from infra.run import Result, Run
 
 
 def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes report.html from the artifacts of a pipeline, by stage id; any of them may be missing.
+    """Write report.html from the artifacts of a pipeline, by stage id; any of them may be missing.
 
     The page loads no external resources, and shows model output as text, never as markup.
     """

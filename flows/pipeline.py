@@ -31,10 +31,13 @@ def pipeline(
     verify: bool = False,
     config_path: str = "",
 ) -> State:
-    """Builds missing artifacts, reuses the others, and reports the decision and its reason for each stage.
+    """Build missing artifacts, reuses the others, and reports the decision and its reason for each stage.
 
-    root: the store's folder. run_id: names the journal, so that the caller can follow it. verify: read every
-    byte of reused artifacts. config_path: the file the config came from, for messages.
+    Args:
+        root: the store's folder.
+        run_id: names the journal, so that the caller can follow it.
+        verify: read every byte of reused artifacts.
+        config_path: the file the config came from, for messages.
     """
     if state := turned_away(config_path):
         return state
@@ -47,9 +50,11 @@ def pipeline(
 
 @flow(name="pipeline-file", flow_run_name=flow_run_name, task_runner=RUNNER, persist_result=False)
 def pipeline_file(config_path: str, settings: dict[str, Any] = {}, root: str = "") -> State:  # noqa: B006
-    """Runs the pipeline of a config file, read when the run starts, for deployments in prefect.yaml.
+    """Run the pipeline of a config file, read when the run starts, for deployments in prefect.yaml.
 
-    config_path: relative to the project. settings: values by dotted key, as `--set` gives them.
+    Args:
+        config_path: relative to the project.
+        settings: values by dotted key, as `--set` gives them.
     """
     path = PROJECT / config_path
     if state := turned_away(str(path), any_code=True):

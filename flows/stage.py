@@ -45,9 +45,10 @@ def run_stage(
     and_below: bool,
     root: str,
 ) -> State:
-    """Runs one stage of the pipeline in `config_path` with this config, and offers what is downstream of it next.
+    """Run one stage of the pipeline in `config_path` with this config, and offer what is downstream of it next.
 
-    settings: values by dotted key for other sections, as `--set` gives them.
+    Args:
+        settings: values by dotted key for other sections, as `--set` gives them.
     """
     if state := turned_away(config_path):
         return state
@@ -78,9 +79,9 @@ def with_form(pipeline: PipelineConfig, stage: str, section: str, config: StageC
 def form_of(pipeline: PipelineConfig, stage: str, section: str) -> StageConfig:
     """The config of a stage as its form shows it: that of the whole section, of which a step may read a part."""
     step = pipeline.steps.get(stage)
-    found = step.config if step else pipeline.section(section)
-    assert found is not None
-    return found
+    config = step.config if step else pipeline.section(section)
+    assert config is not None
+    return config
 
 
 def _offer_next(
@@ -105,15 +106,15 @@ def _offer_next(
         text += "\n\nNothing downstream of it has to be built again."
     else:
         given = {"settings": {**settings, **changed}}
-        text += "\n\n### What is downstream of it and not built for this result\n\n"
+        text += "\n\n### Stages downstream of it that are not built for this result\n\n"
         text += "\n".join(f"- {_form_link(after.name, name, given)}: {rows[name].because[0]}" for name in stale)
         section = nodes[stage].stage.name
-        whole = {
+        values = {
             "config": form_values(form_of(after, stage, section)),
             "settings": dict(settings),
             "and_below": True,
         }
-        text += f"\n\nAll of it at once: {_form_link(after.name, stage, whole)} with *and below* switched on."
+        text += f"\n\nAll of it at once: {_form_link(after.name, stage, values)} with *and below* switched on."
     if changed:
         text += f"\n\nTo keep the change, write it into `{config_path}`."
     create_markdown_artifact(text, key="next", description=f"After {stage}")
@@ -142,7 +143,7 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
         and_below: bool = False,
         root: str = "",
     ) -> State:
-        """Runs one stage of a pipeline.
+        """Run one stage of a pipeline.
 
         Args:
             config: The stage's settings, as the config file has them.
@@ -163,6 +164,6 @@ def _flow_of(section: str, config_class: type[StageConfig]) -> Flow[..., Any]:
 
 FLOWS = {name: _flow_of(name, stage.config) for name, stage in usable_stages().items()}
 # Prefect finds a flow by the module and name of its function.
-globals().update({one.fn.__name__: one for one in FLOWS.values()})
+globals().update({flow.fn.__name__: flow for flow in FLOWS.values()})
 
 __all__ = ["FLOWS", "run_stage"]

@@ -53,7 +53,7 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         if launch.cluster != "local":
             parser.error("launch.cluster is for pipelines: by hand, start this on each node, as srun does")
         if launch.checkpoint_remote is not None:
-            parser.error("launch.checkpoint_remote is for pipelines: their fingerprints tell checkpoints apart")
+            parser.error("launch.checkpoint_remote is for pipelines: their fingerprints identify checkpoints")
         section = read_plain(read_text(options.config)) if options.config else {}
         config = config_class.model_validate(section or {})
         if rank == 0:
@@ -140,7 +140,7 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
         raise stage_error(
             "other_work",
             str(work),
-            f"it holds the work of a run with another {', '.join(differing)}",
+            f"it contains the work of a run with another {', '.join(differing)}",
             "remove it, or name another --out",
         )
     work.mkdir(parents=True, exist_ok=True)

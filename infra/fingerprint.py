@@ -51,7 +51,7 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise NoStableForm(f"{where}: the key {key!r} is no string")
+                raise NoStableForm(f"{where}: the key {key!r} is not a string")
         return {str(key): canonical(item, f"{where}.{key}", measuring=measuring) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [canonical(item, f"{where}.{index}", measuring=measuring) for index, item in enumerate(value)]
@@ -60,24 +60,24 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Return True if two plain JSON values are equal: 1 equals 1.0, since a page's form writes 1 where YAML had 1.0,
     but 1 does not equal true."""
-    return within(one, other) and within(other, one)
+    return within(value, other) and within(other, value)
 
 
-def within(part: Any, whole: Any) -> bool:
-    """Return True if every value of `part` equals the one in the same place of `whole`.
+def within(part: Any, full: Any) -> bool:
+    """Return True if every value of `part` equals the one in the same place of `full`.
 
-    Mappings of `whole` may have more keys.
+    Mappings of `full` may have more keys.
     """
-    if isinstance(part, Mapping) and isinstance(whole, Mapping):
-        return all(key in whole and within(item, whole[key]) for key, item in part.items())
-    if isinstance(part, list | tuple) and isinstance(whole, list | tuple):
-        return len(part) == len(whole) and all(map(within, part, whole))
-    if isinstance(part, bool) or isinstance(whole, bool):
-        return part is whole
-    return bool(part == whole)
+    if isinstance(part, Mapping) and isinstance(full, Mapping):
+        return all(key in full and within(item, full[key]) for key, item in part.items())
+    if isinstance(part, list | tuple) and isinstance(full, list | tuple):
+        return len(part) == len(full) and all(map(within, part, full))
+    if isinstance(part, bool) or isinstance(full, bool):
+        return part is full
+    return bool(part == full)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -102,7 +102,10 @@ def changed_settings(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted keys that affect the result and differ between two stored identities, with both values.
 
-    The value of an absent key is None. old_config, new_config: the whole configs, including keys at their default.
+    The value of an absent key is None.
+
+    Args:
+        old_config, new_config: the whole configs, including keys at their default.
     """
     before, after = flatten(old), flatten(new)
     all_before, all_after = flatten(old_config), flatten(new_config)
@@ -127,8 +130,11 @@ def fingerprint(
 ) -> str:
     """Return the address of an artifact: a hash of the request, in 16 hex digits.
 
-    inputs: content digest of each input artifact, by input name. sources: content digest of each outside source, by
-    the config key that names it. Raises NoStableForm.
+    Args:
+        inputs: content digest of each input artifact, by input name.
+        sources: content digest of each outside source, by the config key that names it.
+
+    Raises NoStableForm.
     """
     identity = {"stage": stage, "version": version, "config": config, "inputs": inputs, "sources": sources}
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:FINGERPRINT_LENGTH]

@@ -26,7 +26,10 @@ def kernel(function: Callable[..., Any] | None = None, *, inline: bool = False) 
     """Decorator that compiles a function at its first call, to run without the interpreter's lock.
 
     The compiled form is kept in $NUMBA_CACHE_DIR if that is set, else in __pycache__ next to the source, or in
-    ~/.cache/stemma if the source's folder is not writable. inline: True inlines the function into its callers.
+    ~/.cache/stemma if the source's folder is not writable.
+
+    Args:
+        inline: True inlines the function into its callers.
     """
     if function is None:
         return partial(kernel, inline=inline)

@@ -148,10 +148,11 @@ class Run:
             os.fsync(self._journal.fileno())
             return os.fstat(self._journal.fileno()).st_size
 
-    def rewind(self, place: int | None, step: int) -> None:
-        """Take back the metrics recorded after `place`: the work continues from `step`, and will record them again.
+    def rewind(self, position: int | None, step: int) -> None:
+        """Take back the metrics recorded after `position`: the work continues from `step`, and will record them again.
 
-        place: None takes back those of later steps than `step`, as does a place that is not of this journal.
+        Args:
+            position: None takes back those of later steps than `step`, as does a place that is not of this journal.
         """
         if self._journal is None:
             return
@@ -159,10 +160,10 @@ class Run:
         if path is not None:
             with self._lock:
                 self._journal.flush()
-            place = place if place is not None and _is_between_lines(path, place) else None
-            self._told = _undo(path, place, step)
+            position = position if position is not None and _is_between_lines(path, position) else None
+            self._told = _undo(path, position, step)
         if self._told:
-            self._write("rewind", flush=True, place=place or 0, step=step)
+            self._write("rewind", flush=True, place=position or 0, step=step)
             self._told = False
 
     def close(self) -> None:

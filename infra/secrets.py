@@ -302,7 +302,11 @@ def recognised(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def names_secret(name: str, value: str = "") -> bool:
-    """Return True if a variable of this name holds a secret. value: numbers of tokens are none (`MAX_TOKENS=4096`)."""
+    """Return True if a variable of this name holds a secret.
+
+    Args:
+        value: numbers of tokens are none (`MAX_TOKENS=4096`).
+    """
     words = [word.upper() for word in _WORDS.findall(name)]
     joined = "_".join(words)
     if _HARMLESS.search(joined):

@@ -69,7 +69,7 @@ def installed_stages(known: Mapping[str, Stage]) -> InstalledStages:
 
 def _entry_points() -> Iterable[metadata.EntryPoint]:
     """Return the group's entry points in an order that does not depend on sys.path."""
-    return sorted(metadata.entry_points(group=GROUP), key=lambda one: (one.name, one.value))
+    return sorted(metadata.entry_points(group=GROUP), key=lambda entry_point: (entry_point.name, entry_point.value))
 
 
 def _faults(stage: object, name: str, known: set[str]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _faults(stage: object, name: str, known: set[str]) -> Iterator[str]:
         yield f"config: the key {taken[0]} belongs to the step that uses the stage; choose another name"
     if type(stage.version) is not int or stage.version < 1:
         yield f"version: expected a whole number from 1, not {stage.version!r}"
-    for kind in (stage.makes, *stage.more, *(kind for one in stage.inputs for kind in one.takes)):
+    for kind in (stage.makes, *stage.more, *(kind for declared in stage.inputs for kind in declared.takes)):
         if not NAME.fullmatch(kind):
             yield f"expected a kind of artifact such as documents, not {kind!r}"
     if stage.makes == "measurement":

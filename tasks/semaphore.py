@@ -45,21 +45,21 @@ class PrioritySemaphore:
 
     @contextmanager
     def __call__(self, node: str) -> Iterator[None]:
-        """Waits for a turn. Raises Cancelled if the run is cancelled meanwhile."""
+        """Wait for a turn. Raises Cancelled if the run is cancelled meanwhile."""
         with self._changed:
             self._asked.add(node)
             self._changed.notify_all()
             weight = self._weights.get(node, 0)
-            place = (-weight, next(self._arrival), node)
+            ticket = (-weight, next(self._arrival), node)
             gives_way_until = time.monotonic() + PATIENCE_S
-            insort(self._waiting, place)
+            insort(self._waiting, ticket)
             try:
-                while place != self._next() or not self._has_place(node, weight, gives_way_until):
+                while ticket != self._next() or not self._has_place(node, weight, gives_way_until):
                     if self._is_cancelled():
                         raise Cancelled
                     self._changed.wait(0.2)
             finally:
-                self._waiting.remove(place)
+                self._waiting.remove(ticket)
             self._take(node, 1)
         try:
             yield
@@ -68,23 +68,23 @@ class PrioritySemaphore:
                 self._take(node, -1)
                 self._changed.notify_all()
 
-    def _take(self, node: str, places: int) -> None:
-        self._free -= places
+    def _take(self, node: str, slots: int) -> None:
+        self._free -= slots
         if node in self._scarce:
-            self._scarce_free -= places
+            self._scarce_free -= slots
 
     def _may_begin(self, node: str) -> bool:
         """Return True unless other scarce stages hold all scarce places that this one needs."""
         return node not in self._scarce or self._scarce_free > 0
 
     def _next(self) -> tuple[int, int, str] | None:
-        return next((place for place in self._waiting if self._may_begin(place[2])), None)
+        return next((ticket for ticket in self._waiting if self._may_begin(ticket[2])), None)
 
     def _has_place(self, node: str, weight: int, until: float) -> bool:
         """Return True if a place is left after those kept for stages that weigh more and have not asked yet."""
         if self._free == 0 or time.monotonic() > until:
             return self._free > 0
-        kept = [one for one in self._coming() if self._weights.get(one, 0) > weight and one not in self._asked]
-        if node in self._scarce and self._scarce_free <= sum(one in self._scarce for one in kept):
+        kept = [other for other in self._coming() if self._weights.get(other, 0) > weight and other not in self._asked]
+        if node in self._scarce and self._scarce_free <= sum(other in self._scarce for other in kept):
             return False
         return self._free > sum(map(self._may_begin, kept))

@@ -65,10 +65,10 @@ def may_have(name: str, *takes: str) -> Input:
 
 
 def _kind_called(name: str) -> tuple[Kind, ...]:
-    found = tuple(kind for kind in KINDS if kind == name)
-    if not found:
+    kinds = tuple(kind for kind in KINDS if kind == name)
+    if not kinds:
         raise TypeError(f"the input {name} names the kinds that it takes, of {', '.join(KINDS)}")
-    return found
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ class Stage:
 
     def input(self, name: str) -> Input | None:
         """The input that may come in under this name; None if nothing may."""
-        declared = next((one for one in self.inputs if one.name == name), None)
+        declared = next((candidate for candidate in self.inputs if candidate.name == name), None)
         return declared or (Input(name, self.more, optional=True) if self.more else None)
 
     def load(self) -> StageFunction:
-        """Imports the function, which may pull in torch."""
+        """Import the function, which may pull in torch."""
         module, _, name = self.function.partition(":")
         function: StageFunction = getattr(importlib.import_module(module), name)
         return function
@@ -233,8 +233,8 @@ class Node:
     def upstream(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.inputs.values(), *self.requires)))
 
-    def place(self, problem: Problem) -> Problem:
-        """A problem with a key of the stage's config, at the place where this step has that config."""
+    def relocated(self, problem: Problem) -> Problem:
+        """Return a problem with a key of the stage's config under the key where this step has that config."""
         section = f"{self.stage.name.removeprefix(MEASURE)}."
         if not self.path or not problem.path.startswith(section):
             return problem
@@ -254,6 +254,14 @@ class Node:
         read = self.config.sources() if isinstance(self.config, ReadsSources) else []
         code = [self.stage.installed.code] if self.stage.installed else []
         return [*read, *code, *([self.promoted] if self.promoted else [])]
+
+
+@runtime_checkable
+class NeedsDisk(Protocol):
+    """A config whose stage needs much more disk while it is built than its artifact takes."""
+
+    def disk_bytes(self, inputs: Mapping[str, Path]) -> int:
+        """Return the bytes that a build needs, from the folders of its inputs; 0 if they are unknown."""
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from corpus.decontaminate.config import DecontaminateConfig
 from corpus.dedupe.config import DedupeConfig
 from corpus.generation.config import GenerateConfig, GenerateInstructionsConfig
 from corpus.mix.config import MixConfig
+from corpus.semantic.config import SemanticDedupeConfig
 from evaluation.config import (
     BenchmarksConfig,
     BenchmarkTextConfig,
@@ -51,6 +52,7 @@ CORPUS_STEPS: dict[str, Kind] = {
     "validate": "verdict",
     "clean": "documents",
     "dedupe": "documents",
+    "semantic_dedupe": "documents",
     "classify": "documents",
     "generate": "documents",
     "decontaminate": "documents",
@@ -76,7 +78,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "validate",
             about="A Great Expectations suite that stops the flow when the data is not what it should be.",
-            version=4,
+            version=5,
             config=ValidateConfig,
             function="corpus.validate:validate",
             inputs=(needs("data", "documents", "shards", "instructions", "preferences"),),
@@ -92,7 +94,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=4,
+            version=5,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
@@ -107,6 +109,20 @@ OUR_STAGES: dict[str, Stage] = {
             function="corpus.dedupe.stage:dedupe",
             inputs=(needs("documents"),),
             makes="documents",
+        ),
+        Stage(
+            "semantic_dedupe",
+            about="Documents that all differ in meaning.",
+            version=1,
+            config=SemanticDedupeConfig,
+            function="corpus.semantic.stage:semantic_dedupe",
+            inputs=(needs("documents"),),
+            makes="documents",
+            imports_later=(
+                "torch",
+                "transformers",
+            ),
+            uses_gpu=True,
         ),
         Stage(
             "classify",
@@ -475,7 +491,8 @@ def usable_stages() -> dict[str, Stage]:
     return {name: stage for name, stage in STAGES.items() if stage.makes != "measurement"}
 
 
-_TO_MIX = ("generate", "classify", "dedupe", "clean", "ingest")
+_TO_CLASSIFY = ("semantic_dedupe", "dedupe", "clean", "ingest")
+_TO_MIX = ("generate", "classify", *_TO_CLASSIFY)
 _DOCUMENTS = ("mix", "decontaminate", *_TO_MIX)
 """Steps that make documents, the last of the usual pipeline first."""
 _BASE = ("pretrain", "base_model")
@@ -489,8 +506,9 @@ USUAL_STEPS: dict[str, UsualStep] = {
         UsualStep("validate", inputs={"data": ("ingest",)}, checks="documents"),
         UsualStep("clean", inputs={"documents": ("ingest",)}, requires=("validate",)),
         UsualStep("dedupe", inputs={"documents": ("clean", "ingest")}, requires=("validate",)),
-        UsualStep("classify", inputs={"documents": ("dedupe", "clean", "ingest")}, requires=("validate",)),
-        UsualStep("generate", inputs={"documents": ("classify", "dedupe", "clean", "ingest")}, requires=("validate",)),
+        UsualStep("semantic_dedupe", inputs={"documents": _TO_CLASSIFY[1:]}, requires=("validate",)),
+        UsualStep("classify", inputs={"documents": _TO_CLASSIFY}, requires=("validate",)),
+        UsualStep("generate", inputs={"documents": _TO_MIX[1:]}, requires=("validate",)),
         UsualStep("benchmark_text"),
         UsualStep(
             "decontaminate",

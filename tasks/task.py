@@ -67,7 +67,7 @@ def stage_task(node: Node, run: TaskOwner) -> Task[[], State]:
             return page.cancelled()
         except Exception as error:
             failure = run.crashed(node.id, error)
-            failure = type(failure)(*map(node.place, failure.problems))
+            failure = type(failure)(*map(node.relocated, failure.problems))
             if worth_another_try(failure) and (attempt := task_run.get_run_count()) <= launch.retries:
                 pause_s = back_off_s(attempt, launch.retry_wait_s)
                 page.retrying(failure, attempt, launch.retries, pause_s)

@@ -1,4 +1,4 @@
-"""What README and guides show is what the code at hand says: the picture of the DAG, configs, output, messages."""
+"""Content of README and guides that must match the code: the picture of the DAG, configs, output, messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(name: str) -> str:
 
 
 def part(name: str, label: str) -> str:
-    """What stands between `<!-- label:begin -->` and `<!-- label:end -->`."""
+    """Text between `<!-- label:begin -->` and `<!-- label:end -->`."""
     return page(name).partition(f"<!-- {label}:begin -->")[2].partition(f"<!-- {label}:end -->")[0]
 
 
@@ -63,6 +63,19 @@ def test_the_picture_of_the_quickstart_is_that_of_its_config() -> None:
     drawn = pipeline_picture(nodes)
     assert drawn == page("docs/pictures/quickstart.svg")
     assert not [name for name in nodes if f"{name}: {nodes[name].stage.about}" not in drawn]
+
+
+def test_labels_of_the_picture_stay_inside_their_boxes_in_wide_fonts() -> None:
+    """DejaVu Sans, the widest that browsers fall back to, takes 0.59 em for a character of such names, on average."""
+    name = "documents_of_a_step_with_a_long_name"
+    config = yaml.safe_load(QUICKSTART.read_text())
+    config["steps"] = {name: {"uses": "clean", "inputs": {"documents": "ingest"}}}
+    drawn = pipeline_picture(graph(parse(config)))
+    texts = re.findall(r'<text( class="small")?[^>]*?( textLength="\d+" [^>]*)?>([^<]*)</text>', drawn)
+    (width,) = set(re.findall(r'<rect[^>]* width="(\d+)"', drawn))
+    assert [text for _, squeezed, text in texts if squeezed] == [name]
+    wide = {text: len(text) * 0.59 * (10 if small else 13) for small, squeezed, text in texts if not squeezed}
+    assert not [text for text, pixels in wide.items() if pixels > int(width) - 18]
 
 
 def test_the_shown_run_and_check_are_those_of_the_quickstart(built_data: Path) -> None:
@@ -221,20 +234,27 @@ def literals() -> Iterator[str]:
                     yield node.value
 
 
+def troubleshooting() -> str:
+    """The text of the page and of its chapter, each item of a list on one line."""
+    pages = [DOCS / "troubleshooting.md", *sorted((DOCS / "troubleshooting").glob("*.md"))]
+    return re.sub(r"\n  +", " ", "\n".join(path.read_text(encoding="utf8") for path in pages))
+
+
 def test_each_message_that_troubleshooting_explains_is_one_that_the_code_can_print() -> None:
-    rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in page("docs/troubleshooting.md").splitlines()
-        if line.startswith("| `")
-    ]
-    assert len(rows) > 50
+    """An item is the message, the code in parentheses where there is one, why, and the fix unless it is no error."""
+    items = [line for line in troubleshooting().splitlines() if line.startswith("- `")]
+    parsed = [re.fullmatch(r"- `([^`]+)`(?: \(`(\w+)`\)\.)? \S.*?(?:\.|:)( \*Fix:\* \S.*\.)?", line) for line in items]
+    assert not [line for line, match in zip(items, parsed, strict=True) if not match]
+    rows = [match.groups() for match in parsed if match]
+    assert len(rows) > 110
     known = list(literals())
     texts = "\0".join(known)
-    assert not [row[0] for row in rows if row[0].strip("`") not in texts]
-    codes = {row[1].strip("`") for row in rows if len(row) == 4} - {"–"}
-    assert not codes - set(known)
-    order = [row[0] for row in rows]
-    assert not [first for first, second in pairwise(sorted(order)) if first == second]
+    assert not [message for message, _, _ in rows if message not in texts]
+    codes = {code for _, code, _ in rows if code}
+    assert len(codes) > 70 and not codes - set(known)
+    assert not [message for message, code, fix in rows if code and not fix]
+    order = sorted(message for message, _, _ in rows)
+    assert not [first for first, second in pairwise(order) if first == second]
 
 
 LETTERS = (
@@ -279,7 +299,21 @@ def test_the_outputs_in_the_lineage_guide_are_those_of_its_config(
 
 def test_no_page_is_longer_than_a_reader_takes_in() -> None:
     """300 lines; a longer one is split by subject."""
-    lengths = {
-        path: len(path.read_text(encoding="utf8").splitlines()) for path in (REPOSITORY / "README.md", *guides())
-    }
+    pages = (REPOSITORY / "README.md", REPOSITORY / "AGENTS.md", *guides(), *(REPOSITORY / "benchmarks").rglob("*.md"))
+    lengths = {path: len(path.read_text(encoding="utf8").splitlines()) for path in pages}
     assert not {str(path): length for path, length in lengths.items() if length > 300}
+
+
+def table_cells(text: str) -> Iterator[str]:
+    """The cells of a page's tables; a picture or a link counts by the words that are shown."""
+    for line in re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
+        if line.startswith("|"):
+            yield from (re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", cell).strip() for cell in re.split(r"(?<!\\)\|", line))
+
+
+def test_no_cell_of_a_table_is_a_paragraph() -> None:
+    """60 characters; what says more is a list or sections."""
+    pages = (*REPOSITORY.glob("*.md"), REPOSITORY / "tests" / "README.md", *guides())
+    cells = {path.name: [cell for cell in table_cells(path.read_text("utf8")) if len(cell) > 60] for path in pages}
+    assert not {name: long for name, long in cells.items() if long}
+    assert list(table_cells("| a | [b](c) \\| d |\n\n```\n| code |\n```\n")) == ["", "a", "b \\| d", ""]

@@ -1,4 +1,4 @@
-"""The week of docs/operations/index.md can be walked: each command runs as it is written, in its order."""
+"""Commands of the week in docs/operations/index.md: each runs exactly as written, in its order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS_WITH = re.compile(r"#.*\bends with (\d+)")
 
 @pytest.fixture
 def project(built_data: Path, tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """What an operator has on Monday, at tiny size: a checkout with its environment, a config, a store."""
+    """A project on Monday, at tiny size: a checkout with its environment, a config, a store."""
     folder = tmp_path / "stemma"
     shutil.copytree(built_data / "store", folder / ".stemma", ignore=shutil.ignore_patterns("lineage", "mlflow"))
     (folder / "configs").mkdir()
@@ -44,7 +44,7 @@ def project(built_data: Path, tmp_path: Path) -> Iterator[tuple[Path, dict[str, 
 
 
 def test_every_command_of_the_week_is_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands, arguments and options, as they are parsed; what they do is in the long test below."""
+    """Commands, arguments and options, after parsing; the long test below runs them."""
     lines = [shlex.split(line, comments=True) for line in bash_lines(GUIDE)]
     asked = [words[1:] for words in lines if words[0] == ".venv/bin/stemma"]
     assert len(asked) > 15
@@ -58,7 +58,7 @@ def test_every_command_of_the_week_is_one_that_there_is(monkeypatch: pytest.Monk
 @pytest.mark.cluster
 @pytest.mark.long
 def test_every_command_of_the_week_runs_as_written(project: tuple[Path, dict[str, str]]) -> None:
-    """The risk: commands that work alone, and not in the order in which the page tells an operator to type them."""
+    """The risk: commands that work alone, and not in the order in which the page lists them."""
     folder, env = project
     lines = bash_lines(GUIDE)
     commands = {words[1] for line in lines if (words := line.split())[0] == ".venv/bin/stemma"}
@@ -79,7 +79,8 @@ def test_the_pages_it_links_are_there() -> None:
 
 
 def test_the_codes_it_explains_are_ones_that_can_come() -> None:
-    explained = set(re.findall(r"`([a-z]+_[a-z]+)`", GUIDE.partition("| it says |")[2].partition("## Friday")[0]))
+    listed = GUIDE.partition("The most common codes")[2].partition("## Friday")[0]
+    explained = set(re.findall(r"`([a-z]+_[a-z]+)`", listed))
     folders = [REPOSITORY / name for name in ("cli", "flows", "tasks", "infra")]
     sources = "".join(path.read_text(encoding="utf8") for folder in folders for path in folder.rglob("*.py"))
     assert len(explained) > 5

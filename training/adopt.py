@@ -28,13 +28,14 @@ from training.model.new_tokens import CHAT_TOKENS, add_untrained, draw_from_mean
 
 
 def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Copies the model to `out_dir` with a chat template: its own, unchanged, else this project's with its tokens.
+    """Copy the model to `out_dir` with a chat template: its own, unchanged, else this project's with its tokens.
 
     New tokens get the mean embedding with a little noise drawn by the seed, so that they start as likely as any.
     Figures: parameters, added_tokens, vocab_size. Raises StageError as `load_pretrained_model` and `folder_problems`
     do: for pickled weights, which can run code when they are read, quantized ones, and those that do not fit
     config.json or are not finite; for a folder without a tokenizer, that brings code along or leads out of itself.
     """
+    # Read the model; refuse what cannot be loaded safely and completely.
     folder = Path(config.path)
     check_model(folder, "base_model.path")
     if problems := folder_problems(folder, "base_model.path", tokenizer=True):
@@ -45,6 +46,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise stage_error("bad_model", "base_model.path", f"transformers cannot read {folder}: {reason}") from error
+    # Chat template: the model's own, or this project's with its tokens.
     known = tokenizer.get_vocab()
     keeps = bool(tokenizer.chat_template) and config.chat_template == "model"
     keeps = keeps and tokenizer.chat_template not in (CHAT_TEMPLATE, *EARLIER_TEMPLATES)
@@ -65,6 +67,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     draw_from_mean(model, {*added, *range(before, len(tokenizer))}, config.seed)
     add_untrained(model, tokenizer.convert_tokens_to_ids(missing))
     model.config.pad_token_id = tokenizer.pad_token_id
+    # The artifact: tokenizer, weights, licence, and the record of the trained text if there is one.
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir, chat.stops if keeps else ())
     if kept := keep_licence(folder, out_dir):

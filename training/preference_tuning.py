@@ -34,9 +34,9 @@ from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import TrainState
-from training.data.loaders import example_loader
-from training.data.preference_pairs import FittedPairs, Pair, fitted_pairs, is_tie, prompts_of
-from training.data.rankings import prompt_clusters
+from training.data.examples import example_loader
+from training.data.preferences import Pair, fitted_pairs
+from training.data.rows import Fitted, is_tie, prompt_clusters, prompts_of
 from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
@@ -61,7 +61,7 @@ from training.validation.evaluate import Watch
 _BATCH = 32
 
 
-class _Told(Callback):
+class _Rises(Callback):
     """Records the rise of both answers' log-probabilities in each batch, and the difference of the two."""
 
     def __init__(self, run: Run) -> None:
@@ -79,7 +79,7 @@ def preference_tuning(config: PreferenceTuningConfig, inputs: Mapping[str, Path]
 
 
 def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
+    """Train on `preferences/train.jsonl`; the reference model is the one that it begins from, frozen.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), ties_left_out, batches, tokens_per_s and the
     guard's. Raises StageError where lengths leave no room for a prompt, or the judge has another tokenizer.
@@ -109,7 +109,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     def collate(some: Sequence[Example]) -> dict[str, Tensor]:
         return preference_batch(some, reference, chat)
 
-    lengths = [max(len(one.ids) for one in (example.pair.chosen, example.pair.rejected)) for example in examples]
+    lengths = [max(len(side.ids) for side in (example.pair.chosen, example.pair.rejected)) for example in examples]
     loader, epoch_batches = example_loader(
         examples,
         config.global_batch_pairs,
@@ -118,16 +118,16 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         count_pairs,
         lengths if config.group_by_length else None,
     )
-    tokens = [len(one.chosen.ids) + len(one.rejected.ids) for one in pairs.pairs]
+    tokens = [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs.examples]
     plan, every = plan_of(config, config.global_batch_pairs, tokens, epoch_batches)
 
     def look() -> dict[str, float]:
         watched = measured[: config.evaluate_pairs]
-        found = _side(model, watched, before, _logprobs(model, watched, chat, Run(run.work_dir), ""))
+        side = _side(model, watched, before, _logprobs(model, watched, chat, Run(run.work_dir), ""))
         return {
-            "validation/sample_loss": found.loss,
-            "validation/sample_margin": float(found.margins.mean()),
-            "validation/sample_accuracy": float((found.margins > 0).mean()),
+            "validation/sample_loss": side.loss,
+            "validation/sample_margin": float(side.margins.mean()),
+            "validation/sample_accuracy": float((side.margins > 0).mean()),
         }
 
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
@@ -139,7 +139,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         config,
         hardware,
         run,
-        [*([Mismatched(model)] if config.loss == "kto" else []), _Told(run), Watch(look, every, plan.batches, run)],
+        [*([Mismatched(model)] if config.loss == "kto" else []), _Rises(run), Watch(look, every, plan.batches, run)],
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
@@ -154,14 +154,14 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     }
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(model, heldout, before, inputs, chat, config, hardware, max_length, measured_dir, its_run)
-        return replace(found, headline=done.headline(found.headline))
+        result = _measured(model, heldout, before, inputs, chat, config, hardware, max_length, measured_dir, its_run)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(f"{len(examples):,} pairs, {done.batches:,} batches"), measure_now)
 
 
 def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` against `model`, its reference, on `preferences/heldout.jsonl`.
+    """Measure the model `trained` against `model`, its reference, on `preferences/heldout.jsonl`.
 
     Figures, where an answer's rise is log π/π_ref in nats, so that all four losses
     compare: margin (mean rise of the chosen less that of the rejected answer; times β the margin of DPO's implicit
@@ -199,7 +199,7 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
 
 def _pairs(
     side: str, config: PreferenceTuningConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
-) -> tuple[FittedPairs, int]:
+) -> tuple[Fitted[Pair], int]:
     """The pairs of one side, `train` or `heldout`, that have room and a better answer, and how many are ties."""
     rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"))
     decided = [row for row in rows if not is_tie(row)]
@@ -209,12 +209,12 @@ def _pairs(
         message = f"{ties:,} {name} pairs are ties, which say nothing here, and left out"
         run.event("ties_left_out", f"preference_tuning: {message}")
     fitting = fitted_pairs(chat, decided[:limit], max_length, config.too_long)
-    return fitting.told("preference_tuning", name, max_length, run), ties
+    return fitting.report("preference_tuning", name, max_length, run), ties
 
 
 def _measured(
     model: PreferenceTuned,
-    heldout: FittedPairs,
+    heldout: Fitted[Pair],
     before: tuple[NDArray[np.float64], NDArray[np.float64]],
     inputs: Mapping[str, Path],
     chat: Chat,
@@ -226,7 +226,8 @@ def _measured(
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call.
 
-    before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
+    Args:
+        before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
     """
     measured = _examples(heldout, config, chat, max_length)
     after = _side(model, measured, before, _logprobs(model, measured, chat, run, "tuned model"))
@@ -246,38 +247,41 @@ def _measured(
     return Result(figures, headline)
 
 
-def _examples(fitted: FittedPairs, config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
+def _examples(fitted: Fitted[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
     """The pairs by number; for KTO with the answers of a pair of another prompt, whose reference log-probabilities are
     then known before training."""
-    pairs = fitted.pairs
+    pairs = fitted.examples
     if config.loss != "kto":
         return [Example(number, pair) for number, pair in enumerate(pairs)]
 
-    def asked(prompt: Sequence[int], answer: Conversation) -> Conversation:
+    def with_prompt(prompt: Sequence[int], answer: Conversation) -> Conversation:
         return Conversation(chat.shortened(prompt, max_length - len(answer.response)), answer.response)
 
     others = [pairs[number] for number in _of_other_prompts([row["prompt"] for row in fitted.rows])]
     return [
-        Example(number, pair, Pair(*(asked(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected))))
+        Example(
+            number, pair, Pair(*(with_prompt(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected)))
+        )
         for number, (pair, other) in enumerate(zip(pairs, others, strict=True))
     ]
 
 
 def _of_other_prompts(prompts: Sequence[str]) -> list[int]:
-    """For each pair in the file the number of one of another prompt: the pair that follows; where a prompt has several,
-    as the pairs of a ranking, its first has the first of the next prompt, its second the second, and so on, in turn.
-    Where there is one prompt alone, the pair that follows."""
+    """Return for each pair in the file the number of one of another prompt: the pair that follows; where a prompt has
+    several, as the pairs of a ranking, its first has the first of the next prompt, its second the second, and so on,
+    in turn. Where there is one prompt alone, the pair that follows.
+    """
     groups = [
-        (prompt, [number for number, _ in group]) for prompt, group in groupby(enumerate(prompts), lambda one: one[1])
+        (prompt, [number for number, _ in group]) for prompt, group in groupby(enumerate(prompts), lambda item: item[1])
     ]
     if len({prompt for prompt, _ in groups}) < 2:
         return [*range(1, len(prompts)), 0]
-    found = []
-    for place, (prompt, numbers) in enumerate(groups):
+    assigned = []
+    for index, (prompt, numbers) in enumerate(groups):
         # The first may be of the last one's prompt.
-        other = next(those for text, those in (groups[(place + far) % len(groups)] for far in (1, 2)) if text != prompt)
-        found += [other[turn % len(other)] for turn in range(len(numbers))]
-    return found
+        other = next(those for text, those in (groups[(index + far) % len(groups)] for far in (1, 2)) if text != prompt)
+        assigned += [other[turn % len(other)] for turn in range(len(numbers))]
+    return assigned
 
 
 def _logprobs(
@@ -288,13 +292,13 @@ def _logprobs(
     # The ranks' rounds are of equal number: where weights are sharded, all gather them for each.
     each = -(-len(examples) // ranks.world_size())
     first = ranks.rank() * each
-    mine = [examples[min(number, len(examples) - 1)] for number in range(first, first + each)]
+    own_examples = [examples[min(number, len(examples) - 1)] for number in range(first, first + each)]
     sums, tokens = [], []
     with measuring(model):
         for start in range(0, each, _BATCH):
             run.stop_if_cancelled()
-            some = mine[start : start + _BATCH]
-            flat = chat.response_batch([one for example in some for one in example.conversations()])
+            some = own_examples[start : start + _BATCH]
+            flat = chat.response_batch([conversation for example in some for conversation in example.conversations()])
             rows = {key: value.view(len(some), -1, value.shape[1]).to(device) for key, value in flat.items()}
             outputs = model(rows)
             sums.append(outputs.sums.double().cpu().numpy())
@@ -302,8 +306,8 @@ def _logprobs(
             if name:
                 run.progress(start + len(some), each, "pairs", f"measuring the {name}")
     parts = ranks.gather((np.concatenate(sums), np.concatenate(tokens)))
-    whole, counted = (np.concatenate(column)[: len(examples)] for column in zip(*parts, strict=True))
-    return whole, counted
+    log_likelihoods, counted = (np.concatenate(column)[: len(examples)] for column in zip(*parts, strict=True))
+    return log_likelihoods, counted
 
 
 class _Side(NamedTuple):
@@ -314,15 +318,19 @@ class _Side(NamedTuple):
 
     @property
     def margins(self) -> NDArray[np.float64]:
-        """(pairs,)"""
+        """Margins (pairs,)."""
         margins: NDArray[np.float64] = self.risen[:, 0] - self.risen[:, 1]
         return margins
 
     def figures(
         self, before: tuple[NDArray[np.float64], NDArray[np.float64]], prompts: NDArray[np.int64]
     ) -> dict[str, float]:
-        """before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens. prompts:
-        the number of each pair's prompt (pairs,)."""
+        """Return the figures of a model on held-out pairs.
+
+        Args:
+            before: log-probabilities (pairs, 2 or 4) of the reference model in nats, and the answers' tokens.
+            prompts: number of each pair's prompt (pairs,).
+        """
         right = self.margins > 0
         return {
             **clustered_mean(self.margins, prompts).as_figures("margin"),
@@ -369,9 +377,11 @@ def _answers(
 ) -> dict[str, float]:
     """Figures of both models' sampled answers to held-out prompts, each prompt once; the answers go to the samples."""
     # Other calls and results before an answer make another prompt.
-    asked = list({(row["prompt"], json.dumps([row.get("history"), row.get("steps")])): row for row in rows}.values())
-    asked = asked[: config.heldout_prompts]
-    dialogues = prompt_clusters(asked)
+    questions = list(
+        {(row["prompt"], json.dumps([row.get("history"), row.get("steps")])): row for row in rows}.values()
+    )
+    questions = questions[: config.heldout_prompts]
+    dialogues = prompt_clusters(questions)
     reference = load(inputs["model"]).to(hardware.device).eval().requires_grad_(False)
     begin_untrained(reference, config.seed)
     choose_attention(reference, hardware, max_length)
@@ -380,18 +390,18 @@ def _answers(
         chat.shortened(prompts_of(chat, [row])[0], room)
         if "chosen_message" in row
         else chat.prompts([row["prompt"]], room)[0]
-        for row in asked
+        for row in questions
     ]
     answers: dict[str, Completions] = {}
     for name, model in (("reference", reference), ("policy", policy)):
         run.stop_if_cancelled()
         answers[name] = generate(model, prompts, chat, config, hardware, config.seed)
     apart_by = kl_of(policy, reference, answers["policy"], chat, hardware, config.temperature)
-    kl, tokens = (one.double().numpy() for one in apart_by)
+    kl, tokens = (column.double().numpy() for column in apart_by)
     figures = {
         **clustered_mean(kl, dialogues).as_figures("kl_to_reference"),
         "kl_per_token": clustered_ratio(kl, tokens, dialogues).value,
-        "heldout_prompts": float(len(asked)),
+        "heldout_prompts": float(len(questions)),
         **answer_figures(answers, 1, dialogues),
     }
     judged: dict[str, NDArray[np.float64]] = {}
@@ -401,9 +411,9 @@ def _answers(
         choose_attention(judge.model, hardware, max_length)
         judged = raw_scores(judge, answers, chat, hardware)
         longer = lengthening(answers["reference"], answers["policy"])
-        figures |= score_figures("judge", judged, longer, np.ones(len(asked), bool), dialogues)
+        figures |= score_figures("judge", judged, longer, np.ones(len(questions), bool), dialogues)
     if ranks.is_first():
-        _write_samples(out_dir / "aux" / "samples.jsonl", asked, chat, answers, judged)
+        _write_samples(out_dir / "aux" / "samples.jsonl", questions, chat, answers, judged)
     return figures
 
 
@@ -417,8 +427,8 @@ def _write_samples(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf8") as file:
         for number, row in enumerate(rows):
-            said = {name: chat.decode(side.ids[number]) for name, side in answers.items()}
-            line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["chosen"], "answers": said}
+            texts = {name: chat.decode(side.ids[number]) for name, side in answers.items()}
+            line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["chosen"], "answers": texts}
             if judged:
                 line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
-from corpus.tokens.remote import location_of
 from evaluation.statistics.intervals import Interval, bootstrap_ratio
 from infra.errors import StageError, stage_error
 from infra.io.json import read_own_json
@@ -24,34 +23,14 @@ from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.checkpoint.export import export
 from training.checkpoint.states import load_known
-from training.config import PretrainConfig, batches
-from training.config.batch_size import BatchSizeRampup
+from training.config import PretrainConfig
 from training.config.families import expert_ranks_problem, sequences_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.plan import Plan
-from training.data.loaders import packed_loader
-from training.data.mixed_shards import MixedShards
-from training.data.packed_shards import (
-    count_sequences,
-    open_in_order,
-    packed_batches,
-    read_packed,
-    spread,
-    unpacked_bytes,
-)
-from training.data.packed_text import (
-    PackedText,
-    check_tokenizer,
-    leave_mixture,
-    leave_trained,
-    mixture_of,
-    open_training,
-    rampup_of,
-)
-from training.data.scratch import node_scratch
-from training.data.shared_memory import own_shared_memory
+from training.data.packed_batches import batches_of
+from training.data.pretrain_data import PretrainData
 from training.distributed.parallel import parallelize
 from training.distributed.pipeline_cut import pipeline_problem
 from training.guard.finite import check_measured
@@ -96,69 +75,67 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     read (see aux/mixture.json). Raises StageError where batch, positions or vocabulary do not fit the shards or the
     attention kernel the objective, and where the guard gives up.
     """
-    text = PackedText.of(config, inputs)
-    # Raises for settings that ranks cannot share, before they connect.
+    # The data: shards are checked, and the training is planned. Settings that ranks cannot share raise before they
+    # connect.
     ranks.share_examples(*run.launch.shares_of_examples)
     ranks.share_experts(run.launch.expert_parallel)
-    rampup = rampup_of(config, text)
+    data = PretrainData(config, inputs, run)
     hardware = prepare(run.launch, shares_examples=True, say=run.event)
     tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
-    if location_of(text.train):
-        check_tokenizer(tokenizer, text.meta)
-    known = load_known(inputs["model"], config, tokenizer, text.length) if "model" in inputs else None
+    if data.train.location:
+        data.check_tokenizer(tokenizer)
+
+    # The model, fresh or that of another step, and the objective that it learns.
+    known = load_known(inputs["model"], config, tokenizer, data.length) if "model" in inputs else None
     within = config.within_documents(known.config.model_type if known else "")
-    objective = objective_of(config, tokenizer, text.length, within)
+    objective = objective_of(config, tokenizer, data.length, within)
     _check_attention(config, hardware)
-    vocab_size = _vocab_size(text, tokenizer, objective)
+    vocab_size = _vocab_size(data, tokenizer, objective)
     network = known or _fresh(config, objective, tokenizer, vocab_size)
-    _check_ranks(config, network, text, rampup, run)
-    _choose_kernels(config, network, text, within, hardware, run)
+    _check_ranks(config, network, data, run)
+    _choose_kernels(config, network, data.length, within, hardware, run)
     model = LanguageModel(network, hardware)
     parameters = sum(weight.numel() for weight in network.parameters())
-    plan = _plan(config, network, text, rampup)
-    mixture = mixture_of(config, text, plan, inputs) if config.mixture else None
-    _compile(model, plan, text, hardware, run)
-    causal, limit_gb = config.objective == "causal", run.launch.shard_cache_gb
 
-    with node_scratch(run, unpacked_bytes(text.shards, limit_gb)) as cache, own_shared_memory(run.work_dir):
+    # The plan of the data, with FLOPs by PaLM's formula: of models in which every token passes every layer.
+    is_dense = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
+    plan = replace(data.plan, flops_per_token=flops_per_token(network, data.length) if is_dense else 0.0)
+    _compile(model, plan, data.length, hardware, run)
+    causal = config.objective == "causal"
+
+    with data:
         if known is None and config.model.embedding_init == "bigram":
-            counted = text.first(mixture, config.seed, _BIGRAM_TOKENS)
-            read = packed_batches(open_in_order(text.train, cache, limit_gb), counted, 256)
-            bigrams = Bigram((packed.tokens for packed in read), vocab_size, len(counted) * (text.length - 1))
+            counted = data.training_numbers(_BIGRAM_TOKENS)
+            read = batches_of(data.in_order(data.train), counted, 256)
+            bigrams = Bigram((packed.tokens for packed in read), vocab_size, len(counted) * (data.length - 1))
             _start_from_bigrams(config, network, bigrams, hardware, run)
-        every = batches(config.evaluate_every, **text.scale)
-        sources = sides(text.meta) if causal else []
-        looked_at = spread(count_sequences(text.validation), max(1, config.evaluate_tokens // text.length))
+
+        # What is looked at during training: held-out loss, experts, a loss that does not fall, samples.
+        every = plan.to_batches(config.evaluate_every)
+        sources = sides(data.meta) if causal else []
+        watched = data.validation_numbers(config.evaluate_tokens)
         validation = Validation(
             model,
-            read_packed(text.validation, cache, looked_at, with_sources=bool(sources), limit_gb=limit_gb),
+            data.read(data.validation, watched, with_sources=bool(sources)),
             every,
             plan.batches,
             run,
             objective,
-            bytes_per_token=text.bytes_per_token if causal else 0.0,
+            bytes_per_token=data.bytes_per_token if causal else 0.0,
             sources=sources,
         )
         watches: list[Callback] = []
         if model.router:
             watches.append(ExpertLoad(model.expert_layers, model.experts_of_a_layer, run))
         if causal and config.guard.enabled:
-            first = text.first(mixture, config.seed, _SAMPLE_TOKENS)
-            sample = read_packed(text.train, cache, first, limit_gb=limit_gb).tokens
+            sample = data.read(data.train, data.training_numbers(_SAMPLE_TOKENS)).tokens
             watches.append(_stuck(config, sample, vocab_size, plan, run))
         watches.append(validation)
         if objective.continues_text:
             watches.append(InLoopEvaluator(network, tokenizer, config, every, hardware, run))
-        training_text = open_training(config, text, mixture, rampup, cache, limit_gb)
-        loader = packed_loader(
-            training_text,
-            text.batch_size,
-            objective.batch,
-            objective.count,
-            workers=hardware.loader_workers(run.launch),
-            pin_memory=hardware.device.type == "cuda",
-            rampup=rampup,
-        )
+
+        # Train, and write the model with the record of the sequences that it has read.
+        loader = data.loader(objective.batch, objective.count, hardware)
         estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
         done = fit("pretrain", model, loader, plan, config, hardware, run, watches, inputs=inputs)
         if objective.extends_tokenizer and ranks.is_first():
@@ -167,10 +144,10 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
         done.leave(out_dir, estimate)
         keep_samples(run.work_dir, out_dir)
         if ranks.is_first():
-            leave_trained(training_text, done, plan, inputs, out_dir)
+            data.write_trained(done, out_dir)
 
     figures = {
-        **(leave_mixture(training_text, plan, done, out_dir, run) if isinstance(training_text, MixedShards) else {}),
+        **data.write_mixture(done, out_dir),
         "parameters": float(parameters),
         "batches": float(done.batches),
         **done.guard_figures(),
@@ -184,7 +161,7 @@ def train(config: PretrainConfig, inputs: Mapping[str, Path], out_dir: Path, run
     headline = f"{done.tokens:,} tokens in {done.batches:,} batches, {done.tokens_per_s:,.0f} tokens/s"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(config, model, text, plan, objective, vocab_size, inputs, its_run)
+        found = _measured(config, model, objective, vocab_size, _to_measure(config, inputs, its_run), its_run)
         return replace(found, headline=done.headline(found.headline))
 
     return Result(figures, done.headline(headline), measure_now)
@@ -197,57 +174,51 @@ def measure_trained(config: PretrainConfig, inputs: Mapping[str, Path], out_dir:
     unigram_loss of the same tokens, for the causal objective bigram_loss (both counted on at most
     `config.validation_tokens` training tokens) and bits_per_byte (of each source too), validation_tokens.
     """
-    text = PackedText.of(config, inputs)
     ranks.share_examples(*run.launch.shares_of_examples)
     ranks.share_experts(run.launch.expert_parallel)
-    rampup = rampup_of(config, text)
+    data = _to_measure(config, inputs, run)
     hardware = prepare(run.launch, shares_examples=True, say=run.event)
     tokenizer = load_pretrained_tokenizer(inputs["tokenizer"])
     within = config.within_documents(read_own_json(inputs[TRAINED] / "config.json")["model_type"])
-    objective = objective_of(config, tokenizer, text.length, within)
+    objective = objective_of(config, tokenizer, data.length, within)
     network = load_pretrained_model(objective.auto, inputs[TRAINED], dtype=torch.float32)
     _check_attention(config, hardware)
-    _choose_kernels(config, network, text, within, hardware, run)
+    _choose_kernels(config, network, data.length, within, hardware, run)
     model = LanguageModel(network, hardware)
-    plan = _plan(config, network, text, rampup)
     parallelize(model, run.launch, hardware)
-    return _measured(config, model, text, plan, objective, _vocab_size(text, tokenizer, objective), inputs, run)
+    return _measured(config, model, objective, _vocab_size(data, tokenizer, objective), data, run)
+
+
+def _to_measure(config: PretrainConfig, inputs: Mapping[str, Path], run: Run) -> PretrainData:
+    """The data that a training from the beginning reads: the baselines count the first of it, whatever state this one
+    went on from."""
+    return PretrainData(config, {name: folder for name, folder in inputs.items() if name != "state"}, run)
 
 
 def _measured(
-    config: PretrainConfig,
-    model: LanguageModel,
-    text: PackedText,
-    plan: Plan,
-    objective: Objective,
-    vocab_size: int,
-    inputs: Mapping[str, Path],
-    run: Run,
+    config: PretrainConfig, model: LanguageModel, objective: Objective, vocab_size: int, data: PretrainData, run: Run
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
-    # The baselines count what a training from the beginning reads first, whatever state this one went on from.
-    from_the_beginning = {name: folder for name, folder in inputs.items() if name != "state"}
-    mixture = mixture_of(config, text, plan, from_the_beginning) if config.mixture else None
-    causal, limit_gb = config.objective == "causal", run.launch.shard_cache_gb
-    sources = sides(text.meta) if causal else []
-    with node_scratch(run, unpacked_bytes(text.shards, limit_gb)) as cache, own_shared_memory(run.work_dir):
-        in_order, heldout = (open_in_order(side, cache, limit_gb) for side in (text.train, text.validation))
-        counted = text.first(mixture, config.seed, config.validation_tokens)
+    causal = config.objective == "causal"
+    sources = sides(data.meta) if causal else []
+    with data:
+        in_order, heldout = (data.in_order(split) for split in (data.train, data.validation))
+        counted = data.training_numbers(config.validation_tokens)
         baselines = count_baselines(in_order, counted, vocab_size, objective)
-        numbers = spread(count_sequences(text.validation), max(1, config.validation_tokens // text.length))
+        numbers = data.validation_numbers(config.validation_tokens)
         found = measure(model, heldout, numbers, objective, baselines, run, sources)
     loss = bootstrap_ratio(found.losses, found.labels, config.seed)
     figures = {
-        **_loss_figures(loss, found, sources, text.bytes_per_token if causal else 0.0),
-        "validation_tokens": float(len(numbers) * text.length),
+        **_loss_figures(loss, found, sources, data.bytes_per_token if causal else 0.0),
+        "validation_tokens": float(len(numbers) * data.length),
     }
     check_measured("pretrain", figures)
     beside = ", ".join(f"{name} {value:.3f}" for name, value in sorted(found.baselines.items()))
     return Result(figures, f"validation loss {loss.value:.3f} ({beside})")
 
 
-def _vocab_size(text: PackedText, tokenizer: Any, objective: Objective) -> int:
-    return max(text.vocab_size, len(tokenizer)) if objective.extends_tokenizer else text.vocab_size
+def _vocab_size(data: PretrainData, tokenizer: Any, objective: Objective) -> int:
+    return max(data.vocab_size, len(tokenizer)) if objective.extends_tokenizer else data.vocab_size
 
 
 def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:
@@ -262,16 +233,14 @@ def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:
         )
 
 
-def _check_ranks(
-    config: PretrainConfig, network: PreTrainedModel, text: PackedText, rampup: BatchSizeRampup | None, run: Run
-) -> None:
+def _check_ranks(config: PretrainConfig, network: PreTrainedModel, data: PretrainData, run: Run) -> None:
     """Raises StageError where ranks cannot share the model's layers, experts or sequences as `launch` has it."""
     family = network.config.model_type
     if wrong := sequences_problem(
         run.launch.context_parallel,
         family,
         config.objective,
-        text.length,
+        data.length,
         network.config.to_dict(),
         run.launch.tensor_parallel,
     ):
@@ -285,20 +254,20 @@ def _check_ranks(
         run.launch.pipeline_pieces,
         model_type=family,
         layers=network.config.num_hidden_layers,
-        sequences=(rampup.first if rampup else text.batch_size) // ranks.data_ranks(),
+        sequences=data.plan.smallest_batch // ranks.data_ranks(),
         microbatch=run.launch.microbatch if isinstance(run.launch.microbatch, int) else None,
     ):
         raise StageError(wrong)
 
 
 def _choose_kernels(
-    config: PretrainConfig, network: PreTrainedModel, text: PackedText, within: bool, hardware: Hardware, run: Run
+    config: PretrainConfig, network: PreTrainedModel, length: int, within: bool, hardware: Hardware, run: Run
 ) -> None:
     """Attention's, and products in FP8 where `launch` has them. within: whether attention stays within documents."""
     choose_attention(
         network,
         hardware,
-        text.length,
+        length,
         causal=config.objective == "causal",
         documents=within or config.objective == "prefix",
     )
@@ -308,23 +277,9 @@ def _choose_kernels(
         run.event("float8", f"{layers} linear layers train in FP8{emulated}")
 
 
-def _plan(config: PretrainConfig, network: PreTrainedModel, text: PackedText, rampup: BatchSizeRampup | None) -> Plan:
-    """Return the length of the training, with FLOPs by PaLM's formula: of models in which every token passes every
-    layer."""
-    whole = not (network.config.is_encoder_decoder or hasattr(network.config, "router_aux_loss_coef"))
-    return Plan(
-        batches(config.duration, **text.scale, rampup=rampup),
-        text.batch_size,
-        config.global_batch_tokens,
-        text.epoch_batches,
-        flops_per_token=flops_per_token(network, text.length) if whole else 0.0,
-        rampup=rampup,
-    )
-
-
-def _compile(model: LanguageModel, plan: Plan, text: PackedText, hardware: Hardware, run: Run) -> None:
+def _compile(model: LanguageModel, plan: Plan, length: int, hardware: Hardware, run: Run) -> None:
     """Has the model compiled where that pays and the compiler can do it."""
-    flops = plan.flops_per_token * plan.examples(plan.batches) * text.length
+    flops = plan.flops_per_token * plan.examples(plan.batches) * length
     if not wants_compile(run.launch, hardware, flops):
         return
     if plain_compiler_paths():

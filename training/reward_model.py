@@ -24,16 +24,15 @@ from training.config import RewardModelConfig
 from training.core import ranks
 from training.core.hardware import prepare
 from training.core.plan import plan_of
-from training.data.loaders import example_loader
-from training.data.rankings import (
-    FittedRankings,
+from training.data.examples import example_loader
+from training.data.preferences import (
     Ranking,
     balanced,
     each_pair,
     fitted_rankings,
-    prompt_clusters,
     ranking_batch,
 )
+from training.data.rows import Fitted, prompt_clusters
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length
@@ -52,7 +51,7 @@ def reward_model(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir:
 
 
 def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
+    """Train on `preferences/train.jsonl` from the SFT model; the reward is read at the answer's last token.
 
     Figures: prompts_cut, pairs_dropped (training pairs that had no room), pairs_unbalanced with `balance_lengths`,
     batches and the guard's. During training, loss and accuracy on some held-out pairs are recorded as
@@ -66,7 +65,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     model = RewardModel(scorer, config.margin_coef).to(hardware.device)
     fitting = _fitted("train", config, inputs, chat, max_length, run)
     measured = _fitted("heldout", config, inputs, chat, max_length, run)
-    rankings, heldout = fitting.rankings, measured.rankings
+    rankings, heldout = fitting.examples, measured.examples
     unweighted = 0
     if config.balance_lengths:
         rankings, unweighted = balanced(rankings)
@@ -91,10 +90,10 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         watched = heldout[: config.evaluate_pairs]
         scores = score_pairs(model, watched, chat.pad)
         margins, decided = scores[:, 0] - scores[:, 1], _decided(watched)
-        found = {"validation/sample_loss": _loss(margins, watched)}
+        figures = {"validation/sample_loss": _loss(margins, watched)}
         if decided.any():
-            found["validation/sample_accuracy"] = float((margins[decided] > 0).mean())
-        return found
+            figures["validation/sample_accuracy"] = float((margins[decided] > 0).mean())
+        return figures
 
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
@@ -122,11 +121,11 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         "batches": float(done.batches),
         **done.guard_figures(),
     }
-    pairs = sum(len(one.pairs) for one in rankings)
+    pairs = sum(len(ranking.pairs) for ranking in rankings)
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(model, measured, chat, config, measured_dir)
-        return replace(found, headline=done.headline(found.headline))
+        result = _measured(model, measured, chat, config, measured_dir)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(f"{pairs:,} pairs, {done.batches:,} batches"), measure_now)
 
@@ -143,9 +142,9 @@ def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
     tokenizer = chat.tokenizer
     known = sorted(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     others = [tokenizer.unk_token_id, tokenizer.bos_token_id, *known]
-    found = next((number for number in others if number is not None and number not in chat.stops), None)
-    if found is not None:
-        return str(tokenizer.convert_ids_to_tokens(found))
+    padding = next((number for number in others if number is not None and number not in chat.stops), None)
+    if padding is not None:
+        return str(tokenizer.convert_ids_to_tokens(padding))
     name = tokenizer.convert_ids_to_tokens(chat.pad)
     run.event(
         "padding_ends_answers",
@@ -156,7 +155,7 @@ def _padding_besides_ends(chat: Chat, run: Run) -> str | None:
 
 
 def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the reward model `trained` on `preferences/heldout.jsonl`.
+    """Measure the reward model `trained` on `preferences/heldout.jsonl`.
 
     Figures: heldout_accuracy (pairs put in the right order), the same for each source where there are two to ten
     (heldout_accuracy_of_docstrings), heldout_pairs, heldout_prompts, p_value (one-sided, exact, against chance), margin
@@ -179,19 +178,19 @@ def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_d
 
 def _fitted(
     side: str, config: RewardModelConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
-) -> FittedRankings:
+) -> Fitted[Ranking]:
     """The pairs and rankings of one side, `train` or `heldout`, that have room."""
     limit = None if side == "train" else config.heldout_limit
     rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"), limit)
     name = "training" if side == "train" else "held-out"
-    return fitted_rankings(chat, rows, max_length, config.too_long).told("reward_model", name, max_length, run)
+    return fitted_rankings(chat, rows, max_length, config.too_long).report("reward_model", name, max_length, run)
 
 
 def _measured(
-    model: RewardModel, heldout: FittedRankings, chat: Chat, config: RewardModelConfig, out_dir: Path
+    model: RewardModel, heldout: Fitted[Ranking], chat: Chat, config: RewardModelConfig, out_dir: Path
 ) -> Result:
     """The figures of `measure_trained`."""
-    scores = score_pairs(model, heldout.rankings, chat.pad)
+    scores = score_pairs(model, heldout.examples, chat.pad)
     figures = {
         **_figures(scores, heldout, out_dir),
         "heldout_prompts_cut": float(heldout.cut),
@@ -202,13 +201,13 @@ def _measured(
     return Result(figures, f"held-out pairs right {right:.1%} ({low:.1%} to {high:.1%})")
 
 
-def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Path) -> dict[str, float]:
+def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Path) -> dict[str, float]:
     """Return the figures of the scores (pairs, 2) of held-out pairs; the calibration is written to
     aux/calibration.json.
 
     Raises StageError `no_order` where no pair has a better answer.
     """
-    heldout = measured.rankings
+    heldout = measured.examples
     apart, decided = scores[:, 0] - scores[:, 1], _decided(heldout)
     if not decided.any():
         raise stage_error(
@@ -219,14 +218,16 @@ def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Pat
         )
     margins = apart[decided]
     right, prompts = margins > 0, prompt_clusters(measured.rows)[decided]
-    longer = np.array([one.longer(pair) for one, pair in each_pair(heldout)], float)[decided]
+    longer = np.array([ranking.longer(pair) for ranking, pair in each_pair(heldout)], float)[decided]
     return {
         **clustered_share(right, prompts).as_figures("heldout_accuracy"),
-        **_by_source([row for row, one in zip(measured.rows, decided, strict=True) if one], right, prompts),
+        **_by_source(
+            [row for row, is_decided in zip(measured.rows, decided, strict=True) if is_decided], right, prompts
+        ),
         "heldout_pairs": float(len(margins)),
         "heldout_prompts": float(len(np.unique(prompts))),
         **({"heldout_ties": float((~decided).sum())} if not decided.all() else {}),
-        **({"heldout_rankings": float(len(heldout))} if _has_rankings(heldout) else {}),
+        **({"heldout_rankings": float(len(heldout))} if any(len(ranking.pairs) > 1 for ranking in heldout) else {}),
         "p_value": clustered_sign_test(2 * right - 1, prompts, "greater"),
         **clustered_mean(margins, prompts).as_figures("margin"),
         "heldout_loss": _loss(apart, heldout),
@@ -236,7 +237,7 @@ def _figures(scores: NDArray[np.float64], measured: FittedRankings, out_dir: Pat
 
 
 def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
-    """Raises StageError `no_balance` where no pair is left that weighs something."""
+    """Raise StageError `no_balance` where no pair is left that weighs something."""
     if not train:
         raise stage_error(
             "no_balance",
@@ -256,10 +257,6 @@ def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
 def _decided(rankings: Sequence[Ranking]) -> NDArray[np.bool_]:
     """Return a mask of the pairs that have a better answer."""
     return np.array([not pair.is_tie for _, pair in each_pair(rankings)])
-
-
-def _has_rankings(rankings: Sequence[Ranking]) -> bool:
-    return any(len(one.pairs) > 1 for one in rankings)
 
 
 def _loss(margins: NDArray[np.float64], rankings: Sequence[Ranking]) -> float:

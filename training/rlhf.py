@@ -7,7 +7,7 @@ python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +23,19 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, read_rows
 from training.checkpoint.export import export
 from training.config import RlhfConfig
+from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.plan import Plan
 from training.core.train_state import Loader, TokenCount, TrainState
-from training.data.preference_pairs import prompts_of
+from training.data.rows import prompts_of
+from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
-from training.rl.acting import acting
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
 from training.rl.grading import Graders
@@ -69,7 +70,7 @@ def rlhf(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
 
 def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains the policy on the prompts of `prompts/train.jsonl`.
+    """Train the policy on the prompts of `prompts/train.jsonl`.
 
     With further reward models, inputs of any other names, `ensemble` combines their rewards into one. With the input
     `judge`, a second reward model that trains nothing, each round's mean score by it is recorded as rlhf/judge. Raises
@@ -90,12 +91,14 @@ def _trained(
 ) -> Result:
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
+    # The policy, the models that score its answers, and a frozen copy of the policy as reference.
     policy, algorithm = load(inputs["model"]), algorithm_of(config)
     forget_untrained(policy)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)
     reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    # The value function of PPO begins from the reward model.
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
         raise stage_error(
@@ -108,10 +111,12 @@ def _trained(
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
 
+    # Prompts and rewards.
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
-    announce_sandbox((one.rule for one in (*prompts, *heldout)), graders, run)
+    announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
+    # The sampler: this process's policy, or a vLLM server with copies of its weights.
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
@@ -119,12 +124,14 @@ def _trained(
     if config.sampler == "vllm":
         vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
         ending.callback(vllm.close)
-    beside: dict[str, Any] = {}
+    # Pretraining text in each minibatch, if the config asks for it.
+    extra: dict[str, Any] = {}
     if config.text_coef:
         key, sources = "rlhf.text_sources", config.text_sources
         of_text = {"sources": sources, "key": key, "tokenizer": chat.tokenizer}
         text = text_examples(inputs["shards"], _TEXTS, longest, config.seed, run, **of_text)
-        beside["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
+        extra["beside"] = TextBeside(text, chat.response_batch, algorithm.weight, config.seed)
+    # Rounds are the training data: each samples and scores answers, and yields minibatches of them.
     rollouts = Rollouts(
         sampler.policy,
         reference,
@@ -139,12 +146,13 @@ def _trained(
         run,
         refresh=refresh,
         vllm=vllm,
-        **beside,
+        **extra,
     )
     loader = Loader(
         DataLoader(rollouts, batch_size=None, generator=torch.Generator().manual_seed(0)),
         lambda batch: TokenCount(batch["ids"].numel(), algorithm.weight(batch)),
     )
+    # Training.
     tokens = config.minibatch_answers * longest
     plan = Plan(config.rollouts * steps, config.minibatch_answers, tokens, steps)
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
@@ -162,17 +170,17 @@ def _trained(
         headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        found = _measured(
+        result = _measured(
             config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
         )
         stopped = done.batches < plan.batches
-        return replace(found, headline=f"{found.headline}, {headline}") if stopped else found
+        return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
 
     return Result(figures, headline, measure_now)
 
 
 def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` and the one that it was trained from, `model`, on `prompts/heldout.jsonl`.
+    """Measure the model `trained` and the one that it was trained from, `model`, on `prompts/heldout.jsonl`.
 
     Figures: heldout_reward_sft, heldout_reward_rlhf (the reward model's mean raw score of answers sampled at the
     training temperature), reward_gain (paired interval over prompts, clustered by conversation),
@@ -222,13 +230,13 @@ def _measured(
     """The figures of `measure_trained`. Every rank must call."""
     graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
     with closing(graders):
-        announce_sandbox((one.rule for one in heldout), graders, run)
+        announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
         rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
-        figures, said = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     check_measured("rlhf", figures)
-    return Result(figures, ", ".join(said))
+    return Result(figures, ", ".join(sentences))
 
 
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
@@ -253,9 +261,12 @@ def _placed_scorers(
 def _scorers(
     config: RlhfConfig, inputs: Mapping[str, Path], policy: PreTrainedModel, chat: Chat, hardware: Hardware, tokens: int
 ) -> tuple[Ensemble, Scorer | None]:
-    """The reward models, and the judge where there is one; tokens: of the longest prompt with its answer.
+    """The reward models, and the judge where there is one;
 
     Raises what `load_other_scorer` raises, and StageError `same_judge` where the judge is one of them.
+
+    Args:
+        tokens: of the longest prompt with its answer.
     """
     names = member_names(inputs)
     scorers = {
@@ -263,7 +274,7 @@ def _scorers(
         for name in (*names, *(["judge"] if "judge" in inputs else []))
     }
     ensemble, judge = Ensemble({name: scorers[name] for name in names}, config), scorers.get("judge")
-    if judge is not None and any(same_weights(judge, one) for one in ensemble.members.values()):
+    if judge is not None and any(same_weights(judge, member) for member in ensemble.members.values()):
         raise stage_error(
             "same_judge",
             "judge",
@@ -274,9 +285,9 @@ def _scorers(
 
 
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
-    """Raises StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
+    """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if not has_model and not config.reward_functions and any(one.rule is None for one in prompts):
+    if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
@@ -291,14 +302,14 @@ def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: boo
             "expected the inputs reward_model and judge, whose scores it compares",
             "give a judge: a reward model of another seed or of other pairs, or set it to null",
         )
-    if config.stop_on_divergence and all(one.rule is not None for one in prompts):
+    if config.stop_on_divergence and all(prompt.rule is not None for prompt in prompts):
         raise stage_error(
             "no_judge",
             "rlhf.stop_on_divergence",
             "expected prompts whose answers the reward model judges: a rule judges those of all",
             "set it to null",
         )
-    if config.best_of > 1 and not has_model and all(one.rule is None for one in prompts):
+    if config.best_of > 1 and not has_model and all(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.best_of",
@@ -315,19 +326,37 @@ def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -
     room = longest - config.answer_max_tokens
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
-    found = [
+    prompts = [
         Prompt(row["prompt"], ids, row.get("response", ""), rule, row.get("history", ()))
         for row, ids, rule in zip(rows, encoded, rules_of(rows, str(path)), strict=True)
         if len(ids) <= room
     ]
-    if dropped := len(rows) - len(found):
+    if dropped := len(rows) - len(prompts):
         message = f"{dropped:,} of {len(rows):,} prompts of {path.name} are longer than {room:,} tokens and left out"
         run.event("prompts_dropped", f"rlhf: {message}")
-    if not found:
+    if not prompts:
         raise stage_error(
             "no_prompts", "rlhf.max_prompt_tokens", f"expected prompts of at most {room} tokens, found none", "raise it"
         )
-    return found
+    return prompts
+
+
+def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[], None]]:
+    """Return the networks that sample and evaluate answers, and a function that updates them to the trained weights.
+
+    These are the model's own. Where weights are sharded they are a whole copy on each rank: ranks sample different
+    answers of different lengths, and sharded layers would have to be gathered for all of them in step.
+    """
+    if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
+        return model, lambda: None
+    copied = copy.deepcopy(model).requires_grad_(False)
+    copied.scale = model.scale
+
+    def refresh() -> None:
+        for name, network in model.networks().items():
+            copied.networks()[name].load_state_dict(whole_weights(network))
+
+    return copied, refresh
 
 
 if __name__ == "__main__":

@@ -14,31 +14,35 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import FOLDER, WEIGHTS, adapter_settings, keep_adapters
 from evaluation.statistics.clustered import clustered_ratio, clustered_share
-from infra.errors import StageError
+from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
 from training.checkpoint.export import export, renew_template
 from training.config import SftConfig
 from training.config.families import documents_problem, experts_problem
+from training.core import ranks
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import Loader
-from training.data.conversations import Pack, by_weight, fitted, packed_batch, packs
-from training.data.loaders import example_loader
-from training.data.rankings import prompt_clusters
+from training.data.conversations import Pack, fitted_conversations, packed_batch, packs
+from training.data.examples import example_loader
+from training.data.rows import by_weight, prompt_clusters
 from training.distributed.parallel import whole_weights
 from training.generation.sampling import sample
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.lora import add_adapters, learn_rows, learning_ids, merged
+from training.model.lora import add_adapters, learn_rows, learning_ids, load_adapters, merged, peft_adapters
 from training.model.models import limit_length, load
 from training.model.new_tokens import begin_untrained
+from training.model.nf4 import quantize_frozen
 from training.planner.measured import planned
 from training.rl.grading import Graders
 from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
@@ -59,7 +63,7 @@ def sft(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
 
 def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Trains on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
+    """Train on `instructions/train.jsonl`, the loss on the assistant's tokens and their `<|end|>` alone, and with
     text_share on text of `shards/train` too. Of a conversation of several turns every answer is learnt.
 
     Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
@@ -68,9 +72,10 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     lengths leave no room for a prompt, no sandbox is available for unit tests, or the model's family does not follow
     the mask that packing needs.
     """
+    # Model, chat format and device. Faults of their combination are reported before the data is read.
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
-    network = load(inputs["model"])
+    network = _loaded(inputs["model"], config, run)
     if config.packing and (problem := documents_problem(network.config.model_type)):
         raise StageError(problem)
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
@@ -81,12 +86,14 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     choose_attention(network, hardware, max_length, documents=config.packing)
     model = LanguageModel(network, hardware).to(hardware.device)
 
+    # Conversations that fit the context; the model answers the held-out ones before training, to compare with.
     rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
-    fitting = fitted(chat, rows, max_length, config.too_long).told("training", max_length, run)
+    fitting = fitted_conversations(chat, rows, max_length, config.too_long).report("sft", "training", max_length, run)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
     graders = Graders(sandbox=run.launch.sandbox)
     announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
+    # Rows of new tokens, and adapters: what the optimizer updates.
     ids = learning_ids(network, chat.tokenizer, config.lora) if config.lora else []
     begin_untrained(network, config.seed)
     if config.lora:
@@ -95,11 +102,14 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         if in_rows := learn_rows(network, ids):
             names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
             of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
-        run.event("adapters", f"sft learns {learning:,} weights of adapters beside frozen ones{of_tokens}")
+        run.event("adapters", f"sft learns {learning:,} weights of adapters next to frozen ones{of_tokens}")
+    # Batches: conversations, packed or one each, mixed with pretraining text if the config asks for it.
     training_packs = (
-        packs(fitting.conversations, max_length) if config.packing else [(one,) for one in fitting.conversations]
+        packs(fitting.examples, max_length)
+        if config.packing
+        else [(conversation,) for conversation in fitting.examples]
     )
-    lengths = [sum(len(one.ids) for one in pack) for pack in training_packs]
+    lengths = [sum(len(conversation.ids) for conversation in pack) for pack in training_packs]
     mixed_in: list[Text] = []
     if config.text_per_batch:
         batches_of_text = max(1, len(training_packs) // (config.global_batch_examples - config.text_per_batch))
@@ -110,20 +120,24 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     loader, epoch_batches = _loader(config, chat, training_packs, lengths, mixed_in)
     plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
 
+    # What is measured during training: the loss of held-out answers, and answers to watched prompts.
     def look() -> dict[str, float]:
         watched = heldout.conversations[: config.evaluate_pairs]
         losses = np.concatenate([loss for loss, _ in _losses(model, chat, watched, hardware)])
-        return {"validation/sample_loss": float(losses.sum() / sum(len(one.response) for one in watched))}
+        return {
+            "validation/sample_loss": float(losses.sum() / sum(len(conversation.response) for conversation in watched))
+        }
 
     watched = heldout.first(config.watched_prompts)
 
     def watch(side: _Side) -> list[dict[str, Any]]:
-        return side.told(chat, watched.rows, watched.rules, graders)
+        return side.rows_of(chat, watched.rows, watched.rules, graders)
 
     def measure_watched(model: LanguageModel, name: str) -> list[dict[str, Any]]:
         quiet = Run(run.work_dir, run.launch)
         return watch(watched.measure(model, chat, config, hardware, max_length, quiet, name))
 
+    # Training.
     model.label_smoothing = config.label_smoothing
     noise = [model.add_noise(config.neftune_alpha)] if config.neftune_alpha else []
     at = {round(share * plan.batches) for share in _WATCHED_AT} - {0, plan.batches} if watched.rows else set()
@@ -144,13 +158,18 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     )
     for handle in noise:
         handle.remove()
-    tuned = model
+    # The model that is left: adapters merged, and weights averaged with those at the start, if configured.
+    tuned, adapters = model, None
     if config.lora or config.start_share:
-        network = _merged(network, inputs["model"], config, hardware, max_length, ids)
-        tuned = LanguageModel(network, hardware).to(hardware.device)
+        network, adapters = _merged(network, inputs["model"], config, hardware, max_length, ids)
+        if not _quantizes(config):  # the unquantized model may not fit on the device
+            tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
     done.leave(out_dir, estimate)
+    # Answers to the watched prompts before, during and after training, in one file.
     if watched.rows:
         first, last = watch(before), measure_watched(tuned, "tuned model")
         stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]
@@ -164,18 +183,18 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         "tokens": float(done.tokens),
         "tokens_per_s": done.tokens_per_s,
     }
-    headline = f"{len(fitting.conversations):,} conversations, {done.batches:,} batches"
+    headline = f"{len(fitting.examples):,} conversations, {done.batches:,} batches"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
-        found = _compared(heldout, before, after, chat, config, graders, measured_dir)
-        return replace(found, headline=done.headline(found.headline))
+        result = _compared(heldout, before, after, chat, config, graders, measured_dir)
+        return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(headline), measure_now)
 
 
 def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures the model `trained` and the one that it was trained from, `model`, in the same chat format, on
+    """Measure the model `trained` and the one that it was trained from, `model`, in the same chat format, on
     `instructions/heldout.jsonl`. Of a conversation of several turns the last answer is measured.
 
     Figures: heldout_loss_base, heldout_loss_sft (nats per response token), improvement (their difference, with a paired
@@ -188,7 +207,10 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
 
     def loaded(name: str) -> tuple[LanguageModel, int]:
-        network = load(inputs[name])
+        quantized = _quantizes(config)
+        network = _loaded(inputs["model" if quantized else name], config, run)
+        if quantized and name == TRAINED:
+            _load_kept(network, inputs[name], config)
         length = limit_length(network, config.max_length)
         choose_attention(network, hardware, length, documents=config.packing)
         return LanguageModel(network, hardware).to(hardware.device), length
@@ -206,18 +228,56 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     return _compared(heldout, before, after, chat, config, graders, out_dir)
 
 
+def _quantizes(config: SftConfig) -> bool:
+    return config.lora is not None and config.lora.quantize is not None
+
+
+def _loaded(folder: Path, config: SftConfig, run: Run) -> PreTrainedModel:
+    """Load the model that training begins with, with linear layers in 4 bits if `lora.quantize` is set."""
+    network = load(folder)
+    if _quantizes(config):
+        quantized = quantize_frozen(network)
+        run.event("quantized", f"sft holds {quantized:,} frozen weights in 4 bits (NF4)")
+    return network
+
+
+def _load_kept(network: PreTrainedModel, trained: Path, config: SftConfig) -> None:
+    """Add to the model that training began with the adapters that are kept with the trained one."""
+    settings = adapter_settings(trained)
+    if settings is None or config.lora is None:
+        message = f"{trained} has no adapters, with which a model in 4 bits is measured"
+        raise stage_error("no_adapters", "sft.lora.quantize", message, "build sft again with --force sft")
+    begin_untrained(network, config.seed)
+    add_adapters(network, config.lora, config.seed)
+    load_adapters(network, load_file(trained / FOLDER / WEIGHTS), settings)
+
+
 def _merged(
     tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int, ids: Sequence[int]
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, tuple[dict[str, Tensor], dict[str, Any]] | None]:
     """Return the model in `start`, whole on every rank, with the changes that `tuned` learnt: its adapters and the rows
-    `ids` of its tokens merged into their weights, and `start_share` of the way back."""
-    weights = whole_weights(tuned)
-    weights = merged(weights, config.lora, ids) if config.lora else weights
+    `ids` of its tokens merged into their weights, and `start_share` of the way back. Return the adapters too, as
+    `peft_adapters` does; None without `lora`."""
+    learnt = whole_weights(tuned)
     network = load(start)
+    weights = merged(learnt, config.lora, ids, network.state_dict()) if config.lora else learnt
+    before = {name: table.detach().clone() for name, table in _tables(network).items()}
     choose_attention(network, hardware, max_length)
     begin_untrained(network, config.seed)
     network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
-    return network
+    if not config.lora:
+        return network, None
+    tables = {name: (before[name], table.detach()) for name, table in _tables(network).items()}
+    return network, peft_adapters(learnt, config.lora, 1 - config.start_share, tables)
+
+
+def _tables(network: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the rows of the tokens (V, D) by the name of their layer; tied output layers are left out."""
+    layers = [layer for layer in (network.get_input_embeddings(), network.get_output_embeddings()) if layer is not None]
+    names = {id(layer): name for name, layer in network.named_modules()}
+    return {
+        names[id(layer)]: layer.weight for layer in layers if layer is layers[0] or layer.weight is not layers[0].weight
+    }
 
 
 def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -237,11 +297,11 @@ def _loader(
             config.seed,
             lambda sequences: packed_batch(chat, sequences),
             lengths=by_length,
-            text=[(one,) for one in text],
+            text=[(conversation,) for conversation in text],
             text_per_batch=config.text_per_batch,
         )
     return example_loader(
-        [one for pack in train for one in pack],
+        [conversation for pack in train for conversation in pack],
         config.global_batch_examples,
         config.seed,
         lambda examples: chat.response_batch(as_long_as_the_others(examples), every_answer=True),
@@ -263,11 +323,11 @@ class _Side:
     def ended(self, chat: Chat) -> NDArray[np.bool_]:
         return np.array([chat.has_ended(answer) for answer in self.answers])
 
-    def told(
+    def rows_of(
         self, chat: Chat, rows: Sequence[Mapping[str, Any]], rules: Sequence[Rule | None], graders: Graders
     ) -> list[dict[str, Any]]:
         """The answers to the first prompts, which `rows` hold, with the loss of the reference in nats per token."""
-        found = []
+        lines = []
         for number, (row, answer) in enumerate(zip(rows, self.answers, strict=False)):
             text, rule = chat.decode(answer), rules[number]
             loss = round(float(self.losses[number] / self.tokens[number]), 4)
@@ -275,8 +335,8 @@ class _Side:
             line |= {"history": row["history"]} if row.get("history") else {}
             if rule is not None:
                 line["verified"] = bool(right_answers([text], [rule], graders)[0])
-            found.append(line)
-        return found
+            lines.append(line)
+        return lines
 
     def right(self, chat: Chat, rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
         return right_answers([chat.decode(answer) for answer in self.answers], rules, graders)
@@ -296,9 +356,9 @@ class _Heldout:
     def read(cls, config: SftConfig, folder: Path, chat: Chat, longest: int, run: Run) -> _Heldout:
         path = folder / "heldout.jsonl"
         rows = read_rows(path, ("prompt", "response"), config.heldout_limit)
-        fitting = fitted(chat, rows, longest, config.too_long).told("held-out", longest, run)
+        fitting = fitted_conversations(chat, rows, longest, config.too_long).report("sft", "held-out", longest, run)
         rules = rules_of(fitting.rows, str(path))[: config.answers_limit]
-        return cls(fitting.conversations, fitting.rows, rules, fitting.cut, fitting.dropped)
+        return cls(fitting.examples, fitting.rows, rules, fitting.cut, fitting.dropped)
 
     def first(self, count: int) -> _Heldout:
         return _Heldout(self.conversations[:count], self.rows[:count], self.rules[:count])
@@ -322,18 +382,18 @@ class _Heldout:
             done += len(loss)
             run.progress(done, len(self.conversations), "pairs", f"measuring the {name}")
         room = longest - config.answer_max_tokens
-        asked = [chat.shortened(one.prompt, room) for one in self.conversations[: len(self.rules)]]
+        prompts = [chat.shortened(conversation.prompt, room) for conversation in self.conversations[: len(self.rules)]]
         answers = sample(
             model.model,
-            asked,
+            prompts,
             max_new_tokens=config.answer_max_tokens,
             temperature=0,
             stops=chat.stops,
             hardware=hardware,
             batch_size=_BATCH,
-            on_batch=lambda done: run.progress(done, len(asked), "answers", f"the {name} answers"),
+            on_batch=lambda done: run.progress(done, len(prompts), "answers", f"the {name} answers"),
         )
-        tokens = np.array([len(one.response) for one in self.conversations])
+        tokens = np.array([len(conversation.response) for conversation in self.conversations])
         return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
 
 
@@ -397,8 +457,8 @@ def _losses(
             part = pairs[start : start + _BATCH]
             batch = {name: value.to(hardware.device) for name, value in chat.response_batch(part).items()}
             each = model.losses(batch).double().cpu()
-            whole = each.sum(1).numpy()
-            yield whole, whole - np.array([each[row, len(one.ids) - 2] for row, one in enumerate(part)])
+            sums = each.sum(1).numpy()
+            yield sums, sums - np.array([each[row, len(conversation.ids) - 2] for row, conversation in enumerate(part)])
 
 
 def _write_samples(

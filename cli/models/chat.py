@@ -80,6 +80,7 @@ def model_folder(model: str, root: Path) -> Path:
     Raises ConfigError `unknown_artifact`, `no_model`.
     """
     from infra.errors import ConfigError, Problem
+    from infra.io.foreign import ADAPTERS, MERGE
     from infra.store.reference import opened
     from infra.store.store import Store
     from tasks.stages import STAGES
@@ -87,6 +88,8 @@ def model_folder(model: str, root: Path) -> Path:
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
     folder = Path(model) if Path(model).is_dir() else opened(Store(root, reading=True), model, models)[0]
     if not (folder / "config.json").is_file():
+        if (folder / ADAPTERS).is_file():
+            raise ConfigError(Problem("adapter", str(folder), "it contains adapters, not a model", MERGE))
         raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
     return folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from cli.common.options import root_of, root_option
 from cli.common.output import as_json, print_warnings
 from cli.models.chat import model_folder, refused_by_gates
 
+if TYPE_CHECKING:
+    from evaluation.release.adapters import LoadedAdapters
+
 
 @click.command("export")
 @click.argument("model", shell_complete=artifacts)
@@ -20,9 +23,16 @@ from cli.models.chat import model_folder, refused_by_gates
 @click.option("--force", is_flag=True, help="Export even if a gate rejected the model; its card states the rejection.")
 @click.option(
     "--quantize",
-    type=click.Choice(["int8", "fp8", "gguf"]),
+    type=click.Choice(["int8", "fp8", "gguf", "awq", "gptq"]),
     help="int8, fp8: weights of linear layers in 8 bits, by torchao, as transformers loads them. gguf: a file of "
-    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP.",
+    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP. awq, gptq: "
+    "prints how another tool writes them.",
+)
+@click.option("--adapters", is_flag=True, help="Only the adapters of an sft with lora, in PEFT's format.")
+@click.option(
+    "--base",
+    default="",
+    help="With --adapters: the base model's folder, or its name on the hub, for adapter_config.json.",
 )
 @root_option
 @as_json
@@ -30,7 +40,9 @@ def command(
     model: str,
     folder: Path,
     force: bool,
-    quantize: Literal["int8", "fp8", "gguf"] | None,
+    quantize: str | None,
+    adapters: bool,
+    base: str,
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
@@ -38,16 +50,25 @@ def command(
     model card as README.md. Before FOLDER appears, a new process that knows nothing of this project loads it with
     transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
 
+    With --adapters, PEFT loads them beside the base model instead, and the logits are those of the merged model but for
+    rounding.
+
     MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
     model that a gate rejected is not written unless --force is given.
     """
+    if adapters and quantize:
+        raise click.UsageError("--adapters and --quantize exclude each other: adapters are not quantized")
+    if base and not adapters:
+        raise click.UsageError("--base is for --adapters")
     from evaluation.release.export import REGISTERED_CARD, card_of, export
+    from evaluation.release.quantized import written_here
     from evaluation.release.registrations import newest_registration
     from evaluation.results.artifacts import read_artifacts
     from infra.errors import GateRefused
     from infra.store.reference import require_whole
     from infra.store.store import Store
 
+    quantization = written_here(quantize)
     store = Store(root_of(root), reading=True)
     source = model_folder(model, store.root)
     if (manifest := store.read(source)) is not None:
@@ -63,7 +84,21 @@ def command(
         card_folder, registration = registered
         registered = store.peek(registration, REGISTERED_CARD, folder=card_folder), registration
     card, card_from = card_of(artifact, registered)
-    loaded = export(artifact, card, folder, quantize)
+    document: dict[str, Any] = {
+        "status": "done",
+        "model": str(source),
+        "path": str(folder.absolute()),
+        "card_from": card_from,
+        "warnings": [problem.as_json() for problem in refused],
+    }
+    if adapters:
+        from evaluation.release.adapters import export_adapters
+
+        written = export_adapters(artifact, card, folder, base)
+        if not as_json:
+            _print_adapters(written, folder)
+        return {**document, "adapters": asdict(written)}, 0
+    loaded = export(artifact, card, folder, quantization)
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
@@ -76,5 +111,22 @@ def command(
             click.echo(f"quantized to {quantize}: a logit differs by up to {loaded.deviation:.3g}; {reference}")
         click.echo(f"card: {card_from or 'without evaluations, since the model was not registered'}")
         click.echo(f"written to {folder}")
-    document = {"status": "done", "model": str(source), "path": str(folder.absolute()), "card_from": card_from}
-    return {**document, "loaded": asdict(loaded), "warnings": [problem.as_json() for problem in refused]}, 0
+    return {**document, "loaded": asdict(loaded)}, 0
+
+
+def _print_adapters(written: LoadedAdapters, folder: Path) -> None:
+    click.echo(f"{written.weights:,} weights of adapters, {written.rows:,} rows of tokens among them")
+    for other in written.others:
+        click.echo(f"not beside {other}")
+    if written.checks:
+        click.echo(f"in a new process, with PEFT beside {written.tried_with}:")
+        for check in written.checks:
+            click.echo(f"  {check}")
+        click.echo(
+            f"a logit differs from the merged model's by up to {written.deviation:.3g}; "
+            f"its largest is {written.largest_logit:.3g} in magnitude"
+        )
+    else:
+        click.echo("not tried: PEFT is not installed (pip install peft)")
+    click.echo(f"base model in adapter_config.json: {written.base}")
+    click.echo(f"written to {folder}")

@@ -149,8 +149,8 @@ def round_(
     reach_server(folder)
     from prefect.client.orchestration import get_client
 
-    from flows.feedback.deploy import deploy_feedback
     from flows.feedback.gain import as_line, last_comparison
+    from flows.feedback.round import deploy_feedback
     from flows.prefect.schedules import Schedule
 
     parameters = {"model": model, "pairs": pairs, "temperature": temperature, "max_new_tokens": max_new_tokens}

@@ -72,11 +72,12 @@ def export(
 def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[str, Any], int]:
     """Read the marks of a REVIEW from files of its page, and say what share of each source is odd and how far people
     agree. Writes marks.jsonl, flagged.jsonl, quarantine.jsonl and summary.json into marked/ in REVIEW."""
-    from evaluation.people.marks import Marks, write_outcome
+    from evaluation.people.judgements import Judgements
+    from evaluation.people.marks import write_outcome
     from evaluation.people.sample import Review
 
     review = Review.read(folder)
-    marks = Marks.read(files, review)
+    marks = Judgements.read(files, review)
     target = folder / "marked"
     summary = write_outcome(review, marks, target)
     if not as_json:

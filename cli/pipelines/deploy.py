@@ -52,8 +52,7 @@ def command(
     from flows.deployment.deploy import deploy_pipeline, deploy_stages
     from flows.prefect.automations import ensure_automations
     from flows.prefect.schedules import Schedule, schedule_rows
-    from flows.sweeps.deploy import deploy_sweep
-    from flows.sweeps.from_page import SWEEP
+    from flows.sweeps.from_page import SWEEP, deploy_sweep
 
     ensure_automations()
     path = str(config.absolute())

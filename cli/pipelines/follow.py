@@ -62,8 +62,8 @@ class _Lines:
     def line(self, line: dict[str, Any]) -> None:
         stage = line.get("stage", "")
         match line["kind"]:
-            case "begin" if line.get("flow_run_url"):
-                self._say(f"watch it at {line['flow_run_url']}")
+            case "begin" if address := line.get("page_url") or line.get("flow_run_url"):
+                self._say(f"watch it at {address}")
             case "stage" if line["status"] == "running":
                 self._shown[stage] = line["time"]
             case "stage" if line["status"] != "waiting":

@@ -47,7 +47,7 @@ def command(
     """
     from evaluation.pages.words import compact, seconds
     from flows.config.read import load
-    from flows.planning.first_config import first_config, fit, looked_at, refuse_two, source_problems
+    from flows.planning.first_config import first_config, fit, inspect_sources, refuse_two, source_problems
     from infra.errors import ConfigError, Problem
     from infra.io.files import write_whole
 
@@ -62,7 +62,7 @@ def command(
     # Paths in a config are relative to its folder.
     paths = {path: path if folder == Path.cwd() else str(Path(path).absolute()) for path in data}
     is_asked = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
-    sources, notes = looked_at(
+    sources, notes = inspect_sources(
         list(paths.values()),
         {paths[path]: wish for path, wish in wishes.items()},
         _ask_reading if is_asked else refuse_two,

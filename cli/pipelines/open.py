@@ -15,7 +15,7 @@ PAGES = {
     "corpus": ("corpus_report", "aux/corpus_report.html"),
     "card": ("register", "MODEL_CARD.md"),
 }
-SERVERS = ("prefect", "mlflow")
+SERVERS = ("page", "prefect", "mlflow")
 
 
 @click.command("open")

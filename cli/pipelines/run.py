@@ -42,6 +42,7 @@ def command(
     from flows.deployment.start import RunRequest, exit_code, runs_on_worker, start
     from flows.runs.journal import RunJournal, new_run_id
     from infra.lineage.ledger import mlflow_run_id, run_url
+    from infra.servers.settings import run_page
     from infra.store.store import Store
 
     pipeline = load(config, settings_of(settings), lambda: root_of(root))
@@ -60,6 +61,7 @@ def command(
         **document,
         "mlflow_run_id": mlflow_run_id(layout.root, journal.run_id),
         "mlflow_run_url": run_url(layout.root, journal.run_id),
+        "page_url": run_page(layout.root, journal.run_id),
         "stages": [
             {**row, "mlflow_run_id": mlflow_run_id(layout.root, row["build_id"]) if row["build_id"] else None}
             for row in document["stages"]
@@ -88,7 +90,11 @@ def _print_summary(document: dict[str, Any]) -> None:
             # What another machine made, on an object store, need not be here.
             command = f"stemma open {kind} --root {document.get('root')}"
             click.echo(f"{label} {path if path.exists() else command}")
-    for label, key in (("Prefect page", "flow_run_url"), ("MLflow page", "mlflow_run_url")):
+    for label, key in (
+        ("page of run", "page_url"),
+        ("Prefect page", "flow_run_url"),
+        ("MLflow page", "mlflow_run_url"),
+    ):
         if document.get(key):
             click.echo(f"{label}: {document[key]}")
     for warning in document.get("warnings", []):

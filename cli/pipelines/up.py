@@ -57,7 +57,8 @@ def command(
         "this_machine": [problem.as_json() for problem in unfit],
     }
     if not as_json:
-        for service in services:
+        # The page comes first: it is the one to open.
+        for service in sorted(services, key=lambda service: service.name != "page"):
             link = settings.page_of(service.url) or "in the background"
             click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
         print_warnings(unfit)
@@ -71,7 +72,7 @@ def _worker_problems() -> list[Problem]:
 
     problem = lock_problem("other_packages", "")
     answer = ask_torch() if has_gpu() else None
-    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), asked=False) if answer else [])]
+    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), requested=False) if answer else [])]
 
 
 @click.command("down")

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.classification.config import ClassifyConfig
+from corpus.model_folders.inputs import CHARACTERS_PER_TOKEN, prepare_batches
 from corpus.model_folders.pretrained import load_pretrained_model, load_pretrained_tokenizer
 from infra.errors import StageError, shortened, stage_error
 
 WHERE = "classify.model"
-CHARACTERS_PER_TOKEN = 40
-"""A text is cut to this many characters per token before it is encoded: no token of prose is longer on average."""
 
 
 class SequenceScorer:
@@ -44,17 +43,9 @@ class SequenceScorer:
         is_single = model.config.num_labels == 1
         self.is_raw = config.output == "raw" or (config.output == "auto" and is_single)
         self._sigmoid = is_single or model.config.problem_type == "multi_label_classification"
-        self._batch = config.batch_documents
-        if self._tokenizer.pad_token is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = self._tokenizer.pad_token_id
-        if self._tokenizer.pad_token_id is None:
-            self._batch = 1
-        positions = getattr(model.config, "max_position_embeddings", None) or config.max_tokens
-        # RoBERTa's positions begin behind the padding token's: two of them are no text's.
-        positions -= 2 if "roberta" in model.config.model_type else 0
-        self.max_tokens = min(config.max_tokens, positions, self._tokenizer.model_max_length)
+        self.max_tokens, self._batch = prepare_batches(
+            self._tokenizer, model, config.max_tokens, config.batch_documents
+        )
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """texts: N strings. Returns scores (N,), NaN for a text without a token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corpus.cleaning.kernels import ALL_PUNCTUATION, SENTENCE_END, Array
-from corpus.cleaning.languages.characters import DIGIT, LINE_BREAK, SPACE
+from corpus.cleaning.languages.characters import DIGIT, FORMAT, LINE_BREAK, SPACE
 from infra.native import kernel
 
 _NEW_LINE, _RETURN, _DOT, _OPEN, _CLOSE, _CURLY = 10, 13, 46, 91, 93, 123
@@ -58,7 +58,7 @@ def _contains(text: Array, start: int, end: int, words: Array, word_starts: Arra
 def edit(
     points: Array,
     doc_starts: Array,
-    wanted: Array,
+    selected: Array,
     classes: Array,
     lower: Array,
     ends: Array,
@@ -75,13 +75,19 @@ def edit(
     word_starts: Array,
     firsts: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Keeps the lines of documents that keep the rules, joined by newlines.
+    """Keep the lines of documents that keep the rules, joined by newlines.
 
-    wanted (D,): which documents. ends: table of code points that may end a line, empty for any; "..." is no end.
-    words: the watched words behind each other in lower case; lorem, banned, ignored: bits of those that take out the
-    document, the line, nothing; the others take out the line as a policy. max_word_length, min_words: -1 for none.
+    wanted (D,): which documents.
+
     Returns the text (Q,), where each document starts in it (D + 1,), the fate of the documents (D,): 0 or the word that
     took it out, and how many lines had each fate (D, 6).
+
+    Args:
+        ends: table of code points that may end a line, empty for any; "..." is no end.
+        max_word_length, min_words: -1 for none.
+        lorem, banned, ignored: bits of those that take out the document, the line, nothing; the others take out the
+            line as a policy.
+        words: the watched words behind each other in lower case.
     """
     out = np.empty(points.size + doc_starts.size, np.uint32)
     starts = np.zeros(doc_starts.size, np.int64)
@@ -91,7 +97,7 @@ def edit(
     for doc in range(doc_starts.size - 1):
         starts[doc] = size
         i, end = doc_starts[doc], doc_starts[doc + 1]
-        while wanted[doc] and i < end:
+        while selected[doc] and i < end:
             first = i
             while i < end and not classes[points[i]] & LINE_BREAK:
                 i += 1
@@ -106,7 +112,7 @@ def edit(
             for j in range(first, last):
                 if classes[points[j]] & SPACE:
                     run = 0
-                else:
+                elif not classes[points[j]] & FORMAT:
                     count += run == 0
                     run += 1
                     longest = max(longest, run)
@@ -127,10 +133,11 @@ def edit(
                 out[target] = points[j]
                 target += 1
                 j += 1
-            dots = (
-                target - line >= 3 and out[target - 1] == _DOT and out[target - 2] == _DOT and out[target - 3] == _DOT
-            )
-            if ends.size and (target == line or not ends[out[target - 1]] or dots):
+            shown = target
+            while shown > line and classes[out[shown - 1]] & FORMAT:
+                shown -= 1
+            dots = shown - line >= 3 and out[shown - 1] == _DOT and out[shown - 2] == _DOT and out[shown - 3] == _DOT
+            if ends.size and (shown == line or not ends[out[shown - 1]] or dots):
                 lines[doc, NO_END] += 1
                 continue
             if count < min_words:
@@ -163,8 +170,10 @@ def edit(
 def count_sentences(
     points: Array, doc_starts: Array, bounds: Array, doc_chunks: Array, chunk_words: Array, bits: Array
 ) -> Array:
-    """(D,) sentences, at least one per line, as spaCy's sentencizer finds them: a sentence begins with the first word
-    behind an end of sentence that is no punctuation itself. Space but for one blank behind a word counts as a word."""
+    """Return the number of sentences of each document (D,), at least one per line, as spaCy's sentencizer finds them: a
+    sentence begins with the first word behind an end of sentence that is no punctuation itself. Space but for one
+    blank behind a word counts as a word.
+    """
     counts = np.zeros(doc_starts.size - 1, np.int64)
     for doc in range(doc_starts.size - 1):
         chunk, last_chunk = doc_chunks[doc], doc_chunks[doc + 1]

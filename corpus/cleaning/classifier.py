@@ -33,7 +33,7 @@ def _features(texts: Sequence[str], size: int) -> Any:
 
 
 def train_classifier(config: ClassifierConfig, documents: Iterable[Document], out: Path) -> dict[str, float]:
-    """Learns to tell the good sources from the bad ones, and writes out/model.safetensors: weight (F,), bias (1,).
+    """Train a classifier of good and bad sources, and write out/model.safetensors: weight (F,), bias (1,).
 
     Returns the numbers of examples and the accuracy on those that were held out.
     Raises StageError `no_examples`, naming the sources there are, if either side has fewer than ten.
@@ -71,7 +71,9 @@ def train_classifier(config: ClassifierConfig, documents: Iterable[Document], ou
 def _examples(
     config: ClassifierConfig, documents: Iterable[Document]
 ) -> tuple[list[tuple[str, bool, bool]], Counter[str]]:
-    """(text, whether it is good, whether it is held out) of at most `max_examples` a side, and documents by source."""
+    """Return (text, True if it is good, True if it is held out) of at most `max_examples` a side, and documents by
+    source.
+    """
     by_side: dict[bool, list[tuple[float, str, bool]]] = {True: [], False: []}
     sources: Counter[str] = Counter()
     for document in documents:

@@ -36,7 +36,7 @@ class GopherQualityConfig(Config):
     min_stop_words: int | None = Field(2, ge=1)
     """Fewest different ones of the stop words."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-    """Words as they are written in text, case-sensitive; a list in another language adapts the rule to it. At most
+    """Words as in the text, case-sensitive; a list in another language adapts the rule to it. At most
     64."""
     language: str | None = Field(None, pattern="^[a-z]{2}$")
     """The language (ISO 639-1) of texts that the limits on English words do not fit: their words, stop words and

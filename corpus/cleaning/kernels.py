@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.languages.characters import LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
+from corpus.cleaning.languages.characters import FORMAT, LETTER, PUNCTUATION, SPACE, SYMBOL, TERMINAL
 from infra.native import kernel
 
 Array = NDArray[Any]
@@ -72,7 +72,7 @@ def look_up(keys: Array, values: Array, hash_: Any) -> int:
 
 @kernel
 def enter(keys: Array, values: Array, new_keys: Array, new_values: Array) -> None:
-    """Puts hashes into an open-addressing table that has room for them."""
+    """Put hashes into an open-addressing table that has room for them."""
     mask = keys.size - 1
     for i in range(new_keys.size):
         slot = slot_of(new_keys[i], mask)
@@ -96,12 +96,17 @@ def find_chunks(
     new_bounds: Array,
     offsets: Array,
 ) -> int:
-    """Splits documents at spaces and looks every chunk up; unknown ones are entered with the ids that follow `known`.
+    """Split documents at spaces and look every chunk up; unknown ones are entered with the ids that follow `known`.
 
-    doc_starts (D + 1,): where each document begins among the points.
-    keys, values: the hash table of chunks; room: how many more may be entered.
+    A chunk of nothing but format characters counts as space.
+
     Fills bounds (C, 2) and ids (C,) with each chunk's start, end and id, new_bounds (N, 2) with where each new id was
     met first, offsets (D + 1,) with each document's first chunk. Returns how many ids are new, -1 if there was no room.
+
+    Args:
+        doc_starts (D + 1,): where each document begins among the points.
+        keys, values: the hash table of chunks.
+        room: how many more may be entered.
     """
     mask = keys.size - 1
     count, new = 0, 0
@@ -112,11 +117,14 @@ def find_chunks(
             if classes[points[i]] & SPACE:
                 i += 1
                 continue
-            start = i
+            start, is_visible = i, False
             value = ZERO
             while i < end and not classes[points[i]] & SPACE:
                 value = value * BASE + np.uint64(points[i]) + ONE
+                is_visible = is_visible or not classes[points[i]] & FORMAT
                 i += 1
+            if not is_visible:
+                continue
             slot = slot_of(value, mask)
             while keys[slot] != 0 and keys[slot] != value:
                 slot = (slot + 1) & mask
@@ -159,10 +167,13 @@ def _closes(points: Array, i: int, start: int) -> bool:
 
 @kernel
 def split_simple(points: Array, bounds: Array, exception_keys: Array, exception_values: Array, lengths: Array) -> Array:
-    """Splits the chunks of ASCII letters, hyphens between them, 's, and common marks around, that no exception touches.
+    """Split the chunks of ASCII letters, hyphens between them, 's, and common marks around, that no exception touches.
 
-    bounds (N, 2): the chunks. lengths: filled with the lengths of their words, one chunk behind the other.
     Returns (N,): how many words each chunk has; 0 for one that is not so simple.
+
+    Args:
+        bounds (N, 2): the chunks.
+        lengths: filled with the lengths of their words, one chunk behind the other.
     """
     counts = np.zeros(bounds.shape[0], np.int32)
     fronts = np.empty(_MAX_CUTS, np.int64)
@@ -235,16 +246,20 @@ def split_simple(points: Array, bounds: Array, exception_keys: Array, exception_
 @kernel
 def describe(
     points: Array, starts: Array, lengths: Array, classes: Array, stop_keys: Array, stop_values: Array
-) -> tuple[Array, Array]:
-    """Hash and bits of words at starts (W,) with lengths (W,)."""
+) -> tuple[Array, Array, Array]:
+    """Hash, bits and visible length of words at starts (W,) with lengths (W,): as without their format characters."""
+    visible = np.empty(starts.size, np.int32)
     hashes = np.empty(starts.size, np.uint64)
     bits = np.zeros(starts.size, np.uint16)
     for word in range(starts.size):
         start, end = starts[word], starts[word] + lengths[word]
-        hashes[word] = hash_points(points, start, end)
-        flags, punctuation = 0, True
+        flags, punctuation, count, value, last = 0, True, 0, ZERO, 0
         for i in range(start, end):
             kind = classes[points[i]]
+            if kind & FORMAT:
+                continue
+            count, last = count + 1, kind
+            value = value * BASE + np.uint64(points[i]) + ONE
             if kind & LETTER:
                 flags |= ALPHABETIC
             if not kind & SYMBOL:
@@ -253,11 +268,12 @@ def describe(
                 punctuation = False
         if punctuation:
             flags |= ALL_PUNCTUATION
-        if end == start + 1 and classes[points[start]] & TERMINAL:
+        if count == 1 and last & TERMINAL:
             flags |= SENTENCE_END
+        hashes[word], visible[word] = value, count
         flags |= (look_up(stop_keys, stop_values, hashes[word]) + 1) << STOP_WORD_SHIFT
         bits[word] = flags
-    return hashes, bits
+    return hashes, bits, visible
 
 
 @kernel

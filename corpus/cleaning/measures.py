@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corpus.cleaning.kernels import ALPHABETIC, SOLID, STOP_WORD_SHIFT, Array
-from corpus.cleaning.languages.characters import LINE_BREAK, SPACE, TERMINAL
+from corpus.cleaning.languages.characters import FORMAT, LINE_BREAK, SPACE, TERMINAL
 from corpus.cleaning.repeats import repeated_pieces
 from infra.native import kernel
 
@@ -32,7 +32,7 @@ FULL_LINES, ENDED_LINES, SHORT_LINES, REPEATED_CHARACTERS, NEW_LINES = range(5)
 def gopher_quality(
     points: Array, doc_starts: Array, doc_words: Array, lengths: Array, bits: Array, classes: Array
 ) -> Array:
-    """(D, 10) counts of words, symbols and lines; columns above."""
+    """Return counts (D, 10) of words, symbols and lines; columns above."""
     counts = np.zeros((doc_starts.size - 1, 10), np.int64)
     for doc in range(doc_starts.size - 1):
         stop_words = np.uint64(0)
@@ -55,51 +55,61 @@ def gopher_quality(
 
 
 @kernel
-def _count_symbols(points: Array, start: int, end: int, found: Array) -> None:
+def _count_symbols(points: Array, start: int, end: int, counts: Array) -> None:
     dots = 0
     for i in range(start, end):
         point = points[i]
         if point == _DOT:
             dots += 1
             if dots == 3:
-                found[ELLIPSES] += 1
+                counts[ELLIPSES] += 1
                 dots = 0
             continue
         dots = 0
         if point == _HASH:
-            found[HASHES] += 1
+            counts[HASHES] += 1
         elif point == _ELLIPSIS:
-            found[ELLIPSES] += 1
+            counts[ELLIPSES] += 1
 
 
 @kernel
-def _count_lines(points: Array, start: int, end: int, classes: Array, found: Array) -> None:
+def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Array) -> None:
     """Lines as str.splitlines cuts them."""
     i = start
     while i < end:
         first, last = -1, -1
         while i < end and not classes[points[i]] & LINE_BREAK:
-            if not classes[points[i]] & SPACE:
+            if not classes[points[i]] & (SPACE | FORMAT):
                 first = i if first < 0 else first
                 last = i
             i += 1
         if i < end:
             i += 2 if points[i] == _RETURN and i + 1 < end and points[i + 1] == _NEW_LINE else 1
-        found[LINES] += 1
+        counts[LINES] += 1
         if first < 0:
             continue
         if points[first] == _BULLET or points[first] == _HYPHEN:
-            found[BULLET_LINES] += 1
+            counts[BULLET_LINES] += 1
         dots = 0
         while last - dots >= first and points[last - dots] == _DOT:
             dots += 1
         if dots >= 3 or points[last] == _ELLIPSIS:
-            found[ELLIPSIS_LINES] += 1
+            counts[ELLIPSIS_LINES] += 1
+
+
+@kernel
+def characters(points: Array, doc_starts: Array, classes: Array) -> Array:
+    """(D,) characters of each document; format characters, which have no width, are none."""
+    counts = np.zeros(doc_starts.size - 1, np.int64)
+    for doc in range(doc_starts.size - 1):
+        for i in range(doc_starts[doc], doc_starts[doc + 1]):
+            counts[doc] += classes[points[i]] & FORMAT == 0
+    return counts
 
 
 @kernel
 def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array:
-    """(D, 6) counts of paragraphs and lines and of the repeated among them; columns above."""
+    """Return counts (D, 6) of paragraphs and lines and of the repeated among them; columns above."""
     counts = np.zeros((doc_starts.size - 1, 6), np.int64)
     for doc in range(doc_starts.size - 1):
         start, end = doc_starts[doc], doc_starts[doc + 1]
@@ -118,23 +128,27 @@ def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array
 
 @kernel
 def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Array:
-    """(D, 5) counts of lines that are not blank, by how they end and how long they are; columns above."""
+    """Return counts (D, 5) of lines that are not blank, by how they end and how long they are; columns above."""
     counts = np.zeros((doc_starts.size - 1, 5), np.int64)
     for doc in range(doc_starts.size - 1):
         end = doc_starts[doc + 1]
-        line, blank = doc_starts[doc], True
+        line, blank, formats = doc_starts[doc], True, 0
         for i in range(doc_starts[doc], end + 1):
             if i < end and points[i] != _NEW_LINE:
-                blank = blank and classes[points[i]] & SPACE != 0
+                blank = blank and classes[points[i]] & (SPACE | FORMAT) != 0
+                formats += classes[points[i]] & FORMAT != 0
                 continue
             if i < end:
                 counts[doc, NEW_LINES] += 1
             if not blank:
                 counts[doc, FULL_LINES] += 1
-                if classes[points[i - 1]] & TERMINAL:
+                last = i - 1
+                while classes[points[last]] & FORMAT:
+                    last -= 1
+                if classes[points[last]] & TERMINAL:
                     counts[doc, ENDED_LINES] += 1
-                if i - line <= short:
+                if i - line - formats <= short:
                     counts[doc, SHORT_LINES] += 1
-            line, blank = i + 1, True
+            line, blank, formats = i + 1, True, 0
         counts[doc, REPEATED_CHARACTERS] = repeated_pieces(points, doc_starts[doc], end, 1, True, classes)[2]
     return counts

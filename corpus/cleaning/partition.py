@@ -63,12 +63,12 @@ class Account:
         self._sample("kept", document)
 
     def _sample(self, kind: str, document: Document, **extra: Any) -> None:
-        """Keeps those with the smallest ids: a sample that no order and no number of workers changes."""
+        """Keep those with the smallest ids: a sample that no order and no number of workers changes."""
         rows = self.samples.setdefault(kind, [])
-        if len(rows) == SAMPLES and _place(rows[-1]) <= (document.id, document.source):
+        if len(rows) == SAMPLES and _position(rows[-1]) <= (document.id, document.source):
             return
         rows.append({"id": document.id, "source": document.source, "text": document.text[:SAMPLE_CHARACTERS], **extra})
-        rows.sort(key=_place)
+        rows.sort(key=_position)
         del rows[SAMPLES:]
 
 
@@ -80,7 +80,7 @@ def _steps(config: str, classifier: Path | None) -> list[CleaningStep]:
 
 
 def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: Path | None = None) -> dict[str, Any]:
-    """Writes out/documents/, out/dropped.parquet and out/changed.parquet; returns counts and samples."""
+    """Write out/documents/, out/dropped.parquet and out/changed.parquet; return counts and samples."""
     steps = _steps(config.model_dump_json(), classifier)
     for step in steps:
         step.counts.clear()
@@ -142,9 +142,9 @@ def merge_samples(summaries: Sequence[dict[str, Any]]) -> dict[str, list[dict[st
     merged: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         for kind, rows in summary["samples"].items():
-            merged[kind] = sorted([*merged.get(kind, ()), *rows], key=_place)[:SAMPLES]
+            merged[kind] = sorted([*merged.get(kind, ()), *rows], key=_position)[:SAMPLES]
     return merged
 
 
-def _place(row: dict[str, Any]) -> tuple[str, str]:
+def _position(row: dict[str, Any]) -> tuple[str, str]:
     return row["id"], row["source"]

@@ -23,7 +23,7 @@ from corpus.cleaning.languages.known import (
 )
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
-from corpus.cleaning.rules import C4, FINEWEB, GOPHER, OURS, Rule, Verdicts, at_least, at_most
+from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, Rule, Verdicts, at_least, at_most
 
 Array = NDArray[Any]
 CITATIONS = ("[edit]", "[citation needed]")
@@ -61,8 +61,11 @@ class QualityRules:
         return verdicts.rules
 
     def __call__(self, texts: Sequence[str], languages: Sequence[str] = ()) -> tuple[Verdicts, list[str]]:
-        """Return the verdict on each text, and the texts with the lines that C4's rules leave. languages: of the texts,
-        ISO 639-1 codes; "" where not known."""
+        """Return the verdict on each text, and the texts with the lines that C4's rules leave.
+
+        Args:
+            languages: of the texts, ISO 639-1 codes; "" where not known.
+        """
         points, starts = code_points(texts)
         verdicts = Verdicts(len(texts))
         return verdicts, self._judge(texts, self._segmenter.segment(points, starts), verdicts, languages)
@@ -71,15 +74,16 @@ class QualityRules:
         self, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts, languages: Sequence[str] = ()
     ) -> list[str]:
         config = self.config
+        sizes = measures.characters(batch.points, batch.doc_starts, self._classes)
         for rule in (
-            at_least("min_characters", OURS, config.min_characters),
-            at_most("max_characters", OURS, config.max_characters),
+            at_least("min_characters", STEMMA, config.min_characters),
+            at_most("max_characters", STEMMA, config.max_characters),
         ):
-            verdicts.apply(rule, np.diff(batch.doc_starts))
+            verdicts.apply(rule, sizes)
         if config.gopher_quality:
             self._gopher_quality(config.gopher_quality, texts, languages, batch, verdicts)
         if config.gopher_repetition:
-            self._gopher_repetition(config.gopher_repetition, texts, batch, verdicts)
+            self._gopher_repetition(config.gopher_repetition, texts, sizes, batch, verdicts)
         edited = list(texts)
         if self._c4:
             batch, edited = self._edit(self._c4, texts, batch, verdicts)
@@ -153,11 +157,15 @@ class QualityRules:
         return {document: prose for document, prose in measured.items() if prose}
 
     def _gopher_repetition(
-        self, config: GopherRepetitionConfig, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts
+        self,
+        config: GopherRepetitionConfig,
+        texts: Sequence[str],
+        sizes: Array,
+        batch: SegmentedText,
+        verdicts: Verdicts,
     ) -> None:
         counts = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
-        sizes = np.diff(batch.doc_starts)
-        characters = np.maximum(sizes, 1)
+        characters = np.maximum(np.diff(batch.doc_starts), 1)
         prefix = "gopher_repetition."
         for rule, values in (
             (
@@ -309,10 +317,10 @@ class _C4Lines:
         # Without the rule, lorem ipsum is a word that does nothing.
         self._ignored = 1 - self._lorem
 
-    def edit(self, batch: SegmentedText, wanted: Array) -> tuple[Array, Array, Array, Array]:
+    def edit(self, batch: SegmentedText, selected: Array) -> tuple[Array, Array, Array, Array]:
         config = self.config
         return c4.edit(
-            batch.points, batch.doc_starts, wanted, self._classes, self._lower, self._ends,
+            batch.points, batch.doc_starts, selected, self._classes, self._lower, self._ends,
             config.remove_citations, self._marks, self._mark_starts,
             -1 if config.max_word_length is None else config.max_word_length,
             -1 if config.min_words_in_line is None else config.min_words_in_line,

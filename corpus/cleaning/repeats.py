@@ -23,7 +23,7 @@ def _key(hash_: int, length: int) -> int:
 
 @kernel(inline=True)
 def _mark(keys: Array, hash_: int) -> bool:
-    """Enters a hash into a set; whether it was there."""
+    """Enter a hash into a set; whether it was there."""
     mask = keys.size - 1
     slot = slot_of(hash_, mask)
     while keys[slot] != 0:
@@ -44,7 +44,7 @@ def table_size(entries: int) -> int:
 
 @kernel
 def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip_blank: bool, classes: Array) -> Array:
-    """(pieces, repeated pieces, their characters) of a text cut at rows of at least `least_breaks` newlines.
+    """Return (pieces, repeated pieces, their characters) of a text cut at rows of at least `least_breaks` newlines.
 
     A row of newlines is one cut; with skip_blank each newline is one, and pieces of nothing but space do not count.
     """
@@ -133,7 +133,7 @@ def repeated_words(
     lengths: Array,
     doc_words: Array,
     doc_lengths: Array,
-    wanted: Array,
+    selected: Array,
     common: Array,
     common_limits: Array,
     repeated: Array,
@@ -142,8 +142,11 @@ def repeated_words(
     """Shares of a document's characters in its most common rows of words and in repeated rows of words.
 
     doc_words (D + 1,) into hashes and lengths (W,); doc_lengths (D,) in characters; wanted (D,): which documents.
-    common (A,), repeated (B,): the n of either kind. Returns (D, A + B); once a share is above its limit those that
-    follow are left at 0.
+
+    Returns (D, A + B); once a share is above its limit those that follow are left at 0.
+
+    Args:
+        common (A,), repeated (B,): the n of either kind.
     """
     shares = np.zeros((doc_words.size - 1, common.size + repeated.size))
     powers = np.empty(_POWERS, np.uint64)
@@ -153,7 +156,7 @@ def repeated_words(
     for doc in range(doc_words.size - 1):
         start, end = doc_words[doc], doc_words[doc + 1]
         words, size = end - start, doc_lengths[doc]
-        if not wanted[doc] or words == 0:
+        if not selected[doc] or words == 0:
             continue
         keys = np.empty(table_size(words), np.uint64)
         counts = np.empty(keys.size, np.int32)

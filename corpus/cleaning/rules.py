@@ -17,7 +17,7 @@ from corpus.documents.parts import Document, make_document
 GOPHER = "Gopher, Rae et al., 2021"
 C4 = "C4, Raffel et al., 2020"
 FINEWEB = "FineWeb, Penedo et al., 2024"
-OURS = "Stemma"
+STEMMA = "Stemma"
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ emoticons split otherwise than by punctuation; they are listed in data/english_e
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from corpus.cleaning.languages.characters import as_class, in_categories, uncased
+from corpus.cleaning.languages.characters import as_class, in_categories, uncased, without_format
 
 # The lists of characters and units below are the ones of spaCy 3.8 (spacy/lang/char_classes.py).
 _PUNCTUATION = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
@@ -115,9 +116,14 @@ class ChunkSplitter:
             self._lengths.setdefault(words[0], set()).add(len(words))
 
     def split(self, chunk: str) -> list[str]:
-        """The words of a chunk without spaces in it; together they are the chunk."""
-        words = self._split(chunk, self.exceptions)
-        return self._reunite(words) if len(words) > 1 else words
+        """The words of a chunk without spaces in it; together they are the chunk.
+
+        Format characters, such as joiners and soft hyphens, belong to the word that they are in or behind.
+        """
+        visible = without_format(chunk)
+        words = self._split(visible, self.exceptions)
+        words = self._reunite(words) if len(words) > 1 else words
+        return words if visible == chunk else _with_format(words, chunk)
 
     def _split(self, chunk: str, exceptions: Mapping[str, tuple[str, ...]]) -> list[str]:
         opening, closing, marks = self._patterns.opening, self._patterns.closing, self._patterns.marks
@@ -136,7 +142,7 @@ class ChunkSplitter:
             if remainder[-1:] in marks:
                 suffix = 1
             elif remainder[-1:] in closing:
-                # No suffix but a row of dots is longer than 8 characters, with what stands before it.
+                # No suffix but a row of dots is longer than 8 characters, with what precedes it.
                 match = self._patterns.suffix.search(remainder if remainder.endswith("..") else remainder[-8:])
                 suffix = match.end() - match.start() if match else 0
             if suffix and chunk[:-suffix] in exceptions:
@@ -160,7 +166,7 @@ class ChunkSplitter:
         if "." in core and self._patterns.address.match(core):
             return [core]
         words = self._patterns.infix.split(core)
-        if not words[0]:  # what stands at the very front cuts nothing off
+        if not words[0]:  # an infix at the very front cuts nothing off
             words = [words[1] + words[2], *words[3:]]
         return [word for word in words if word]
 
@@ -190,6 +196,17 @@ class ChunkSplitter:
             united.extend(self.exceptions[exception] if position in replaced else [exception])
             position = end
         return united
+
+
+def _with_format(words: list[str], chunk: str) -> list[str]:
+    """Return the words of a chunk with its format characters. words: without them, at least one."""
+    starts: list[int] = []
+    end = 0
+    for word in words:
+        starts.append(chunk.index(word[0], end) if starts else 0)
+        for character in word:
+            end = chunk.index(character, end) + 1
+    return [chunk[start:stop] for start, stop in itertools.pairwise([*starts, len(chunk)])]
 
 
 def english_exceptions() -> dict[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from infra.config import Config, StageConfig
 
 
 class MatchConfig(Config):
-    """When a test item counts as found in a text (GPT-3, Brown et al., 2020, appendix C)."""
+    """Conditions under which a text contains a test item (GPT-3, Brown et al., 2020, appendix C)."""
 
     ngram: int = Field(13, ge=2, le=50)
     """Words of an item that must follow each other in a document; items with fewer words are matched whole (GPT-3). In
@@ -40,5 +40,5 @@ class DecontaminateConfig(StageConfig, MatchConfig):
     max_cuts: int = Field(10, ge=1)
     """cut: a document that would be cut more often is dropped (10 in GPT-3)."""
     max_document_hits: int | None = Field(None, ge=1)
-    """Item n-grams that stand in more documents than this are common text and count as no hit (10 in GPT-3); by default
+    """Item n-grams that occur in more documents than this are common text and count as no hit (10 in GPT-3); by default
     none is common, so that a leaked item is found however often it was copied."""

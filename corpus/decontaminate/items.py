@@ -63,8 +63,8 @@ class Owners(NamedTuple):
     begins: NDArray[np.int64]
     items: NDArray[np.int64]
 
-    def of(self, found: int) -> NDArray[np.int64]:
-        return self.items[self.begins[found] : self.begins[found + 1]]
+    def of(self, number: int) -> NDArray[np.int64]:
+        return self.items[self.begins[number] : self.begins[number + 1]]
 
     def followed_by(self, other: Owners) -> Owners:
         begins = np.concatenate([self.begins[:-1], other.begins + self.items.size])
@@ -81,28 +81,30 @@ def _item(task: str, item: str, texts: list[str], parts: Sequence[str] = (), ans
 
 def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[Index, Owners]:
     """The n-grams of all items but for those of templates, see SHARED_BY_ITEMS."""
-    whole, alone, questions = Grams(), Grams(), Answers()
+    passage_grams, alone, questions = Grams(), Grams(), Answers()
     for number, item in enumerate(items):
         for text in dict.fromkeys(form for raw in item.texts for form in forms_of(raw)):
             words = words_of(text)
             if words.number >= config.min_words:
-                whole.add(words, config.ngram, number)
+                passage_grams.add(words, config.ngram, number)
             else:
                 alone.add_whole(words, number)
         for text in dict.fromkeys(form for raw in item.parts for form in forms_of(raw)):
             words = words_of(text)
             if words.number >= max(config.min_words, PART_WORDS):
-                whole.add(words, config.ngram, number)
+                passage_grams.add(words, config.ngram, number)
         for answer in item.answers:
             for question, right in zip(forms_of(answer.question), forms_of(answer.answer), strict=True):
                 questions.add(words_of(question), words_of(right), answer.within, number, config.min_words)
     tasks = {task: number for number, task in enumerate(dict.fromkeys(item.task for item in items))}
     task_of = np.array([tasks[item.task] for item in items], np.int64)
     passage_of = _passages(items)
-    grams, owners = whole.grouped(task_of, passage_of)
+    grams, owners = passage_grams.grouped(task_of, passage_of)
     others, other_owners = alone.grouped(task_of, passage_of)
-    asked, answer_owners = questions.grouped(task_of, passage_of)
-    index = Index(config.ngram, whole.lengths(), grams, others, int(alone.lengths().max(initial=0)), **asked)
+    answer_arrays, answer_owners = questions.grouped(task_of, passage_of)
+    index = Index(
+        config.ngram, passage_grams.lengths(), grams, others, int(alone.lengths().max(initial=0)), **answer_arrays
+    )
     return index, owners.followed_by(other_owners).followed_by(answer_owners)
 
 
@@ -161,8 +163,11 @@ class Grams:
         return np.array(sorted(self._lengths), np.int64)
 
     def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[Hashes, Owners]:
-        """The hashes, ascending, and the items of each, without those of templates. task_of, passage_of: of each
-        item."""
+        """The hashes, ascending, and the items of each, without those of templates.
+
+        Args:
+            task_of, passage_of: of each item.
+        """
         grams, items = np.concatenate(self._grams), np.concatenate(self._items)
         keep = ~_is_template(grams, task_of[items], passage_of[items])
         grams, items = grams[keep], items[keep]
@@ -183,20 +188,23 @@ class Answers:
         self._longest = 0
 
     def add(self, question: Words, answer: Words, within: int, item: int, min_words: int) -> None:
-        """Adds them where the question alone has too few words, and both together have enough."""
+        """Add them where the question alone has too few words, and both together have enough."""
         if answer.number and 0 < question.number < min_words <= question.number + answer.number:
             self._longest = max(self._longest, question.hashes.size)
             sizes = answer.hashes.size, within, item
             self._rows.add((_hash_of_all(question.hashes), _hash_of_all(answer.hashes), *sizes))
 
     def grouped(self, task_of: NDArray[np.int64], passage_of: NDArray[np.int64]) -> tuple[dict[str, Any], Owners]:
-        """The fields of an Index that are about questions, and the item of each answer. task_of, passage_of: of each
-        item."""
+        """The fields of an Index that are about questions, and the item of each answer.
+
+        Args:
+            task_of, passage_of: of each item.
+        """
         rows = sorted(self._rows)
-        asked, answers = (np.array([row[place] for row in rows], np.uint64) for place in (0, 1))
-        sizes, within, items = (np.array([row[place] for row in rows], np.int64) for place in (2, 3, 4))
-        keep = ~_is_template(asked, task_of[items], passage_of[items])
-        questions, begins = np.unique(asked[keep], return_index=True)
+        question_grams, answers = (np.array([row[column] for row in rows], np.uint64) for column in (0, 1))
+        sizes, within, items = (np.array([row[column] for row in rows], np.int64) for column in (2, 3, 4))
+        keep = ~_is_template(question_grams, task_of[items], passage_of[items])
+        questions, begins = np.unique(question_grams[keep], return_index=True)
         fields = {
             "questions": questions,
             "longest_question": self._longest,
@@ -216,9 +224,9 @@ def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.i
     is_new_gram = np.append(True, changes[:2].any(0))[: grams.size]
     is_new_passage = np.append(True, changes.any(0))[: grams.size]
     number = np.cumsum(is_new_gram) - 1
-    found = np.zeros(grams.size, np.bool_)
-    found[order] = np.bincount(number, is_new_passage)[number] > SHARED_BY_ITEMS
-    return found
+    is_template = np.zeros(grams.size, np.bool_)
+    is_template[order] = np.bincount(number, is_new_passage)[number] > SHARED_BY_ITEMS
+    return is_template
 
 
 class Words(NamedTuple):

@@ -49,16 +49,16 @@ def make_filter(hashes: Hashes) -> NDArray[np.uint8]:
 
 
 @kernel
-def _find(hashes: Hashes, wanted: np.uint64) -> int:
+def _find(hashes: Hashes, target: np.uint64) -> int:
     """Return the place of a hash among ascending ones, -1 where it is missing."""
     low, high = 0, hashes.size
     while low < high:
         middle = (low + high) // 2
-        if hashes[middle] < wanted:
+        if hashes[middle] < target:
             low = middle + 1
         else:
             high = middle
-    return low if low < hashes.size and hashes[low] == wanted else -1
+    return low if low < hashes.size and hashes[low] == target else -1
 
 
 _SENTENCE_ENDS = (
@@ -121,12 +121,12 @@ def _is_set_off(data: Bytes, begin: int, end: int) -> bool:
 
 
 @kernel
-def _find_after(words: Hashes, first: int, last: int, size: int, wanted: np.uint64, scratch: Hashes) -> int:
+def _find_after(words: Hashes, first: int, last: int, size: int, target: np.uint64, scratch: Hashes) -> int:
     """The first place from `first` up to `last` at which `size` words have this hash together, -1 where none has."""
-    for place in range(first, last + 1):
-        hash_ngrams(words[place : place + size], size, size, scratch)
-        if scratch[0] == wanted:
-            return place
+    for start in range(first, last + 1):
+        hash_ngrams(words[start : start + size], size, size, scratch)
+        if scratch[0] == target:
+            return start
     return -1
 
 
@@ -165,10 +165,10 @@ def find_items(
             for i in range(hash_ngrams(words, count, length, hashes)):
                 if gram_flags[hashes[i] >> gram_shift] == 0:
                     continue
-                found = _find(index.grams, hashes[i])
-                if found >= 0:
+                entry = _find(index.grams, hashes[i])
+                if entry >= 0:
                     hits = _with_room(hits, filled)
-                    hits[filled, 0], hits[filled, 1] = text, found
+                    hits[filled, 0], hits[filled, 1] = text, entry
                     hits[filled, 2], hits[filled, 3] = starts[i] - begin, ends[i + length - 1] - begin
                     filled += 1
         for first in range(count if index.alone.size else 0):
@@ -181,10 +181,10 @@ def find_items(
                 hash_ngrams(words[first : last + 1], size, size, hashes)
                 if alone_flags[hashes[0] >> alone_shift] == 0:
                     continue
-                found = _find(index.alone, hashes[0])
-                if found >= 0:
+                entry = _find(index.alone, hashes[0])
+                if entry >= 0:
                     hits = _with_room(hits, filled)
-                    hits[filled, 0], hits[filled, 1] = text, first_alone + found
+                    hits[filled, 0], hits[filled, 1] = text, first_alone + entry
                     hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[last] - begin
                     filled += 1
         for first in range(count if index.questions.size else 0):
@@ -200,11 +200,11 @@ def find_items(
                 for answer in range(index.answer_begins[question], index.answer_begins[question + 1]):
                     size = index.answer_words[answer]
                     last = min(end + index.within[answer], count - size)
-                    found = _find_after(words, end, last, size, index.answers[answer], hashes)
-                    if found >= 0:
+                    entry = _find_after(words, end, last, size, index.answers[answer], hashes)
+                    if entry >= 0:
                         hits = _with_room(hits, filled)
                         hits[filled, 0], hits[filled, 1] = text, first_answer + answer
-                        hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[found + size - 1] - begin
+                        hits[filled, 2], hits[filled, 3] = starts[first] - begin, ends[entry + size - 1] - begin
                         filled += 1
     return hits[:filled]
 

@@ -51,16 +51,16 @@ class PairFilter:
             self._hit.update(shown.keys())
             self._pairs.update({self._items[item].task for item in shown})
             rows += rows_of_hits(ids[number], sources[number], texts[number], shown, self._items)
-        gone = table.filter(pc.invert(pa.array(kept, pa.bool_())))
-        count = gone.num_rows
-        reasons = dropped_rows(gone, [RULE] * count, [PAPER] * count, np.array(values, float), high=0)
+        dropped = table.filter(pc.invert(pa.array(kept, pa.bool_())))
+        count = dropped.num_rows
+        reasons = dropped_rows(dropped, [RULE] * count, [PAPER] * count, np.array(values, float), high=0)
         self._dropped.write_table(reasons.cast(DROPPED))
         self._hits.write_table(pa.Table.from_pylist(rows, HITS))
         self.dropped += count
         return kept
 
     def finish(self) -> tuple[dict[str, int], str]:
-        """Writes the report; returns the figures and a text for the headline."""
+        """Write the report; return the figures and a text for the headline."""
         self._dropped.close()
         self._hits.close()
         tasks = write_contamination(self._aux, self._items, self._owners, self._hit, self._pairs)

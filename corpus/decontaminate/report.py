@@ -19,7 +19,7 @@ SAMPLES_OF_A_TASK = 5
 def write_contamination(
     aux: Path, items: Sequence[Item], owners: Owners, hit: Mapping[int, int], documents: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Writes contamination.json next to hits.parquet and returns the counts of each task.
+    """Write contamination.json next to hits.parquet and return the counts of each task.
 
     Args:
         owners: of the index that was searched for.

@@ -27,27 +27,33 @@ from infra.run import Result, Run
 
 
 def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
+    """Write documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/dropped.parquet,
     aux/hits.parquet (which item shows where), aux/contamination.json (by task, with samples) and aux/counts.json.
 
-    inputs: documents; benchmark_text, with items.jsonl.
     A document that is cut keeps its id and group. Memory holds the items' n-grams, and grows with nothing else.
+
+    Args:
+        inputs: documents; benchmark_text, with items.jsonl.
+
     Raises StageError `nothing_left` if every document goes.
     """
+    # First pass over the text: find n-grams of test items. Those that too many documents share count as common.
     items = read_items(inputs["benchmark_text"])
     index, owners = make_index(items, config)
     passes = Passes(run, document_parts(inputs["documents"]))
     file = run.work_dir / "index.npz"
     np.savez(file, **index._asdict(), **owners._asdict())
     passes.over_all("find", FindItems(file))
-    found = [folder / "hits.npy" for folder in passes.folders("find")]
+    hit_files = [folder / "hits.npy" for folder in passes.folders("find")]
     common = run.work_dir / "common.npy"
-    np.save(common, _common(found, owners.begins.size - 1, config.max_document_hits))
+    np.save(common, _common(hit_files, owners.begins.size - 1, config.max_document_hits))
+    # Second pass: drop or cut the documents with items.
     write = WriteClean(config, tuple(items), file, common)
     written = passes.over(
-        "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, found, strict=True)]
+        "write", write, [FoundPart(part, hits) for part, hits in zip(passes.parts, hit_files, strict=True)]
     )
 
+    # The artifact: the text that is left, by links, and its sources.
     folders = passes.folders("write")
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     total = sum(passes.rows)
@@ -57,6 +63,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)
+    # Records: what was dropped, which items are where, and sources that vanished.
     aux = out_dir / "aux"
     concatenate((folder / "dropped.parquet" for folder in folders), aux / "dropped.parquet", DROPPED)
     concatenate((folder / "hits.parquet" for folder in folders), aux / "hits.parquet", HITS)
@@ -64,6 +71,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     hit = sum((Counter(summary["items"]) for summary in written), Counter[str]())
     holding = sum((Counter(summary["tasks"]) for summary in written), Counter[str]())
     tasks = write_contamination(aux, items, owners, {int(number): times for number, times in hit.items()}, holding)
+    # Figures and headline.
     dropped, cut = (sum(summary[name] for summary in written) for name in ("dropped", "cut"))
     report = {
         "read": total,
@@ -91,10 +99,10 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     return Result(figures, headline)
 
 
-def _common(found: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
+def _common(hit_files: Sequence[Path], hashes: int, most: int | None) -> np.ndarray:
     """Return a mask of the hashes that occur in more than `most` documents."""
     documents = np.zeros(hashes, np.int64)
-    for hits in found if most is not None else ():
+    for hits in hit_files if most is not None else ():
         grams = np.unique(np.load(hits)[:, :2], axis=0)[:, 1]
         documents += np.bincount(grams, minlength=hashes)
     return documents > (most or 0)

@@ -80,32 +80,32 @@ class WriteClean:
         changed: dict[int, list[Cut]] = {}
         rows: list[dict[str, Any]] = []
         by_item, by_task, cuts = Counter[str](), Counter[str](), 0
-        gone, values = [], []
-        for text, (number, mine) in zip(texts, by_text(hits), strict=True):
-            shown = items_shown(mine, owners)
+        dropped, values = [], []
+        for text, (number, own_hits) in zip(texts, by_text(hits), strict=True):
+            shown = items_shown(own_hits, owners)
             by_item.update(map(str, shown))
-            by_task.update({self.items[one].task for one in shown})
+            by_task.update({self.items[index].task for index in shown})
             rows += rows_of_hits(table["id"][number].as_py(), table["source"][number].as_py(), text, shown, self.items)
-            places = places_to_cut(text, mine[:, 2:].tolist(), self.config) if self.config.action == "cut" else []
-            left = cuts_between(text, kept_pieces(text, places, self.config.min_piece_characters)) if places else []
+            spans = places_to_cut(text, own_hits[:, 2:].tolist(), self.config) if self.config.action == "cut" else []
+            left = cuts_between(text, kept_pieces(text, spans, self.config.min_piece_characters)) if spans else []
             if left:
                 changed[number] = left
-                cuts += len(places)
+                cuts += len(spans)
             else:
-                gone.append(number)
+                dropped.append(number)
                 values.append(len(shown))
         kept = np.ones(len(table), bool)
-        kept[gone] = False
+        kept[dropped] = False
         write_selection(item.part, np.flatnonzero(kept), out, changed)
-        lost = table.take(pa.array(gone, pa.int64()))
-        reasons = dropped_rows(lost, [RULE] * len(gone), [PAPER] * len(gone), np.array(values, float), high=0)
+        lost = table.take(pa.array(dropped, pa.int64()))
+        reasons = dropped_rows(lost, [RULE] * len(dropped), [PAPER] * len(dropped), np.array(values, float), high=0)
         pq.write_table(reasons, out / "dropped.parquet", compression="zstd")
         pq.write_table(pa.Table.from_pylist(rows, HITS), out / "hits.parquet", compression="zstd")
         return {
             "counts": count_table(without(table, changed), kept).as_json(),
             "documents": len(table),
             "bytes": table["text"].nbytes,
-            "dropped": len(gone),
+            "dropped": len(dropped),
             "cut": len(changed),
             "cuts": cuts,
             "items": by_item,
@@ -153,7 +153,8 @@ def _around(text: str, begin: int, end: int) -> str:
 def places_to_cut(text: str, hits: Iterable[tuple[int, int]], config: DecontaminateConfig) -> list[tuple[int, int]]:
     """First character and end of what is to go from a text, with the context around it; none if there are too many.
 
-    hits: first byte and end of each, in the text's UTF-8.
+    Args:
+        hits: first byte and end of each, in the text's UTF-8.
     """
     data = text.encode()
     cuts: list[tuple[int, int]] = []
@@ -168,10 +169,10 @@ def places_to_cut(text: str, hits: Iterable[tuple[int, int]], config: Decontamin
     return cuts if len(cuts) <= config.max_cuts else []
 
 
-def kept_pieces(text: str, places: Sequence[tuple[int, int]], least: int) -> list[tuple[int, int]]:
+def kept_pieces(text: str, spans: Sequence[tuple[int, int]], least: int) -> list[tuple[int, int]]:
     """First character and end of what stays between the places, without the white space around it; pieces of fewer
     than `least` characters go."""
-    edges = [0, *(edge for place in places for edge in place), len(text)]
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
     pieces = []
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         begin += len(text[begin:end]) - len(text[begin:end].lstrip())

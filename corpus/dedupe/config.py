@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from infra.config import Config, Seed, StageConfig
+from infra.io.json import read_own_json
 
 
 class Bands(NamedTuple):
@@ -88,6 +91,10 @@ class Boilerplate(Config):
     """Shorter units, in bytes of UTF-8, stay: closing brackets and headings."""
 
 
+SUBSTRING_DISK_SHARE = 4.8
+"""Bytes that `substrings` writes to disk per byte of text, as benchmarks/bench_corpus_substrings.py measures it."""
+
+
 class Substrings(Config):
     """Passages that occurred before, in the same document or an earlier one, are cut out: ExactSubstr of Lee et al.,
     2022."""
@@ -117,6 +124,13 @@ class DedupeConfig(StageConfig):
     """Compare documents of different sources."""
     seed: Seed = 17
     """Draws the hash functions."""
+
+    def disk_bytes(self, inputs: Mapping[str, Path]) -> int:
+        """Bytes of disk that a build takes until it is done: what `substrings` writes, by the text of all sources."""
+        sources = inputs["documents"] / "sources.json"
+        if not self.substrings or not sources.is_file():
+            return 0
+        return int(SUBSTRING_DISK_SHARE * sum(row["bytes"] for row in read_own_json(sources).values()))
 
     @model_validator(mode="after")
     def _does_something(self) -> DedupeConfig:

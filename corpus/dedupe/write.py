@@ -15,8 +15,12 @@ from corpus.documents.selection import read_table, write_selection
 from corpus.documents.sources import count_table
 from infra.process.partitions import Summary
 
-EXACT_RULE, NEAR_RULE = "exact_duplicate", "near_duplicate"
-PAPERS = {EXACT_RULE: "C4, Raffel et al., 2020", NEAR_RULE: "Broder, 1997; Lee et al., 2022"}
+EXACT_RULE, NEAR_RULE, SEMANTIC_RULE = "exact_duplicate", "near_duplicate", "semantic_duplicate"
+PAPERS = {
+    EXACT_RULE: "C4, Raffel et al., 2020",
+    NEAR_RULE: "Broder, 1997; Lee et al., 2022",
+    SEMANTIC_RULE: "SemDeDup, Abbas et al., 2023",
+}
 DUPLICATES = pa.schema(
     [
         *((name, pa.string()) for name in ("id", "source", "rule", "original", "original_source")),
@@ -56,11 +60,15 @@ class DecidedPart:
 
 @dataclass(frozen=True)
 class WriteKept:
-    """Writes of one part documents/, dropped.parquet and duplicates.parquet."""
+    """Writes of one part documents/, dropped.parquet and duplicates.parquet.
+
+    rule: of duplicates that are not exact ones.
+    """
 
     decisions: Decisions
     source_names: tuple[str, ...]
     threshold: float
+    rule: str = NEAR_RULE
 
     def __call__(self, item: DecidedPart, out: Path) -> Summary:
         table = read_table(item.part, ["id", "text", "source"])
@@ -84,7 +92,7 @@ class WriteKept:
         originals = self.decisions.load("originals")[here][gone]
         similarities = self.decisions.load("similarities")[here][gone]
         exact = self.decisions.load("exact")[here][gone]
-        rules = [EXACT_RULE if same else NEAR_RULE for same in exact]
+        rules = [EXACT_RULE if same else self.rule for same in exact]
         papers = [PAPERS[rule] for rule in rules]
         rows = dropped_rows(again, rules, papers, similarities, high=self.threshold)
         pq.write_table(rows, out / "dropped.parquet", compression="zstd")

@@ -79,14 +79,15 @@ Thank you. I will keep {thing} as it is.
 You are welcome. Tell me if {thing} of {name} is not clear.
 Thank you for the kind words about {name}.
 """
-_ASKED = "Reply to the comment on `{name}`: {comment}"
+_REQUEST = "Reply to the comment on `{name}`: {comment}"
 
 
 def comment_documents(source: CommentDocuments, name: str) -> Iterator[Document]:
     """A document for each of the functions and classes that come first, up to `source.limit_mb`: their signature, and
     below it what people say. Its group is that of the docstring.
 
-    name: what the corpus calls this source.
+    Args:
+        name: what the corpus calls this source.
     """
     taken = 0
     for item, chance in _asked_about(source):
@@ -105,7 +106,7 @@ def reply_pairs(source: CommentReplies, as_preferences: bool) -> Iterator[Pair]:
         is_rude = chance.random() < source.rude_share
         comment = _filled(chance, _RUDE if is_rude else _FRIENDLY, item)
         reply = _filled(chance, _REPLIES_TO_RUDE if is_rude else _REPLIES_TO_FRIENDLY, item)
-        prompt = _ASKED.format(name=_name(item), comment=comment)
+        prompt = _REQUEST.format(name=_name(item), comment=comment)
         fields = {"prompt": prompt, "response": reply}
         if as_preferences:
             fields = {"prompt": prompt, "chosen": reply, "rejected": _filled(chance, _RUDE, item)}
@@ -133,7 +134,7 @@ def _filled(chance: random.Random, sentences: str, item: Docstring) -> str:
 
 
 def _name(item: Docstring) -> str:
-    """`norm` of `numpy.linalg.norm(x, ord, axis)`."""
+    """Return `norm` for `numpy.linalg.norm(x, ord, axis)`."""
     return item.signature.partition("(")[0].rsplit(".", 1)[-1]
 
 

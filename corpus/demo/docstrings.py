@@ -74,7 +74,7 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
     Raises StageError `missing_package` naming the packages that were asked for and are not installed.
     """
     unwanted = set(exclude)
-    wanted = None if packages is None else set(packages) - unwanted
+    requested = None if packages is None else set(packages) - unwanted
     files: dict[str, InstalledFile] = {}
     for distribution in importlib.metadata.distributions():
         record = distribution.read_text("RECORD")
@@ -84,13 +84,13 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
             if len(row) < 3 or not _is_readable(row[0]):
                 continue
             package = row[0].split("/")[0].removesuffix(".py")
-            if package in unwanted or (wanted is not None and package not in wanted) or row[0] in files:
+            if package in unwanted or (requested is not None and package not in requested) or row[0] in files:
                 continue
             path = Path(str(distribution.locate_file(row[0])))
             files[row[0]] = InstalledFile(row[0], path, row[1], int(row[2] or 0))
-    if TOPICS not in unwanted and (wanted is None or TOPICS in wanted):
+    if TOPICS not in unwanted and (requested is None or TOPICS in requested):
         files[f"{TOPICS}/topics.py"] = _topics_file()
-    missing = sorted(wanted - {file.package for file in files.values()}) if wanted is not None else []
+    missing = sorted(requested - {file.package for file in files.values()}) if requested is not None else []
     if missing:
         raise stage_error(
             "missing_package",
@@ -103,8 +103,8 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
 
 def records() -> tuple[Path, ...]:
     """The RECORD file of every installed distribution: what is installed has not changed while these have not."""
-    places = {Path(place) for place in sys.path if place}
-    return tuple(sorted(record for place in places for record in place.glob("*.dist-info/RECORD")))
+    folders = {Path(folder) for folder in sys.path if folder}
+    return tuple(sorted(record for folder in folders for record in folder.glob("*.dist-info/RECORD")))
 
 
 def content_digest(packages: Iterable[str] | None = None, exclude: Iterable[str] = ()) -> str:
@@ -139,7 +139,7 @@ def parse_file(file: InstalledFile) -> list[Docstring | Unparsed]:
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Kind, str, str]]:
-    """(qualified name, kind, ".name(parameters)", docstring) of a module, its classes, functions and methods."""
+    """Yield (qualified name, kind, ".name(parameters)", docstring) of a module, its classes, functions and methods."""
     if isinstance(node, ast.Module):
         text = ast.get_docstring(node)
         if text:

@@ -57,15 +57,15 @@ def _parsed(files: list[InstalledFile]) -> Iterator[Docstring | Unparsed]:
     pool: ProcessPoolExecutor | None = None
     try:
         for chunk in _chunks(files):
-            found = parse_files(chunk) if few else _read(_place(chunk))
-            if found is None:
+            parsed = parse_files(chunk) if few else _read(_cache_path(chunk))
+            if parsed is None:
                 # Spawned, since the process that runs a stage has threads, and a forked copy of their locks may never
                 # open.
                 pool = pool or ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))
                 ahead.append(pool.submit(parse_files, chunk))
             else:
                 ahead.append(Future())
-                ahead[-1].set_result(found)
+                ahead[-1].set_result(parsed)
             if len(ahead) > 2 * PROCESSES:
                 yield from ahead.popleft().result()
         while ahead:
@@ -80,28 +80,28 @@ def parse_files(files: Sequence[InstalledFile]) -> list[Docstring | Unparsed]:
 
     What another process is parsing just then is waited for.
     """
-    place = _place(files)
-    found = _read(place)
-    if place is None or found is not None:
-        return _parse(files) if found is None else found
+    cache = _cache_path(files)
+    parsed = _read(cache)
+    if cache is None or parsed is not None:
+        return _parse(files) if parsed is None else parsed
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.with_suffix(".lock").open("w") as lock:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with cache.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = _read(place)
-            if found is None:
-                found = _parse(files)
-                _keep(place, found)
+            parsed = _read(cache)
+            if parsed is None:
+                parsed = _parse(files)
+                _keep(cache, parsed)
     except OSError:  # a home that cannot be written to, or that knows no locks
-        return _parse(files) if found is None else found
-    return found
+        return _parse(files) if parsed is None else parsed
+    return parsed
 
 
 def _parse(files: Iterable[InstalledFile]) -> list[Docstring | Unparsed]:
     return [item for file in files for item in parse_file(file)]
 
 
-def _place(files: Sequence[InstalledFile]) -> Path | None:
+def _cache_path(files: Sequence[InstalledFile]) -> Path | None:
     """Return the path of the cached docstrings of these files; None where a file has no hash, or the user no home."""
     if not all(file.sha256 for file in files):
         return None
@@ -113,23 +113,23 @@ def _place(files: Sequence[InstalledFile]) -> Path | None:
     return folder / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 
-def _read(place: Path | None) -> list[Docstring | Unparsed] | None:
-    if place is None:
+def _read(cache: Path | None) -> list[Docstring | Unparsed] | None:
+    if cache is None:
         return None
     try:
-        rows = parse_own_json(place.read_bytes())
-        os.utime(place)
+        rows = parse_own_json(cache.read_bytes())
+        os.utime(cache)
         return [Unparsed(*row) if len(row) == 3 else Docstring(*row) for row in rows]
     except (OSError, ValueError, TypeError):  # not there, or damaged
         return None
 
 
-def _keep(place: Path, found: list[Docstring | Unparsed]) -> None:
-    """There is a whole file afterwards, or none; files that nothing reads any more go."""
-    with tempfile.NamedTemporaryFile("w", dir=place.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        json.dump([astuple(item) for item in found], file)
-    os.replace(file.name, place)
-    for other in place.parent.iterdir():
+def _keep(cache: Path, parsed: list[Docstring | Unparsed]) -> None:
+    """Write results to a file, completely or not at all, and remove files that are no longer read."""
+    with tempfile.NamedTemporaryFile("w", dir=cache.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        json.dump([astuple(item) for item in parsed], file)
+    os.replace(file.name, cache)
+    for other in cache.parent.iterdir():
         if time.time() - other.stat().st_mtime > UNREAD_DAYS * 86400:
             other.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Questions that can be answered from the signature in them, so that a rule can tell a right answer.
+"""Questions that can be answered from the signature in them, so that a rule can check the answer.
 
 A small model learns them within minutes: to count, to find a name, and to copy one.
 """
@@ -25,7 +25,7 @@ def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
     """A pair for each signature of the selected packages' public functions and classes, up to `config.limit`, none
     twice; which of `config.questions` is asked depends on the signature alone.
 
-    The group of a pair is the signature without its modules, so that `a.fit(x, y)` lies on the same side as
+    The group of a pair is the signature without its modules, so that `a.fit(x, y)` is on the same side as
     `b.fit(x, y)`.
     """
     seen: set[str] = set()
@@ -47,7 +47,9 @@ def read_signatures(config: DocstringSignatures) -> Iterator[Pair | Unparsed]:
 
 
 def signature_of(item: Docstring) -> tuple[str, list[str]]:
-    """`norm(x, ord, axis)` with its parameters' names, of a public function or class; "" for all else and for tests."""
+    """Return `norm(x, ord, axis)`, with its parameters' names, of a public function or class; "" for all else and for
+    tests.
+    """
     path, bracket, inside = item.signature.removesuffix(")").partition("(")
     name = path.rsplit(".", 1)[-1]
     parameters = inside.split(", ") if inside else []
@@ -68,7 +70,9 @@ def question_about(
 ) -> tuple[str, str]:
     """Prompt and response: how many parameters there are, whether one is there, or which is the first.
 
-    others: names that the signature does not have. questions: of these one is asked; of no parameters only their count.
+    Args:
+        others: names that the signature does not have.
+        questions: of these one is asked; of no parameters only their count.
     """
     choice = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:4], "big")
     question, choice = questions[choice % len(questions)], choice // len(questions)

@@ -79,7 +79,7 @@ def read_summaries(config: DocstringPairs) -> Iterator[Summary | Unparsed]:
 
 
 def summary_of(item: Docstring, min_characters: int, max_characters: int) -> str | None:
-    """The first sentence of a public function's or class's docstring, None where it says nothing by itself."""
+    """The first sentence of a public function's or class's docstring; None if it has no meaning by itself."""
     name = item.signature.split("(")[0].rsplit(".", 1)[-1]
     if item.kind not in ("function", "class") or name.startswith(("_", "test")):
         return None

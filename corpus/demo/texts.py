@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,6 @@ from corpus.demo.config import (
 from corpus.demo.docstrings import Unparsed, group_of
 from corpus.demo.parsing import read_docstrings
 from corpus.demo.signatures import read_signatures
-from corpus.demo.style import style_pair
 from corpus.demo.summaries import Summary, read_summaries
 from corpus.documents.parts import Document, is_heldout, make_document
 from corpus.documents.quarantine import Rejected
@@ -35,7 +35,8 @@ RANGES = ((4, 6), (7, 9), (10, 14))
 def documents(source: DocstringDocuments, name: str) -> Iterator[Document | Rejected]:
     """A document for each docstring, up to `source.limit_mb`; its group is that of its summary sentence.
 
-    name: what the corpus calls this source.
+    Args:
+        name: what the corpus calls this source.
     """
     limit = float("inf") if source.limit_mb is None else source.limit_mb * 1e6
     taken = 0
@@ -70,17 +71,17 @@ def verifiable_pairs(source: DocstringSignatures | DocstringLengths) -> Iterator
 
 
 def length_pair(summary: Summary) -> Pair | None:
-    """A description in a given number of words, so that a rule can tell whether an answer does what was asked; None
+    """A description in a given number of words, so that a rule can check the length of an answer; None
     where the summary's words fall in none of RANGES. The pair has the group of the docstring's document.
 
     Such instructions, which a program can check, are those of IFEval (Zhou et al. 2023) and of Tülu 3's reinforcement
     learning (Lambert et al. 2024). A small model learns within minutes to keep to some of them.
     """
     words = len(summary.response.split())
-    wanted = next(((low, high) for low, high in RANGES if low <= words <= high), None)
-    if wanted is None:
+    bounds = next(((low, high) for low, high in RANGES if low <= words <= high), None)
+    if bounds is None:
         return None
-    low, high = wanted
+    low, high = bounds
     fields = {"prompt": f"Describe `{summary.signature}` in {low} to {high} words.", "response": summary.response}
     source = summary.source.replace("docstrings/", "lengths/", 1)
     return Pair(fields, source, summary.group, verify=f"words:{low}-{high}")
@@ -126,10 +127,10 @@ def _rejected(item: Unparsed) -> Rejected:
 
 
 def wrong_summaries(summaries: list[Summary], heldout_share: float, seed: int) -> list[Summary | None]:
-    """For each summary another of the same package, the same side of the split and similar length.
+    """Return for each summary another of the same package, the same side of the split and similar length.
 
-    Each serves at most once as a wrong one, so neither a text by itself nor its length tells right from wrong. None
-    for a summary that is alone on its side of its package.
+    Each serves at most once as a wrong one, so neither a text by itself nor its length distinguishes right from wrong.
+    None for a summary that is alone on its side of its package.
     """
     alike: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
     for index, summary in enumerate(summaries):
@@ -155,3 +156,53 @@ def _windows(indices: list[int]) -> Iterator[list[int]]:
             end = len(indices)
         yield indices[start:end]
         start = end
+
+
+_WORDS = """
+Accept Add Adjust Aggregate Align Allocate Allow Append Apply Assert Assign Attach Authenticate Build Calculate Call
+Cancel Cast Check Choose Clean Clear Clip Clone Close Collect Combine Compare Compile Compose Compress Compute
+Concatenate Configure Connect Construct Convert Copy Create Decode Decompress Decorate Define Delete Deploy Describe
+Deserialize Detect Determine Disable Display Download Draw Drop Emit Enable Encode Encrypt Enforce Ensure Estimate
+Evaluate Execute Expand Export Extend Extract Fetch Fill Filter Find Fit Flatten Flush Forward Generate Get Give
+Group Handle Identify Import Increment Indicate Infer Initialize Insert Invoke Iterate Join Launch List Load Locate
+Log Look Make Map Mark Match Merge Modify Move Normalize Obtain Open Parse Perform Plot Pop Prepare Print Process
+Produce Provide Push Query Raise Read Receive Record Reduce Refresh Register Release Reload Remove Rename Render
+Replace Report Request Reset Reshape Resize Resolve Restore Retrieve Return Run Save Scale Search Select Send
+Serialize Set Show Skip Sort Split Start Stop Store Strip Submit Take Test Tokenize Train Transform Translate
+Traverse Try Unregister Unpack Update Upload Use Validate Verify Wait Wrap Write Yield
+"""
+VERBS = frozenset(_WORDS.split())
+"""Verbs that summaries begin with."""
+_SIBILANT = re.compile(r"(s|x|z|ch|sh)$")
+
+
+def style_pair(summary: Summary) -> Pair | None:
+    """The pair of a function's summary, in the group of its docstring's document; None where it does not begin with
+    one of VERBS in either form."""
+    forms = both_moods(summary.response) if summary.kind == "function" else None
+    if forms is None:
+        return None
+    command, description = forms
+    fields = {"prompt": summary.prompt, "chosen": command, "rejected": description}
+    return Pair(fields, summary.source.replace("docstrings/", "pep257/", 1), summary.group)
+
+
+def both_moods(sentence: str) -> tuple[str, str] | None:
+    """The sentence as a command and as a description; None where its first word is not a known verb.
+
+    >>> both_moods("Returns the path.")
+    ('Return the path.', 'Returns the path.')
+    """
+    first, space, rest = sentence.partition(" ")
+    verb = first if first in VERBS else _COMMANDS.get(first)
+    return (f"{verb}{space}{rest}", f"{described(verb)}{space}{rest}") if verb else None
+
+
+def described(verb: str) -> str:
+    """The third person of a verb: Get → Gets, Try → Tries, Match → Matches."""
+    if verb.endswith("y") and verb[-2] not in "aeiou":
+        return f"{verb[:-1]}ies"
+    return f"{verb}es" if _SIBILANT.search(verb) else f"{verb}s"
+
+
+_COMMANDS = {described(verb): verb for verb in VERBS}

@@ -19,24 +19,28 @@ class Cut(NamedTuple):
 
 
 def without(documents: pa.Table, cuts: Mapping[int, Sequence[Cut]]) -> pa.Table:
-    """Return the documents (N) without the cuts of some texts; cuts: by place among the N."""
+    """Return the documents (N) without the cuts of some texts;
+
+    Args:
+        cuts: by place among the N.
+    """
     from corpus.documents.words import text_buffers
 
     if not cuts:
         return documents
     data, begins = text_buffers(documents["text"])
-    whole = data.data
+    all_bytes = data.data
     sizes = np.diff(begins)
     pieces: list[bytes | memoryview] = []
     at = int(begins[0])
-    for place in sorted(cuts):
-        begin = int(begins[place])
-        for cut in cuts[place]:
+    for row in sorted(cuts):
+        begin = int(begins[row])
+        for cut in cuts[row]:
             put = cut.put.encode()
-            pieces += [whole[at : begin + cut.begin], put]
-            sizes[place] += len(put) - (cut.end - cut.begin)
+            pieces += [all_bytes[at : begin + cut.begin], put]
+            sizes[row] += len(put) - (cut.end - cut.begin)
             at = begin + cut.end
-    pieces.append(whole[at : int(begins[-1])])
+    pieces.append(all_bytes[at : int(begins[-1])])
     buffers = [None, pa.py_buffer(np.concatenate([[0], np.cumsum(sizes)])), pa.py_buffer(b"".join(pieces))]
     texts = pa.Array.from_buffers(pa.large_string(), len(documents), buffers)
     return with_column(documents, "text", texts.cast(pa.string()))
@@ -86,12 +90,12 @@ def _runs(cuts: Sequence[Cut], text: Sequence[ByteRun]) -> list[ByteRun]:
     left: list[ByteRun] = []
     kept_from = 0
     for cut in [*cuts, Cut(END, END)]:
-        place = 0
+        offset = 0
         for run in text:
-            begin, end = max(kept_from - place, 0), min(cut.begin - place, len(run))
+            begin, end = max(kept_from - offset, 0), min(cut.begin - offset, len(run))
             if begin < end:
                 left.append(run.between(begin, end))
-            place += len(run)
+            offset += len(run)
         if cut.put:
             left.append(ByteRun(0, 0, cut.put.encode()))
         kept_from = cut.end

@@ -59,8 +59,9 @@ def tell_of_vanished(
     """The sources of which less than LEAST_SHARE of the documents are left, each with an event that names the rule that
     took most of it.
 
-    before: the sources that came in; those without documents are not looked at.
-    dropped: the stage's table of dropped documents, see `corpus.documents.dropped`.
+    Args:
+        before: the sources that came in; those without documents are not looked at.
+        dropped: the stage's table of dropped documents, see `corpus.documents.dropped`.
     """
     lost = {
         name: facts.documents
@@ -75,15 +76,15 @@ def tell_of_vanished(
             for source, rule in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if (name := source_name(source)) in rules:
                     rules[name][rule] += 1
-    found: dict[str, dict[str, int | str]] = {}
+    vanished: dict[str, dict[str, int | str]] = {}
     for name, documents in lost.items():
         kept = after.documents[name]
         [(rule, count)] = rules[name].most_common(1) or [("", 0)]
-        found[name] = {"documents": documents, "kept": kept, "rule": rule, "dropped": count}
+        vanished[name] = {"documents": documents, "kept": kept, "rule": rule, "dropped": count}
         took = f": {rule} took {count:,}" if rule else ""
         message = f"{stage} keeps {kept:,} of the {documents:,} documents of the source {name}{took}"
-        run.event("source_vanished", message, source=name, **found[name])
-    return found
+        run.event("source_vanished", message, source=name, **vanished[name])
+    return vanished
 
 
 def warning(vanished: Mapping[str, Mapping[str, int | str]]) -> str:

@@ -90,7 +90,7 @@ def mark_tables() -> MarkTables:
         if kind == "Mn" and not 0xFE00 <= code <= 0xFE0F:  # variation selectors choose a picture
             codes[code] = code | (TONE if 0x300 <= code < 0x370 or 0x1AB0 <= code < 0x1DFF else SIGN)
         elif codes[code] > 0 and len(parts) > 1 and all(unicodedata.category(part) == "Mn" for part in parts[1:]):
-            accents[code] = sum(ord(part) << 16 * place for place, part in enumerate(parts[1:3]))
+            accents[code] = sum(ord(part) << 16 * index for index, part in enumerate(parts[1:3]))
             if all(ord(part) >= 0x370 for part in parts[1:]):
                 codes[code] |= RAISED
         elif kind == "No" and (form := unicodedata.decomposition(character).partition(" ")[0]) in ("<super>", "<sub>"):
@@ -131,7 +131,9 @@ def _counts_in_prose(
 ) -> bool:
     """Return True if a mark at data[here:after] carries meaning between the words of a sentence.
 
-    point: its code point; mark: the code point that represents all forms of the sign.
+    Args:
+        point: its code point.
+        mark: the code point that represents all forms of the sign.
     """
     left, right = here - 1, after
     while left >= begin and data[left] == 32:
@@ -197,12 +199,15 @@ def hash_marked_words(
     to `marks`; return the number of words.
 
     The end of a passage shows whether it is code; the places of its marks are kept until then. A passage whose letters
-    show that it is tonal, unlike the one before it, is read once more. hashes, starts: room for one word per byte;
-    marks: for one word more, which takes the marks that no word follows; mark_places, mark_words: one entry per byte,
-    scratch.
+    show that it is tonal, unlike the one before it, is read once more.
+
+    Args:
+        hashes, starts: room for one word per byte.
+        marks: for one word more, which takes the marks that no word follows.
+        mark_places, mark_words: one entry per byte, scratch.
     """
     codes, accents, folded, ascii_classes = tables.codes, tables.accents, tables.folded, tables.ascii
-    count = places = 0
+    count = marked = 0
     inside = False
     value = np.uint64(0)
     last_end = -1
@@ -238,8 +243,8 @@ def hash_marked_words(
                 inside = False
             while not kind & (_LETTER | _DIGIT | _NOT_ASCII):
                 # Stored whether it is a mark or not, since a branch costs more.
-                mark_places[places], mark_words[places] = at, count
-                places += (kind & _IN_CODE) != 0
+                mark_places[marked], mark_words[marked] = at, count
+                marked += (kind & _IN_CODE) != 0
                 shown += kind & _SHOWS_CODE
                 at += 1
                 if kind & _LINE_BREAK:
@@ -309,8 +314,8 @@ def hash_marked_words(
                 count += 1
                 inside = False
             if code & MARK:
-                mark_places[places], mark_words[places] = here, count
-                places += 1
+                mark_places[marked], mark_words[marked] = here, count
+                marked += 1
                 shown += code & _POINT < 0x80 and ascii_classes[code & _POINT] & _SHOWS_CODE != 0
             elif code & ALONE:
                 value = np.uint64(code & (ALONE | _POINT))
@@ -329,10 +334,10 @@ def hash_marked_words(
             at, count, is_tonal, is_read_again = passage, passage_words, shows_tones, True
         else:
             marks[passage_words + 1 : count + 1] = 0
-            if places:
+            if marked:
                 is_code = shown >= 3 and shown * CODE_SHARE >= words
-                _add_marks(data, begin, end, tables, is_code, mark_places[:places], mark_words, marks)
-            if places or marks[passage_words]:
+                _add_marks(data, begin, end, tables, is_code, mark_places[:marked], mark_words, marks)
+            if marked or marks[passage_words]:
                 for word in range(passage_words, count):
                     if marks[word]:
                         hashes[word] = mix64(hashes[word] ^ marks[word])
@@ -340,7 +345,7 @@ def hash_marked_words(
                 break
             passage, passage_words, is_read_again = at, count, False
         last_end = -1
-        places = shown = tones = accented = 0
+        marked = shown = tones = accented = 0
     if marks[count] and count:
         hashes[count - 1] = mix64(hashes[count - 1] ^ marks[count])
         marks[count - 1] ^= marks[count]
@@ -354,13 +359,13 @@ def _add_marks(
     end: int,
     tables: MarkTables,
     is_code: bool,
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     words: NDArray[np.int64],
     marks: Hashes,
 ) -> None:
     """Hash the marks of a passage that carry meaning into `marks` of the words that follow them."""
-    for number in range(places.size):
-        here = places[number]
+    for number in range(positions.size):
+        here = positions[number]
         first = np.int32(data[here])
         if first < 0x80:
             point, after = first, here + 1
@@ -384,7 +389,11 @@ def _add_marks(
 @kernel
 def add_marks_at_the_ends(words: Hashes, marks: Hashes, count: int, n: int, filled: int, out: Hashes) -> int:
     """Add hashes to the n-grams of a text for the words with marks at either end, so that a mark changes n of them
-    wherever it is: C++ as the first word of a text too. Return the number of hashes. out: room for count + n * n."""
+    wherever it is: C++ as the first word of a text too. Return the number of hashes.
+
+    Args:
+        out: room for count + n * n.
+    """
     if count < n:
         return filled
     for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams

@@ -137,7 +137,7 @@ def read_part(part: Path) -> Iterator[Document]:
 
 
 def link_parts(folders: Iterable[Path], out_dir: Path) -> list[Path]:
-    """Makes out_dir/documents from the documents/ of partition folders, in their order, and renumbers the parts.
+    """Make out_dir/documents from the documents/ of partition folders, in their order, and renumber the parts.
 
     Parts without rows are left out. Files are hard-linked where the file system can, else copied.
     """
@@ -152,7 +152,7 @@ def link_parts(folders: Iterable[Path], out_dir: Path) -> list[Path]:
 
 
 def concatenate(files: Iterable[Path], out: Path, schema: pa.Schema) -> int:
-    """Joins Parquet tables into one, a batch at a time; files that do not exist count as empty. Returns the rows."""
+    """Join Parquet tables into one, a batch at a time; files that do not exist count as empty. Returns the rows."""
     rows = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
@@ -176,7 +176,7 @@ def is_heldout(group: str, share: float) -> bool:
 
 
 def copy_documents(artifact: Path, folder: Path) -> None:
-    """Writes the documents of an artifact as parts that hold their text themselves."""
+    """Write the documents of an artifact as parts that hold their text themselves."""
     with DocumentWriter(folder) as writer:
         for document in read_documents(artifact):
             writer.write(document)

@@ -43,6 +43,6 @@ class Passes:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """For people and pages: indented, in UTF-8."""
+    """Write JSON for people and pages: indented, in UTF-8."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf8")

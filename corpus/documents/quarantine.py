@@ -75,9 +75,11 @@ class Tally:
         return total
 
     def check(self, read: int, max_share: float, key: str) -> None:
-        """Looks at a whole source, of which `read` records were good.
+        """Look at a whole source, of which `read` records were good.
 
-        key: its dotted config key.
+        Args:
+            key: its dotted config key.
+
         Raises StageError `too_much_quarantined` with the most frequent reason and an example where the share of what
         was put aside is over the limit, and `empty_source` where there was nothing to read at all.
         """
@@ -85,8 +87,8 @@ class Tally:
             kinds = ", ".join(f"{count:,} with {kind}" for kind, count in self.skipped.most_common())
             raise stage_error("empty_source", key, f"every record was skipped: {kinds}", f"set {key}.error_pages: read")
         if read == 0 and set(self.counts) <= {EMPTY}:
-            place = self.examples[EMPTY].place if self.counts else key
-            raise stage_error("empty_source", place, f"there is nothing to read here ({key})", "give it some text")
+            location = self.examples[EMPTY].place if self.counts else key
+            raise stage_error("empty_source", location, f"there is nothing to read here ({key})", "give it some text")
         total = read + self.total
         if self.total <= max_share * total:
             return
@@ -97,7 +99,7 @@ class Tally:
             example.place,
             f"{self.total:,} of {total:,} records of {key} cannot be read ({self.total / total:.2%}), allowed are "
             f"{max_share:.2%}; most of them, {count:,}, like this one: {example.reason}",
-            f"mend the files, or raise {key.split('.')[0]}.max_quarantine_share",
+            f"correct the files, or raise {key.split('.')[0]}.max_quarantine_share",
         )
 
 

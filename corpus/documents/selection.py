@@ -52,9 +52,9 @@ class DocumentSelection:
     epochs: NDArray[np.int32]
 
     def between(self, first: int, last: int) -> DocumentSelection:
-        """Those whose row in the text part is at least `first` and below `last`, counted from there."""
+        """Return the documents whose row in the text part is at least `first` and below `last`, counted from there."""
         begin, end = np.searchsorted(self.rows, (first, last)).tolist()
-        cuts = {place - begin: cuts for place, cuts in self.cuts.items() if begin <= place < end}
+        cuts = {row - begin: cuts for row, cuts in self.cuts.items() if begin <= row < end}
         return DocumentSelection(self.text_part, self.rows[begin:end] - np.int32(first), cuts, self.epochs[begin:end])
 
     def of(self, documents: pa.Table) -> pa.Table:
@@ -82,17 +82,17 @@ def read_selection(part: Path) -> DocumentSelection | None:
         raise stage_error(
             "text_missing",
             str(text_part),
-            f"no such file; {part} says which of its documents are kept, and has no text itself",
+            f"no such file; {part} lists which of its documents are kept, and has no text itself",
             "build the artifact again (stemma run CONFIG --force STAGE); copy one with its folder text/",
         )
-    places = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
-    cut = zip(places.tolist(), table["cuts"].take(pa.array(places)).to_pylist(), strict=True)
-    cuts = {place: [Cut(**one) for one in some] for place, some in cut}
+    cut_rows = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
+    cut = zip(cut_rows.tolist(), table["cuts"].take(pa.array(cut_rows)).to_pylist(), strict=True)
+    cuts = {row: [Cut(**fields) for fields in some] for row, some in cut}
     return DocumentSelection(text_part, table["row"].to_numpy(), cuts, table["epoch"].to_numpy())
 
 
 def read_table(part: Path, columns: Sequence[str]) -> pa.Table:
-    """These columns of the documents of a part. Raises StageError `text_missing`."""
+    """Return these columns of the documents of a part. Raises StageError `text_missing`."""
     if (selection := read_selection(part)) is None:
         return pq.read_table(part, columns=list(columns))
     return selection.of(pq.read_table(selection.text_part, columns=list(columns)))
@@ -120,24 +120,26 @@ def write_selection(
     cuts: Mapping[int, Sequence[Cut]] | None = None,
     epoch: int = 0,
 ) -> None:
-    """Writes documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections`
-    makes an artifact of such folders.
+    """Write documents of `part` as the one part of `folder`/documents, which is not to be kept: `link_selections` makes
+    an artifact of such folders.
 
-    rows: of the documents that stay, ascending. cuts: by row, in the texts as `read_table` gives them. Where the part
-    is a selection itself, the two become one.
+    Args:
+        rows: of the documents that stay, ascending.
+        cuts: by row, in the texts as `read_table` gives them. Where the part is a selection itself, the two become
+            one.
     """
     rows = np.asarray(rows, np.int32)
     chosen = {int(row): list(some) for row, some in (cuts or {}).items()}
     inner = read_selection(part)
     if inner is None:
         cuts_of_rows = [chosen.get(row, []) for row in rows.tolist()] if chosen else [[]] * len(rows)
-        found, epochs, text_part = rows, np.full(len(rows), epoch, np.int32), part
+        kept_rows, epochs, text_part = rows, np.full(len(rows), epoch, np.int32), part
     else:
         cuts_of_rows = [joined(inner.cuts.get(row, ()), chosen.get(row, ())) for row in rows.tolist()]
         epochs = np.full(len(rows), epoch, np.int32) if epoch else inner.epochs[rows]
-        found, text_part = inner.rows[rows], inner.text_part
+        kept_rows, text_part = inner.rows[rows], inner.text_part
     columns = {
-        "row": pa.array(found, pa.int32()),
+        "row": pa.array(kept_rows, pa.int32()),
         "cuts": pa.array([[cut._asdict() for cut in some] for some in cuts_of_rows], SCHEMA.field("cuts").type),
         "epoch": pa.array(epochs, pa.int32()),
     }
@@ -146,7 +148,7 @@ def write_selection(
 
 
 def link_selections(folders: Iterable[Path], out_dir: Path) -> None:
-    """Makes out_dir/documents and out_dir/text from folders of `write_selection`, in their order, and renumbers the
+    """Make out_dir/documents and out_dir/text from folders of `write_selection`, in their order, and renumber the
     parts.
 
     Parts without documents are left out. Text parts are hard-linked where the file system can, else copied.

@@ -77,13 +77,13 @@ def source_numbers(sources: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int3
 
 
 def count_table(documents: pa.Table, kept: NDArray[np.bool_]) -> SourceCounts:
-    """Counts the kept ones (N,) of the documents of a table, without making Python texts of them."""
+    """Count the kept ones (N,) of the documents of a table, without making Python texts of them."""
     names, numbers = source_numbers(documents["source"])
     return count_by_source(names, numbers[kept], pc.binary_length(documents["text"]).to_numpy()[kept])
 
 
 def count_by_source(names: Sequence[str], numbers: NDArray[np.integer], sizes: NDArray[np.integer]) -> SourceCounts:
-    """Counts documents (N,) by source: the number of its source among `names`, and its bytes."""
+    """Count documents (N,) by source: the number of its source among `names`, and its bytes."""
     documents = np.bincount(numbers, minlength=len(names)).tolist()
     by_name = np.bincount(numbers, weights=sizes, minlength=len(names)).astype(np.int64).tolist()
     counts = SourceCounts()
@@ -101,7 +101,7 @@ def read_sources(artifact: Path) -> dict[str, SourceFacts]:
 
 
 def write_sources(out_dir: Path, facts: Mapping[str, SourceFacts], counts: SourceCounts) -> None:
-    """Writes sources.json: the facts about the sources, with their current counts. A source of which nothing is left
+    """Write sources.json: the facts about the sources, with their current counts. A source of which nothing is left
     stays, with zeros."""
     names = [*facts, *sorted(set(counts.documents) - set(facts))]
     rows = {

@@ -88,7 +88,7 @@ def text_buffers(column: pa.ChunkedArray) -> tuple[Bytes, NDArray[np.int64]]:
 
 @kernel(inline=True)
 def mix64(value: np.uint64) -> np.uint64:
-    """Spreads every bit over all 64 (the finaliser of MurmurHash3)."""
+    """Spread every bit over all 64 (the finaliser of MurmurHash3)."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)
@@ -106,9 +106,10 @@ def hash_words(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> int:
-    """Writes the hash and the place in `data` of each word of data[begin:end]; returns how many there are.
+    """Write the hash and the place in `data` of each word of data[begin:end]; return how many there are.
 
-    hashes, starts, ends: room for one word a byte.
+    Args:
+        hashes, starts, ends: room for one word a byte.
     """
     count = 0
     inside = False
@@ -129,9 +130,9 @@ def hash_words(
             at += 3
         elif at + 3 < end:
             second, third = np.int32(data[at + 1]) & 0x3F, np.int32(data[at + 2]) & 0x3F
-            whole = (first & 0x07) << 18 | second << 12 | third << 6 | (np.int32(data[at + 3]) & 0x3F)
+            point = (first & 0x07) << 18 | second << 12 | third << 6 | (np.int32(data[at + 3]) & 0x3F)
             # Above U+10000: Han stands alone, U+1Fxxx are pictures, the rest are letters of old and rare scripts.
-            code = whole | ALONE if whole >= 0x20000 else SEPARATOR if whole >= 0x1F000 else whole
+            code = point | ALONE if point >= 0x20000 else SEPARATOR if point >= 0x1F000 else point
             at += 4
         else:
             break
@@ -208,10 +209,13 @@ def has_unspaced(data: Bytes, begin: int, end: int, starts: NDArray[np.int64], c
 def hash_script_ngrams(
     data: Bytes, starts: NDArray[np.int64], words: Hashes, count: int, n: int, out: Hashes, sizes: NDArray[np.int64]
 ) -> int:
-    """As `hash_ngrams`, with the n of each script: each n-gram has the size of the script that it begins with.
+    """Hash n-grams as `hash_ngrams` does, with the n of each script: each n-gram has the size of the script that it
+    begins with.
 
-    Words at the end that are in none of them get one more. sizes: the number of words of each n-gram; room for `count`,
-    as in `out`.
+    Words at the end that are in none of them get one more.
+
+    Args:
+        sizes: the number of words of each n-gram; room for `count`, as in `out`.
     """
     filled = covered = 0
     for word in range(count):
@@ -232,7 +236,7 @@ def hash_script_ngrams(
 
 @kernel
 def hash_ngrams(words: Hashes, count: int, n: int, out: Hashes) -> int:
-    """Writes the hash of each n words that follow each other; a text of fewer words gives one of all of them.
+    """Write the hash of each n words that follow each other; a text of fewer words gives one of all of them.
 
     Returns how many there are: max(1, count - n + 1), and 0 for a text without words.
     """

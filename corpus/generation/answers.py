@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def fault(self) -> str:
-        """failed, empty or truncated; "" for a whole answer."""
+        """Fault of the answer: failed, empty or truncated; "" for a complete one."""
         if self.finish == "content_filter":
             return "failed"
         if not self.text.strip():
@@ -59,10 +59,10 @@ class AnswerStore:
     def get(self, key: str) -> Answer | None:
         try:
             with closing(self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,))) as rows:
-                found = rows.fetchone()
+                row = rows.fetchone()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        return Answer(**parse_own_json(found[0], self.path)) if found else None
+        return Answer(**parse_own_json(row[0], self.path)) if row else None
 
     def put(self, answers: Iterable[tuple[str, Answer]]) -> None:
         rows = [(key, json.dumps(asdict(answer), ensure_ascii=False)) for key, answer in answers]
@@ -76,5 +76,5 @@ class AnswerStore:
         self._file.close()
 
     def _damaged(self, error: sqlite3.Error | OSError) -> StageError:
-        fix = "make room on the disk, or move the file away: what it holds is then asked for again"
+        fix = "make room on the disk, or move the file away: its answers are then requested again"
         return stage_error("bad_answers_file", str(self.path), f"the kept answers cannot be used: {error}", fix)

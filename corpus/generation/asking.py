@@ -49,7 +49,7 @@ _ROWS = 1000
 
 
 @dataclass
-class Asked:
+class AskedDocument:
     """A document with the answers to its requests. samples: per sample, the answers to the pieces in their order;
     empty where it was not asked about. fault: failed, truncated or empty, by the worst of its answers."""
 
@@ -107,33 +107,33 @@ class Asking:
         )
         self._run.event("generation", message, seconds=round(seconds, 3), **counts)
 
-    def documents(self) -> Iterator[Asked]:
+    def documents(self) -> Iterator[AskedDocument]:
         """All documents in order, those that were asked about with their answers.
 
         Raises StageError: what `Endpoint.ask` raises; `bad_answers` as soon as more are without a proper answer than
         `answer_limits` allows. Raises Cancelled.
         """
         chosen, self.total = chosen_documents(self.config, self._section, self._artifact)
-        waiting: deque[tuple[Asked, asyncio.Task[list[Answer | Failure]] | None]] = deque()
-        documents = (self._begin(one, chosen) for one in read_documents(self._artifact))
+        waiting: deque[tuple[AskedDocument, asyncio.Task[list[Answer | Failure]] | None]] = deque()
+        documents = (self._begin(document, chosen) for document in read_documents(self._artifact))
         most = AHEAD * self.config.endpoint.concurrency
         with Pace(self._run, "documents", self.total) as pace:
             while True:
-                while len(waiting) < most and (found := next(documents, None)) is not None:
-                    waiting.append(found)
+                while len(waiting) < most and (entry := next(documents, None)) is not None:
+                    waiting.append(entry)
                 if not waiting:
                     return
-                asked, task = waiting[0]
+                asked_document, task = waiting[0]
                 if task is not None:
                     self._runner.run(self._until_done(task, waiting))
-                    self._take(asked, task.result())
-                    pace.add(1, len(asked.document.text.encode()))
+                    self._take(asked_document, task.result())
+                    pace.add(1, len(asked_document.document.text.encode()))
                 waiting.popleft()
-                yield asked
+                yield asked_document
 
-    def made(self, id: str, asked: Asked, sample: int, answer: Answer) -> None:
-        """Notes what was made of a document."""
-        document = asked.document
+    def made(self, id: str, asked_document: AskedDocument, sample: int, answer: Answer) -> None:
+        """Record the result made of a document."""
+        document = asked_document.document
         self._rows.append(
             {
                 "id": id,
@@ -149,16 +149,21 @@ class Asking:
         if len(self._rows) == _ROWS:
             self._flush()
 
-    def fault(self, asked: Asked, fault: str, reason: str) -> None:
-        """Counts a document without a proper answer. Raises StageError `bad_answers` beyond the limit."""
+    def fault(self, asked_document: AskedDocument, fault: str, reason: str) -> None:
+        """Count a document without a proper answer. Raises StageError `bad_answers` beyond the limit."""
         self.faults[fault] += 1
         self._reasons[f"{fault}: {reason}"] += 1
-        line = {"id": asked.document.id, "source": asked.document.source, "fault": fault, "reason": reason}
+        line = {
+            "id": asked_document.document.id,
+            "source": asked_document.document.source,
+            "fault": fault,
+            "reason": reason,
+        }
         self._unanswered.write(json.dumps(line, ensure_ascii=False) + "\n")
         limit = getattr(self.config.answer_limits, fault)
         if self.faults[fault] <= limit * self.total:
             return
-        most = next(one for one, _ in self._reasons.most_common() if one.startswith(f"{fault}: "))
+        most = next(text for text, _ in self._reasons.most_common() if text.startswith(f"{fault}: "))
         raise StageError(
             Problem(
                 "bad_answers",
@@ -197,19 +202,21 @@ class Asking:
 
     def _begin(
         self, document: Document, chosen: set[str] | None
-    ) -> tuple[Asked, asyncio.Task[list[Answer | Failure]] | None]:
-        wanted = self.config.from_sources
+    ) -> tuple[AskedDocument, asyncio.Task[list[Answer | Failure]] | None]:
+        sources = self.config.from_sources
         is_chosen = chosen is None or document.id in chosen
-        if not is_chosen or (wanted is not None and source_name(document.source) not in wanted):
-            return Asked(document), None
+        if not is_chosen or (sources is not None and source_name(document.source) not in sources):
+            return AskedDocument(document), None
         pieces = [piece for piece in pieces_of(document.text, self.config.cut_characters) if piece.strip()]
         if not pieces:
-            return Asked(document), None
-        return Asked(document, pieces), self._start(self._ask(document, pieces))
+            return AskedDocument(document), None
+        return AskedDocument(document, pieces), self._start(self._ask(document, pieces))
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._runner.get_loop().create_task(work)
-        task.add_done_callback(lambda one: one.cancelled() or one.exception())  # of several that fail one is raised
+        task.add_done_callback(
+            lambda ended: ended.cancelled() or ended.exception()
+        )  # of several that fail one is raised
         return task
 
     async def _ask(self, document: Document, pieces: Sequence[str]) -> list[Answer | Failure]:
@@ -231,39 +238,39 @@ class Asking:
         return int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1
 
     async def _until_done(
-        self, task: asyncio.Task[Any], waiting: Iterable[tuple[Asked, asyncio.Task[Any] | None]]
+        self, task: asyncio.Task[Any], waiting: Iterable[tuple[AskedDocument, asyncio.Task[Any] | None]]
     ) -> None:
-        """Returns once a task is done, or raises what a later one raised: no more is then worth asking."""
+        """Return once a task is done, or raise what a later one raised: no more is then worth asking."""
         while not task.done():
             await asyncio.wait({task}, timeout=POLL_S)
             self._run.stop_if_cancelled()
-            for _, one in waiting:
-                if one is not None and one.done() and (error := one.exception()) is not None:
+            for _, other in waiting:
+                if other is not None and other.done() and (error := other.exception()) is not None:
                     raise error
 
     async def _end(self) -> None:
-        """Ends what is under way, and the connections."""
+        """End what is under way, and the connections."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await self.endpoint.close()
 
-    def _take(self, asked: Asked, answers: Sequence[Answer | Failure]) -> None:
+    def _take(self, asked_document: AskedDocument, answers: Sequence[Answer | Failure]) -> None:
         self.asked += 1
-        size = len(asked.pieces)
-        if failed := next((one for one in answers if isinstance(one, Failure)), None):
-            asked.fault, asked.reason = "failed", failed.reason
+        size = len(asked_document.pieces)
+        if failed := next((answer for answer in answers if isinstance(answer, Failure)), None):
+            asked_document.fault, asked_document.reason = "failed", failed.reason
         else:
-            found = [one for one in answers if isinstance(one, Answer)]
-            faults = [one.fault for one in found]
-            asked.fault = next((fault for fault in FAULTS if fault in faults), "")
-            asked.reason = _REASONS.get(asked.fault, "")
-            samples = [found[start : start + size] for start in range(0, len(found), size)]
+            received = [answer for answer in answers if isinstance(answer, Answer)]
+            faults = [answer.fault for answer in received]
+            asked_document.fault = next((fault for fault in FAULTS if fault in faults), "")
+            asked_document.reason = _REASONS.get(asked_document.fault, "")
+            samples = [received[start : start + size] for start in range(0, len(received), size)]
             bad = {"failed", "empty"} if self.config.keep_truncated else {"failed", "empty", "truncated"}
-            asked.samples = [some for some in samples if not bad & {one.fault for one in some}]
-        if asked.fault:
-            self.fault(asked, asked.fault, asked.reason)
+            asked_document.samples = [some for some in samples if not bad & {answer.fault for answer in some}]
+        if asked_document.fault:
+            self.fault(asked_document, asked_document.fault, asked_document.reason)
 
     def _flush(self) -> None:
         if self._rows:
@@ -275,7 +282,7 @@ _WORDS = {
     "failed": "got no answer",
     "truncated": "got an answer that was cut off",
     "empty": "got an empty answer",
-    "unparsable": "got an answer in which nothing of what was asked for is found",
+    "unparsable": "got an answer without any of the requested content",
 }
 _FIXES = {
     "failed": "look at the reason, the endpoint's log and aux/unanswered.jsonl; shorten cut_characters where texts are "
@@ -299,12 +306,12 @@ def chosen_documents(config: GenerationConfig, section: str, artifact: Path) -> 
     known: set[str] = set()
     for part in document_parts(artifact):
         table = read_table(part, ["id", "source"])
-        names = [source_name(one) for one in table["source"].to_pylist()]
+        names = [source_name(source) for source in table["source"].to_pylist()]
         known.update(names)
-        wanted = set(names) if config.from_sources is None else set(config.from_sources)
-        ids += [id for id, name in zip(table["id"].to_pylist(), names, strict=True) if name in wanted]
+        chosen_names = set(names) if config.from_sources is None else set(config.from_sources)
+        ids += [id for id, name in zip(table["id"].to_pylist(), names, strict=True) if name in chosen_names]
     key = f"{section}.from_sources"
-    if problems := [one for name in config.from_sources or () for one in unknown_source(key, name, known)]:
+    if problems := [problem for name in config.from_sources or () for problem in unknown_source(key, name, known)]:
         raise StageError(*problems)
     if not ids:
         raise stage_error("nothing_to_ask", section, "expected documents to ask about, found none")
@@ -315,7 +322,7 @@ def chosen_documents(config: GenerationConfig, section: str, artifact: Path) -> 
 
 
 def check_name(name: str, section: str, facts: Mapping[str, SourceFacts]) -> None:
-    """Raises StageError `source_name_taken` where the documents have a source of the name that what is made gets."""
+    """Raise StageError `source_name_taken` where the documents have a source of the name that what is made gets."""
     if name in facts:
         message = f"the documents have a source of the name {name} already"
         raise stage_error("source_name_taken", f"{section}.name", message, "choose another name for what is made")

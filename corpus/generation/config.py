@@ -16,7 +16,7 @@ from infra.secrets import names_secret
 from infra.servers.credentials import SERVERS_ONLY
 
 Share = Annotated[float, Field(ge=0, le=1)]
-_OURS = {"model", "messages", "stream", "n", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p"}
+_RESERVED = {"model", "messages", "stream", "n", "seed", "max_tokens", "max_completion_tokens", "temperature", "top_p"}
 
 
 class EndpointConfig(Config):
@@ -65,7 +65,7 @@ class EndpointConfig(Config):
         if not names_secret(name):
             raise ValueError(f"expected a name that marks a secret, such as {name}_API_KEY: logs hide those")
         if name in SERVERS_ONLY:
-            raise ValueError(f"stages do not get {name}: export the key under another name, such as SERVE_API_KEY")
+            raise ValueError(f"stages do not receive {name}: export the key under another name, such as SERVE_API_KEY")
         return name
 
 
@@ -84,7 +84,7 @@ class SamplingConfig(Config):
     @field_validator("extra")
     @classmethod
     def _is_further(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(_OURS & extra.keys()):
+        if taken := sorted(_RESERVED & extra.keys()):
             raise ValueError(f"extra: expected keys other than {', '.join(taken)}, which come from this config")
         return extra
 

@@ -34,7 +34,7 @@ _RETRIED = frozenset({408, 409, 425, 429})
 _REFUSED = {
     401: "set the API key: endpoint.api_key_variable names its environment variable",
     402: "look at the account of the endpoint",
-    403: "look at what the API key may do",
+    403: "check the permissions of the API key",
     404: "correct endpoint.url or endpoint.model",
     405: "correct endpoint.url",
 }
@@ -114,19 +114,19 @@ class Endpoint:
             self._count_tokens(kept)
             return kept
         if (other := self._under_way.get(key)) is None:
-            other = self._under_way[key] = asyncio.ensure_future(self._asked(key, body))
+            other = self._under_way[key] = asyncio.ensure_future(self._answer_to(key, body))
             other.add_done_callback(lambda _: self._under_way.pop(key, None))
             return await other
-        found = await other
-        if isinstance(found, Answer):
+        answer = await other
+        if isinstance(answer, Answer):
             self.counts["cached"] += 1
-            self._count_tokens(found)
-        return found
+            self._count_tokens(answer)
+        return answer
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _asked(self, key: str, body: Mapping[str, Any]) -> Answer | Failure:
+    async def _answer_to(self, key: str, body: Mapping[str, Any]) -> Answer | Failure:
         named = {"model": self._config.model, **body, self._config.token_limit_key: body["max_tokens"]}
         if self._config.token_limit_key != "max_tokens":
             del named["max_tokens"]
@@ -137,17 +137,17 @@ class Endpoint:
             async with self._slots:
                 await self._turn()
                 self.counts["repeated" if attempt > 1 else "requests"] += 1
-                found = await self._post(content)
-                if isinstance(found, Answer):  # a crash loses no more answers than there are slots
-                    await self._keep(key, found)
-                    self._count_tokens(found)
-                    return found
-            fault = found
+                answer = await self._post(content)
+                if isinstance(answer, Answer):  # a crash loses no more answers than there are slots
+                    await self._keep(key, answer)
+                    self._count_tokens(answer)
+                    return answer
+            fault = answer
             if fault.status in _REFUSED or 300 <= fault.status < 400:
                 raise self._error("endpoint_refused", fault.reason, _REFUSED.get(fault.status, "correct endpoint.url"))
             if fault.after_s > LONGEST_RETRY_AFTER_S:
                 message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
-                raise self._error("rate_limited", message, "run it again then: it goes on from the kept answers")
+                raise self._error("rate_limited", message, "run it again then: it continues from the kept answers")
             if not fault.is_repeated:
                 return Failure(fault.reason)
             if attempt < attempts:
@@ -157,17 +157,15 @@ class Endpoint:
                 await self._sleep(fault.after_s or pause * random.uniform(0.5, 1.0))
         message = f"{fault.reason}, {attempts} times"
         if fault.is_unreachable:
-            fix = "start it, or correct endpoint.url; then run it again: it goes on from the kept answers"
+            fix = "start it, or correct endpoint.url; then run it again: it continues from the kept answers"
             raise self._error("endpoint_unreachable", message, fix)
         if fault.status == 429:
-            fix = (
-                "lower endpoint.requests_per_minute or concurrency, and run it again: it goes on from the kept answers"
-            )
+            fix = "lower endpoint.requests_per_minute or concurrency; run it again: it continues from the kept answers"
             raise self._error("rate_limited", message, fix)
         return Failure(message)
 
     async def _turn(self) -> None:
-        """Waits until another request may be sent."""
+        """Wait until another request may be sent."""
         spacing = 60 / self._config.requests_per_minute if self._config.requests_per_minute else 0.0
         begin = max(self._now(), self._free_at)
         self._free_at = begin + spacing
@@ -189,11 +187,11 @@ class Endpoint:
         except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
             return _Fault(f"no whole answer within {self._config.timeout_s:g} s", is_repeated=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
-            return _Fault(_said(error), is_repeated=True, is_unreachable=True)
+            return _Fault(_message(error), is_repeated=True, is_unreachable=True)
         except httpx.TransportError as error:
-            return _Fault(_said(error), is_repeated=True)
+            return _Fault(_message(error), is_repeated=True)
         except (httpx.DecodingError, httpx.InvalidURL) as error:
-            return _Fault(_said(error))
+            return _Fault(_message(error))
         if got.status_code != 200:
             reason = f"HTTP {got.status_code}: {_message_of(body)}"
             is_repeated = got.status_code in _RETRIED or got.status_code >= 500
@@ -205,7 +203,7 @@ class Endpoint:
             return _Fault(f"no answer of OpenAI's form ({error}): {_message_of(body)}", 200, is_repeated=True)
 
     async def _keep(self, key: str, answer: Answer) -> None:
-        """Returns once the answer is on the disk, with all that came while others were being written."""
+        """Return once the answer is on the disk, with all that came while others were being written."""
         self._unsaved.append((key, answer))
         async with self._saving:
             if self._unsaved:
@@ -219,8 +217,8 @@ class Endpoint:
         return {"messages": list(request.messages), **drawn, **seed, **sampling.extra}
 
     def _key_of(self, body: Mapping[str, Any], request: Request) -> str:
-        asked = [self._config.model, self._config.model_version, request.sample, body]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        identity = [self._config.model, self._config.model_version, request.sample, body]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def _key(self) -> str:
         name = self._config.api_key_variable
@@ -245,18 +243,20 @@ class Endpoint:
 
 
 def _answer_of(body: bytes) -> Answer:
-    """Raises ValueError for anything but an answer of /chat/completions."""
-    found = parse_json(body, surrogates=True)
+    """Raise ValueError for anything but an answer of /chat/completions."""
+    content = parse_json(body, surrogates=True)
     try:
-        choice = found["choices"][0]
+        choice = content["choices"][0]
         text, finish = choice["message"].get("content"), choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError):
         raise ValueError("expected choices with a message") from None
     if text is not None and not isinstance(text, str):
         raise ValueError("expected a message whose content is a text")
-    usage = found.get("usage") if isinstance(found.get("usage"), dict) else {}
-    tokens = [one if isinstance(one := usage.get(f"{kind}_tokens"), int) else 0 for kind in ("prompt", "completion")]
-    model = found.get("model")
+    usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
+    tokens = [
+        count if isinstance(count := usage.get(f"{kind}_tokens"), int) else 0 for kind in ("prompt", "completion")
+    ]
+    model = content.get("model")
     written = _THOUGHTS.sub("", whole_characters(text or "").replace("\0", ""))
     return Answer(written, str(finish or "stop"), model if isinstance(model, str) else "", *tokens)
 
@@ -265,13 +265,13 @@ def _message_of(body: bytes) -> str:
     """Return the message in the body of an error, in one line."""
     text = body[:4000].decode("utf8", "replace")
     with suppress(ValueError):
-        found = parse_json(body)
-        error = found.get("error", found) if isinstance(found, dict) else found
+        content = parse_json(body)
+        error = content.get("error", content) if isinstance(content, dict) else content
         text = str((error.get("message") or error.get("detail") or error) if isinstance(error, dict) else error)
     return shortened(" ".join(text.split())) or "without a word"
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return shortened(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 

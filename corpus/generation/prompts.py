@@ -67,9 +67,9 @@ class Prompt:
         return hashlib.sha256(f"{self.system}\0{self.text}".encode()).hexdigest()[:8]
 
     def messages(self, document: Document, piece: str) -> list[dict[str, str]]:
-        """Raises Unreadable for a document without a field that the prompt names."""
-        asked = {"role": "user", "content": filled(self.text, document, piece)}
-        return [{"role": "system", "content": self.system}, asked] if self.system else [asked]
+        """Raise Unreadable for a document without a field that the prompt names."""
+        message = {"role": "user", "content": filled(self.text, document, piece)}
+        return [{"role": "system", "content": self.system}, message] if self.system else [message]
 
 
 def prompt_of(config: GenerationConfig, task: Task) -> Prompt:
@@ -104,19 +104,19 @@ def filled(template: str, document: Document, piece: str) -> str:
 def _value(field: str, document: Document, piece: str) -> str:
     if not field.startswith("metadata."):
         return {"text": piece, "source": document.source, "language": document.language}[field]
-    found = pick(metadata_of(document), field.removeprefix("metadata."))
-    if found is MISSING or found is None:
+    value = pick(metadata_of(document), field.removeprefix("metadata."))
+    if value is MISSING or value is None:
         raise Unreadable(f"no {field}")
-    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def metadata_of(document: Document) -> dict[str, object]:
     """The metadata of a document; empty where they are no JSON object."""
     try:
-        found = parse_json(document.metadata) if document.metadata else {}
+        metadata = parse_json(document.metadata) if document.metadata else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def pieces_of(text: str, characters: int | None) -> Iterator[str]:
@@ -128,9 +128,9 @@ def pieces_of(text: str, characters: int | None) -> Iterator[str]:
     for _, piece in cut(io.StringIO(text), characters):
         left = str(piece)
         while len(left) > 2 * characters:
-            place = _cut_before(left, characters)
-            yield left[:place].rstrip()
-            left = left[place:].lstrip()
+            end = _cut_before(left, characters)
+            yield left[:end].rstrip()
+            left = left[end:].lstrip()
         if left:
             yield left
 

@@ -1,4 +1,4 @@
-"""Has a language model rewrite documents, or write further ones from them.
+"""Documents that a language model rewrites, or writes from others.
 
 python -m corpus.generation.stage --config generate.yaml --input documents=DIR --out DIR
 """
@@ -18,7 +18,7 @@ from corpus.documents.parts import Document, DocumentWriter, document_parts, mak
 from corpus.documents.passes import write_json
 from corpus.documents.selection import link_selections, write_selection
 from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, write_sources
-from corpus.generation.asking import Asked, Asking, check_name
+from corpus.generation.asking import AskedDocument, Asking, check_name
 from corpus.generation.config import GenerateConfig
 from corpus.generation.prompts import metadata_of, prompt_of
 from infra.errors import stage_error
@@ -29,7 +29,7 @@ SECTION = "generate"
 
 
 def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ (with text/, see `corpus.documents.selection`), sources.json and generation.json;
+    """Write documents/ (with text/, see `corpus.documents.selection`), sources.json and generation.json;
     aux/provenance.parquet with the original text of each document that was made, aux/unanswered.jsonl, aux/counts.json.
 
     What is made comes after all originals, in their order, in the group of its original and under the source
@@ -47,15 +47,17 @@ def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, 
         Asking(config, prompt, SECTION, inputs["documents"], out_dir, run) as asking,
         DocumentWriter(made_dir / "documents") as writer,
     ):
-        for asked in asking.documents():
-            originals.add(asked.document)
-            for sample, answers in enumerate(asked.samples):
-                made = _made(asked, "\n\n".join(one.text.strip() for one in answers), asking, prompt.language)
-                if made.id == asked.document.id or int(made.id, 16) in seen:
-                    left_out["unchanged" if made.id == asked.document.id else "repeated"] += 1
+        for asked_document in asking.documents():
+            originals.add(asked_document.document)
+            for sample, answers in enumerate(asked_document.samples):
+                made = _made(
+                    asked_document, "\n\n".join(answer.text.strip() for answer in answers), asking, prompt.language
+                )
+                if made.id == asked_document.document.id or int(made.id, 16) in seen:
+                    left_out["unchanged" if made.id == asked_document.document.id else "repeated"] += 1
                     continue
                 seen.add(int(made.id, 16))
-                asking.made(made.id, asked, sample, answers[0])
+                asking.made(made.id, asked_document, sample, answers[0])
                 writer.write(made)
                 counts.add(made)
         asking.write_facts()
@@ -72,7 +74,7 @@ def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     write_sources(out_dir, described, counts)
     figures = {"documents": documents, "text_bytes": text_bytes, "made": writer.documents, **asking.figures()}
     figures |= {"left_unchanged": left_out["unchanged"], "left_repeated": left_out["repeated"]}
-    dropped = {} if config.keep_originals else {"replaced by what was made of it": read}
+    dropped = {} if config.keep_originals else {"replaced by the text that was made of it": read}
     report = {"read": read, "kept": documents, "kept_bytes": text_bytes, "dropped": dropped, **figures}
     write_json(out_dir / "aux" / "counts.json", report)
     share = f"{asking.asked:,} of {read:,}" if asking.asked < read else f"{read:,}"
@@ -80,8 +82,8 @@ def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, 
     return Result(figures, headline)
 
 
-def _made(asked: Asked, text: str, asking: Asking, language: str | None) -> Document:
-    original, config = asked.document, asking.config
+def _made(asked_document: AskedDocument, text: str, asking: Asking, language: str | None) -> Document:
+    original, config = asked_document.document, asking.config
     origin = {"from": original.id, "model": config.endpoint.model, "prompt": asking.prompt.name}
     metadata = json.dumps({**metadata_of(original), "generated": origin}, ensure_ascii=False)
     source = f"{config.name}/{original.source}"
@@ -89,12 +91,12 @@ def _made(asked: Asked, text: str, asking: Asking, language: str | None) -> Docu
 
 
 def _only_language(facts: Mapping[str, SourceFacts]) -> str:
-    languages = {one.language for one in facts.values()}
+    languages = {source.language for source in facts.values()}
     return languages.pop() if len(languages) == 1 else ""
 
 
 def _link(originals: Path | None, made: Path, out_dir: Path, run: Run) -> None:
-    """Joins the parts of the originals, whose text is linked, and those of what was made."""
+    """Join the parts of the originals, whose text is linked, and those of what was made."""
     folders = []
     for index, part in enumerate(document_parts(originals) if originals else []):
         folder = run.work_dir / "originals" / f"{index:05}"

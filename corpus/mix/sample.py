@@ -55,14 +55,14 @@ class Dose:
     """Amount of a source to write: its whole training side `whole` times, those of its documents below bin `bins` once
     more; of the held-out side the documents below bin `heldout_bins`, once."""
 
-    whole: int
+    full_epochs: int
     bins: int
     heldout_bins: int
 
     @property
     def epochs(self) -> int:
         """The epochs in which any of it is written."""
-        return max(self.whole + (self.bins > 0), int(self.heldout_bins > 0))
+        return max(self.full_epochs + (self.bins > 0), int(self.heldout_bins > 0))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class WriteSample:
     def __call__(self, item: Epoch, out: Path) -> Summary:
         documents = np.load(item.counted / DOCUMENTS)
         doses = [self.doses[name] for name in item.names]
-        train = np.array([BINS if item.epoch < d.whole else d.bins if item.epoch == d.whole else 0 for d in doses])
+        train = np.array(
+            [BINS if item.epoch < d.full_epochs else d.bins if item.epoch == d.full_epochs else 0 for d in doses]
+        )
         heldout = np.array([dose.heldout_bins if item.epoch == 0 else 0 for dose in doses])
         source = documents["source"]
         rows = np.flatnonzero(documents["bin"] < np.where(documents["heldout"], heldout[source], train[source]))
@@ -95,7 +97,11 @@ class WriteSample:
 
 
 def choose_dose(epochs: float, bins: NDArray[np.int64]) -> Dose:
-    """The dose of a source that is to be seen `epochs` times; bins: its bytes, (2, BINS)."""
+    """The dose of a source that is to be seen `epochs` times;
+
+    Args:
+        bins: its bytes, (2, BINS).
+    """
     epochs = round(epochs, 9)
     whole_epochs = int(epochs)
     train, heldout = bins

@@ -41,11 +41,11 @@ class Available:
         """Bytes that the source can give: held-out documents once, the others `max_epochs` times."""
         return self.train * max_epochs + self.heldout * min(1.0, max_epochs)
 
-    def epochs_for(self, wanted: float) -> float:
-        """Return the epochs of the training side for `wanted` bytes; the held-out one is seen at most once."""
-        if wanted <= self.all or not self.train:
-            return wanted / self.all if self.all else 0.0
-        return (wanted - self.heldout) / self.train
+    def epochs_for(self, tokens: float) -> float:
+        """Return the epochs of the training side for `tokens` bytes; the held-out one is seen at most once."""
+        if tokens <= self.all or not self.train:
+            return tokens / self.all if self.all else 0.0
+        return (tokens - self.heldout) / self.train
 
 
 def asked_shares(
@@ -103,11 +103,11 @@ def target_bytes(config: MixConfig, available: float) -> float:
 
 
 def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
+    """Write documents/ and text/ (see `corpus.documents.selection`) and sources.json; aux/mixture.json (what was
     asked for and what came out, by source) and aux/counts.json.
 
-    A repeated document keeps its id and group and says in `metadata` which epoch it belongs to, from 1 on; its first
-    copy says nothing. Held-out documents are never repeated. Which documents are taken depends on their ids, the
+    A repeated document keeps its id and group and has in `metadata` the epoch that it belongs to, from 1 on; its first
+    copy has none. Held-out documents are never repeated. Which documents are taken depends on their ids, the
     weights and the seed, not on their order. Memory does not grow with the text.
     Raises StageError: `unknown_source`, `bad_shares`; `nothing_left` if no document is taken.
     """
@@ -161,7 +161,7 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
 
 
 def _bins_by_source(folders: Sequence[Path], counted: Sequence[Summary]) -> dict[str, np.ndarray]:
-    """Source name → bytes (2, BINS) by side of the split and bin, in the order of the names."""
+    """Return by source name the bytes (2, BINS) by side of the split and bin, in the order of the names."""
     bins = {
         name: np.zeros((2, BINS), np.int64) for name in sorted({n for summary in counted for n in summary["names"]})
     }
@@ -179,7 +179,7 @@ def _rows(
     planned: Mapping[str, float],
     counts: SourceCounts,
 ) -> dict[str, dict[str, Any]]:
-    """Source name → the requested amount, the amount planned within the epoch cap, and the result."""
+    """Return by source name the requested amount, the amount planned within the epoch cap, and the result."""
     total = max(1, counts.bytes.total())
     return {
         name: {

@@ -19,34 +19,38 @@ _OF_ACTIVATIONS = ".activation_scale"
 
 def without_scales(weights: StoredWeights) -> StoredWeights:
     """Return the tensors that are left when weights are numbers."""
-    kept = {name: one for name, one in weights.tensors.items() if not name.endswith((_SCALE, _OF_ACTIVATIONS))}
+    kept = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith((_SCALE, _OF_ACTIVATIONS))}
     return StoredWeights(kept, weights.prefixes)
 
 
 def fp8_problems(weights: StoredWeights, block: tuple[int, int], where: str) -> list[Problem]:
     """Return why weights in FP8 cannot be turned into numbers: a scale that is missing, left over or of another shape.
 
-    block: rows and columns that share a scale. where: the dotted key that names the folder.
+    Args:
+        block: rows and columns that share a scale.
+        where: the dotted key that names the folder.
     """
     scales = {name for name in weights.tensors if name.endswith(_SCALE)}
     expected = {
-        f"{name}{_SCALE}": one.shape for name, one in weights.tensors.items() if one.dtype.startswith("F8_E4M3")
+        f"{name}{_SCALE}": tensor.shape
+        for name, tensor in weights.tensors.items()
+        if tensor.dtype.startswith("F8_E4M3")
     }
     missing, unused = sorted(expected.keys() - scales), sorted(scales - expected.keys())
     other = []
     for name in sorted(scales & expected.keys()):
         shape, rows = weights.tensors[name].shape, expected[name]
-        wanted = tuple(-(-size // part) for size, part in zip(rows[-2:], block, strict=False))
-        if len(rows) != 2 or shape != wanted:
-            other.append(f"{name} is {list(shape)}, not {list(wanted)}")
+        blocks = tuple(-(-size // part) for size, part in zip(rows[-2:], block, strict=False))
+        if len(rows) != 2 or shape != blocks:
+            other.append(f"{name} is {list(shape)}, not {list(blocks)}")
     parts = [
         f"missing: {named(missing)}" if missing else "",
         f"left over: {named(unused)}" if unused else "",
         f"of another shape: {named(other)}" if other else "",
     ]
-    if not (found := "; ".join(filter(None, parts))):
+    if not (description := "; ".join(filter(None, parts))):
         return []
-    message = f"expected a scale for each block of {block[0]} x {block[1]} numbers of each weight in FP8; {found}"
+    message = f"expected a scale for each block of {block[0]} x {block[1]} numbers of each weight in FP8; {description}"
     fix = "correct weight_block_size in config.json, or download or copy the folder again"
     return [Problem("weights_do_not_fit", where, message, fix)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Problem, quoted
+from infra.io.foreign import ADAPTERS, MERGE
 from infra.io.json import parse_json, read_json
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -56,7 +57,7 @@ class StoredWeights:
 
 
 def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> list[Problem]:
-    """Return what keeps a model folder from being loaded, as far as its files tell without their weights.
+    """Return what prevents a model folder from being loaded, as far as its files show without their weights.
 
     Args:
         folder: a Hugging Face model folder.
@@ -64,23 +65,22 @@ def folder_problems(folder: Path, where: str, *, tokenizer: bool = False) -> lis
         tokenizer: whether it must contain a tokenizer too.
     """
     if not (folder / "config.json").is_file():
-        if (folder / "adapter_config.json").is_file():
-            message = f"{folder} contains an adapter, not a model"
-            return [Problem("adapter", where, message, "merge it into the model that it was trained for first")]
+        if (folder / ADAPTERS).is_file():
+            return [Problem("adapter", where, f"{folder} contains adapters, not a model", MERGE)]
         return [Problem("missing_source", where, f"expected a Hugging Face model folder with config.json at {folder}")]
     try:
         config = read_json(folder / "config.json", nan=True)
     except ValueError as error:
         return [Problem("bad_model", where, f"{folder / 'config.json'} cannot be read: {error}")]
-    found = [problem] if (problem := _quantized(folder, config, where)) else []
+    problems = [problem] if (problem := _quantized(folder, config, where)) else []
     files, wrong = _weight_files(folder, where)
-    found += wrong
+    problems += wrong
     for path in files:
         if message := broken_file(path):
-            found.append(_broken(path, message, where))
+            problems.append(_broken(path, message, where))
     if tokenizer:
-        found += _tokenizer_problems(folder, where)
-    return found
+        problems += _tokenizer_problems(folder, where)
+    return problems
 
 
 def unquantizes(config: Any) -> str:
@@ -127,13 +127,13 @@ def stored_tensors(weights: StoredWeights) -> dict[str, Any]:
     """Return the tensors of a folder by their names without prefixes, read."""
     from safetensors import safe_open
 
-    found = {}
+    tensors = {}
     for file in sorted({tensor.file for tensor in weights.tensors.values()}):
         with safe_open(file, "pt") as opened:
             for name, tensor in weights.tensors.items():
                 if tensor.file == file:
-                    found[name] = opened.get_tensor(tensor.key)
-    return found
+                    tensors[name] = opened.get_tensor(tensor.key)
+    return tensors
 
 
 def broken_file(path: Path) -> str:
@@ -185,7 +185,7 @@ def _quantized(folder: Path, config: Any, where: str) -> Problem | None:
 
 
 def _weight_files(folder: Path, where: str) -> tuple[list[Path], list[Problem]]:
-    """The files that transformers reads weights from, those of them that are there, and what is wrong with them."""
+    """Return the existing files that transformers reads weights from, and their problems."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE], []
     if (index := folder / INDEX).is_file():
@@ -207,9 +207,9 @@ def _weight_files(folder: Path, where: str) -> tuple[list[Path], list[Problem]]:
         fix = f"copy {INDEX} from where the model was downloaded, or rename the file of an unsharded model to {SINGLE}"
         return [], [Problem("no_index", where, message, fix)]
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
-    found = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"
+    finding = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"
     fix = "save the model with save_pretrained(..., safe_serialization=True) where you trust it"
-    return [], [Problem("not_safetensors", where, f"expected *.safetensors in {folder}, {found}", fix)]
+    return [], [Problem("not_safetensors", where, f"expected *.safetensors in {folder}, {finding}", fix)]
 
 
 def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:

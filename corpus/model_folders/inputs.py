@@ -5,12 +5,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from infra.io.json import read_json
 
 _FAST = {"TokenizersBackend": "PreTrainedTokenizerFast"}
 """Names that transformers 5 gives to classes of transformers 4, by which both find them."""
 _SEGMENTS = "token_type_ids"
+CHARACTERS_PER_TOKEN = 40
+"""A text is cut to this many characters per token before it is encoded: no token of prose is longer on average."""
+
+
+def prepare_batches(tokenizer: Any, model: Any, max_tokens: int, batch: int) -> tuple[int, int]:
+    """Give a tokenizer and a model a padding token where they have none.
+
+    Args:
+        max_tokens: tokens of a text that are asked for.
+        batch: texts that are to be computed at once.
+
+    Returns:
+        How many tokens of a text the model can read of those, and how many texts at once: one without a padding token.
+    """
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    positions = getattr(model.config, "max_position_embeddings", None) or max_tokens
+    # RoBERTa's positions begin behind the padding token's: two of them are no text's.
+    positions -= 2 if "roberta" in model.config.model_type else 0
+    tokens: int = min(max_tokens, positions, tokenizer.model_max_length)
+    return tokens, 1 if tokenizer.pad_token_id is None else batch
 
 
 def name_model_inputs(folder: Path) -> None:

@@ -23,16 +23,16 @@ _MOST_BYTES = 1_000_000
 
 def keep_licence(source: Path, out_dir: Path) -> list[str]:
     """Copy the licence of a downloaded folder, or of an artifact, to an artifact; return the names of its files."""
-    place = out_dir / FOLDER
+    folder = out_dir / FOLDER
     kept = carry_licence(source, out_dir)
     for path in sorted(source.iterdir()):
         if any(fnmatch(path.name.lower(), pattern) for pattern in _FILES) and _is_text(path, source):
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place / path.name)
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / path.name)
             kept.append(path.name)
     if stated := _stated(source):
-        place.mkdir(parents=True, exist_ok=True)
-        (place / STATED).write_text(json.dumps(stated), encoding="utf8")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / STATED).write_text(json.dumps(stated), encoding="utf8")
     return kept
 
 

@@ -50,8 +50,12 @@ _LAYER = re.compile(r"((?:.*\.)?layers\.(\d+))\.")
 def load_pretrained_tokenizer(folder: Path, where: str = "") -> Any:
     """The tokenizer of a Hugging Face folder, a PreTrainedTokenizerBase.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code`, `unsafe_file`, `no_model` where
-    there is no such folder. OSError, ValueError, KeyError or ImportError for one that transformers cannot read.
+    OSError, ValueError, KeyError or ImportError for one that transformers cannot read.
+
+    Args:
+        where: the dotted key that names the folder.
+
+    Raises StageError: `foreign_code`, `unsafe_file`, `no_model` where there is no such folder.
     """
     _check(folder, where)
     from transformers import AutoTokenizer
@@ -138,8 +142,14 @@ def load_pretrained_model(
 
 
 def load_pretrained_shape(auto: Any, folder: Path, where: str = "", num_labels: int | None = None) -> Any:
-    """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and what it says
-    of generating. auto: as of `load_pretrained_model`. Raises as `load_pretrained_tokenizer`."""
+    """The model of a Hugging Face folder without its weights, on torch's device `meta`: for its config and its settings
+    of generating.
+
+    Args:
+        auto: as of `load_pretrained_model`.
+
+    Raises as `load_pretrained_tokenizer`.
+    """
     _check(folder, where)
     import torch
 
@@ -198,7 +208,11 @@ def weights_problems(auto: Any, folder: Path, where: str) -> list[Problem]:
 
 
 def non_finite(model: Any, fresh_head: str = "") -> list[str]:
-    """Return the names of a model's weights that contain NaN or infinity. fresh_head: a layer that is drawn later."""
+    """Return the names of a model's weights that contain NaN or infinity.
+
+    Args:
+        fresh_head: a layer that is drawn later.
+    """
     return [
         name
         for name, weight in model.named_parameters()
@@ -213,15 +227,15 @@ def non_finite_tensors(folder: Path) -> list[str]:
     """
     from safetensors import SafetensorError, safe_open
 
-    found = []
+    names = []
     for file in sorted({tensor.file for tensor in stored_weights(folder).tensors.values()}):
         try:
             with safe_open(file, "pt") as opened:
-                found += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
+                names += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
         except SafetensorError as error:
             message = f"{file} is damaged or no safetensors file: {error}"
             raise stage_error("bad_model", str(folder), message, "download or copy the file again") from error
-    return sorted(found)
+    return sorted(names)
 
 
 def is_finite(tensor: Any) -> bool:
@@ -269,7 +283,8 @@ def _misfits(
 ) -> Iterator[Problem]:
     """Weights that the model has and the folder has not, the reverse, and those of another shape.
 
-    info: as from_pretrained returns it within `_every_name`; transformers has left out tied weights.
+    Args:
+        info: as from_pretrained returns it within `_every_name`; transformers has left out tied weights.
     """
     ignored = _pattern(model._keys_to_ignore_on_load_missing)
     buffers = {name for name, _ in model.named_buffers()}
@@ -284,18 +299,18 @@ def _misfits(
     other = [
         f"{name} is {list(weights.tensors[name].shape) if name in weights.tensors else 'another shape'}, "
         f"not {list(expected[name].shape)}"
-        for name in sorted(one if isinstance(one, str) else one[0] for one in info["mismatched_keys"])
+        for name in sorted(entry if isinstance(entry, str) else entry[0] for entry in info["mismatched_keys"])
     ]
     parts = [
         f"missing: {named(missing)}" if missing else "",
         f"left over: {named(unused)}" if unused else "",
         f"of another shape: {named(other)}" if other else "",
     ]
-    if found := "; ".join(filter(None, parts)):
+    if finding := "; ".join(filter(None, parts)):
         yield Problem(
             "weights_do_not_fit",
             where,
-            f"expected exactly the weights of a {type(model).__name__} as config.json describes it; {found}",
+            f"expected exactly the weights of a {type(model).__name__} as config.json describes it; {finding}",
             "correct config.json (architectures, num_hidden_layers, vocab_size, …), or save the whole model again with "
             "save_pretrained; weights that are missing would be drawn at random",
         )
@@ -315,10 +330,10 @@ def _causal_names(model: Any, info: Mapping[str, Any], fresh_head: str) -> set[s
 def _left_out(model: Any, info: Mapping[str, Any], weights: StoredWeights, fresh_head: str) -> dict[str, list[str]]:
     """Stored tensors that a loaded model does not contain, by what they are."""
     heads = _causal_names(model, info, fresh_head)
-    found: dict[str, list[str]] = {}
+    left_out: dict[str, list[str]] = {}
     for name in sorted(set(info["unexpected_keys"]) - heads):
-        found.setdefault(_may_be_left_over(name, weights, model), []).append(name)
-    return found
+        left_out.setdefault(_may_be_left_over(name, weights, model), []).append(name)
+    return left_out
 
 
 def _may_be_left_over(name: str, weights: StoredWeights, model: Any) -> str:
@@ -376,25 +391,25 @@ def _untied(model: Any, weights: StoredWeights, where: str) -> Iterator[Problem]
                 )
 
 
-def _same(one: StoredTensor, other: StoredTensor) -> bool:
+def _same(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Return True if two stored tensors have the same numbers, read a part at a time."""
     import torch
     from safetensors import safe_open
 
-    if one.shape != other.shape:
+    if tensor.shape != other.shape:
         return False
-    rows = max(1, _COMPARED // max(1, one.shape[-1]))
-    with safe_open(one.file, "pt") as first, safe_open(other.file, "pt") as second:
-        ours, theirs = first.get_slice(one.key), second.get_slice(other.key)
+    rows = max(1, _COMPARED // max(1, tensor.shape[-1]))
+    with safe_open(tensor.file, "pt") as first, safe_open(other.file, "pt") as second:
+        values, other_values = first.get_slice(tensor.key), second.get_slice(other.key)
         return all(
-            torch.equal(ours[start : start + rows].float(), theirs[start : start + rows].float())
-            for start in range(0, one.shape[0], rows)
+            torch.equal(values[start : start + rows].float(), other_values[start : start + rows].float())
+            for start in range(0, tensor.shape[0], rows)
         )
 
 
 @contextmanager
 def _every_name() -> Iterator[None]:
-    """Within it, from_pretrained reports all weights that are missing or left over.
+    """Context in which from_pretrained reports all weights that are missing or left over.
 
     transformers removes from its reports the names that a family's class ignores (`attn.bias` of GPT-2 and GPT-J,
     `model.layers.61` of DeepSeek), whatever tensors have them, and offers no option against it.
@@ -412,7 +427,7 @@ def _every_name() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers warns of weights that do not fit, which are refused here, or asked for."""
+    """Context without transformers' warnings of weights that do not fit, which are refused here, or requested."""
     from transformers.utils import logging as transformers_logging
 
     before = transformers_logging.get_verbosity()

@@ -153,7 +153,7 @@ def _content_text(content: Any, role: str) -> str:
             text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
             if not isinstance(text, str):
                 kind = part.get("type") if isinstance(part, Mapping) else None
-                raise Unreadable(f"a part of the content is no text: {kind or 'of no type'}")
+                raise Unreadable(f"a part of the content is not text: {kind or 'of no type'}")
             texts.append(text)
         return "\n".join(texts).strip()
     if role.lower() in RESULTS:
@@ -208,11 +208,11 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
     """
     dialogue = list(turns[1:] if turns and turns[0].role == "system" else turns)
     if not dialogue:
-        raise Unreadable("no prompt: nobody said anything")
+        raise Unreadable("no prompt: the dialogue is empty")
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if any(turn.role == "system" for turn in dialogue):
-        raise Unreadable("the system speaks behind the beginning of the conversation")
+        raise Unreadable("the system speaks after the beginning of the conversation")
     for turn, after in pairwise(dialogue):
         if turn.role == after.role:
             raise Unreadable(f"the {turn.role} speaks twice in a row")
@@ -244,11 +244,16 @@ def tools_of(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], trim: bool = False) -> ToolExchange:
-    """A conversation with functions that ends with an answer, or with calls.
+    """Return a conversation with functions that ends with an answer, or with calls.
 
-    tools: their descriptions. trim: cuts off what the assistant says first and the user last. Raises Unreadable for
-    messages that are neither OpenAI's nor ShareGPT's, or in an order that no chat template knows: the system comes
-    first, then the user, and results behind the calls that they are of.
+    Args:
+        messages: those of the conversation, in OpenAI's or ShareGPT's form.
+        tools: descriptions of the functions.
+        trim: True to cut off a first message of the assistant and a last one of the user.
+
+    Raises:
+        Unreadable: for messages in another form, or in an order that no chat template knows: the system comes first,
+            then the user, and results after their calls.
     """
     dialogue: list[dict[str, Any]] = []
     for message in map(_tool_message, messages):
@@ -258,7 +263,7 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
         else:
             dialogue.append(message)
     if any(message["role"] == "system" for message in dialogue[1:]):
-        raise Unreadable("the system speaks behind the beginning of the conversation")
+        raise Unreadable("the system speaks after the beginning of the conversation")
     system, dialogue = (dialogue[:1], dialogue[1:]) if dialogue and dialogue[0]["role"] == "system" else ([], dialogue)
     while trim and dialogue and dialogue[0]["role"] != "user":
         dialogue.pop(0)
@@ -271,7 +276,7 @@ def tool_exchange_of(messages: Sequence[Any], tools: Sequence[Mapping[str, Any]]
     for current, after in pairwise(dialogue):
         calls = current["role"] == "tool" or "tool_calls" in current
         if calls != (after["role"] == "tool") and not (current["role"] == "tool" and after["role"] == "assistant"):
-            raise Unreadable("expected the results of functions behind the calls that they are of")
+            raise Unreadable("expected the results of functions after their calls")
         if current["role"] == after["role"] != "tool":
             raise Unreadable(f"the {current['role']} speaks twice in a row")
     last = max(number for number, message in enumerate(dialogue) if message["role"] == "user")
@@ -356,11 +361,11 @@ def prompt_of_turns(turns: Sequence[Turn]) -> tuple[str, str]:
     """
     dialogue = [turn for turn in turns if turn.role != "system"]
     if not dialogue:
-        raise Unreadable("no prompt: nobody said anything")
+        raise Unreadable("no prompt: the dialogue is empty")
     if dialogue[0].role == "assistant":
         raise Unreadable("the conversation starts with the assistant")
     if dialogue[-1].role != "human":
-        raise Unreadable("the conversation does not end with the human, whom the answers would answer")
+        raise Unreadable("the conversation does not end with the human, so that there is nothing to answer")
     if len(dialogue) == 1:
         return "\n\n".join(turn.text for turn in turns), dialogue[0].text
     names = {"system": "System", "human": "Human", "assistant": "Assistant"}

@@ -51,13 +51,17 @@ F = TypeVar("F", bound=PairOptions)
 
 
 def records_of(
-    source: F, places: Iterable[Place], key: str, check: Callable[[Record, F, str], None]
+    source: F, files: Iterable[Place], key: str, check: Callable[[Record, F, str], None]
 ) -> Iterator[Record | Rejected]:
-    """The records in these files of a source, file after file by name. key: its dotted config key. check: called with
-    the first record of each file, the source and the key; raises where it lacks a field."""
-    for place in by_name(places):
-        is_first, kind = True, format_of(source, place)
-        for item in records_in(place, kind, source.encoding, key):
+    """The records in these files of a source, file after file by name.
+
+    Args:
+        key: its dotted config key.
+        check: called with the first record of each file, the source and the key; raises where it lacks a field.
+    """
+    for file in by_name(files):
+        is_first, kind = True, format_of(source, file)
+        for item in records_in(file, kind, source.encoding, key):
             if kind == "csv" and isinstance(item, Record):
                 item = replace(item, value=with_lists(item.value))
             if is_first and not isinstance(item, Rejected):

@@ -48,7 +48,7 @@ def is_scored(value: Mapping[str, Any], field: str) -> bool:
 def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
     """The answers of a record from the best to the worst, equal ones as they lie.
 
-    By each one's rank (1 is best) or score, or by the lists `ranks` or `scores` beside them; where there is neither
+    By each one's rank (1 is best) or score, or by the lists `ranks` or `scores` next to them; without either
     they lie from the best to the worst. Raises Unreadable where some have none, an answer is empty, or two are equal.
     """
     items = value[field]
@@ -136,7 +136,7 @@ class Tally:
         return item
 
     def figures(self) -> dict[str, float]:
-        """rankings, ties, and annotator_agreement, the share of two judgements of a pair that say the same; each where
+        """Return rankings, ties, and annotator_agreement, the share of equal judgements of a pair; each where
         there are any."""
         counts = {"rankings": float(len(self._rankings)), "ties": float(self._ties)}
         figures = {name: value for name, value in counts.items() if value}
@@ -144,7 +144,7 @@ class Tally:
 
 
 class Judged(NamedTuple):
-    """A pair as one person judged it, with the record that says so."""
+    """A pair as one person judged it, with the record of the judgement."""
 
     pair: Pair
     annotator: str

@@ -34,19 +34,19 @@ def number_in(text: str) -> Decimal | None:
 def unusable_reference(rule: str, reference: str) -> str:
     """Return the reason why a rule cannot use this reference; "" where it can."""
     if not reference.strip():
-        return "there is no text to hold answers against"
+        return "there is no text to compare answers with"
     if rule == "number" and number_in(reference) is None:
         return "there is no number in it"
     if rule == "json":
         try:
             parse_json(reference)
         except BadJson as error:
-            return f"it is no JSON: {error}"
+            return f"it is not JSON: {error}"
     if rule == "tests":
         try:
             tree = ast.parse(reference)
         except (SyntaxError, ValueError) as error:
-            return f"it is no Python: {error}"
+            return f"it is not Python: {error}"
         if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
             return "there is no assert in it"
     return ""

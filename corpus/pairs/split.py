@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from corpus.config import NearPrompts
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.pairs import PairFilter
+from corpus.dedupe.config import NearDuplicates, choose_bands
+from corpus.dedupe.kernels import Sets, join_alike, sign_sets
+from corpus.dedupe.minhash import hash_functions, sets_of_shingles
+from corpus.dedupe.search import buckets_of
 from corpus.documents.parts import is_heldout
 from corpus.documents.quarantine import Quarantine, Rejected
+from corpus.documents.words import text_buffers
 from corpus.pairs.files import Pair
-from corpus.pairs.prompt_groups import PromptGroups
 from corpus.readers.selected import note_left_out
 from infra.errors import stage_error
 from infra.run import Run
@@ -50,7 +55,7 @@ def write_pairs(
     out_dir: Path,
     run: Run,
 ) -> tuple[dict[str, float], str]:
-    """Reads pairs of sources, which are given by their dotted keys.
+    """Read pairs of sources, which are given by their dotted keys.
 
     Writes train.jsonl, heldout.jsonl, aux/quarantine.jsonl and aux/counts.json, and with the input benchmark_text
     the report of `corpus.decontaminate.pairs.PairFilter`; returns the counts as figures, and a headline.
@@ -146,7 +151,7 @@ class Spool:
         self._file.close()
 
     def add(self, source: int, pairs: Sequence[Pair], test_items: PairFilter | None) -> int:
-        """Adds pairs of a source, without those that hold a test item; returns how many do."""
+        """Add pairs of a source, without those that hold a test item; return how many do."""
         kept = test_items.clean(pairs) if test_items and pairs else [True] * len(pairs)
         new: list[str] = []
         for pair, stays in zip(pairs, kept, strict=True):
@@ -169,7 +174,7 @@ class Spool:
         return kept.count(False)
 
     def write(self, out_dir: Path) -> Counter[str]:
-        """Writes train.jsonl and heldout.jsonl, and counts the pairs: `train`, `heldout`, and those left out because
+        """Write train.jsonl and heldout.jsonl, and count the pairs: `train`, `heldout`, and those left out because
         the near duplicates of their prompt are on the other side, `near_heldout` of training and `near_train` of those
         held out."""
         sides, crossing = self._sides()
@@ -230,3 +235,48 @@ def _mix(path: Path, counts: Sequence[int]) -> None:
         lines = list(file)
     with path.open("w", encoding="utf8") as file:
         file.writelines(lines[number] for number in sorted(range(len(lines)), key=positions.__getitem__))
+
+
+TEMPLATE_SHARE, TEMPLATE_PROMPTS = 0.01, 10
+"""Word n-grams of more than this share of the prompts, and of more than this many, are a template's: prompts that have
+nothing else in common are different prompts."""
+_SEED = 17
+
+
+class PromptGroups:
+    """Prompts, each once, as sets of hashed word n-grams (Broder, 1997). Memory grows by some 8 bytes a word."""
+
+    def __init__(self, config: NearDuplicates) -> None:
+        self._config = config
+        self._shingles = [np.zeros(0, np.uint32)]
+        self._sizes = [np.zeros(0, np.int64)]
+
+    def add(self, prompts: Sequence[str]) -> None:
+        """Adds prompts after those that were added before."""
+        data, begins = text_buffers(pa.chunked_array([pa.array(prompts, pa.large_string())]))
+        numbers = np.arange(len(prompts))
+        shingles = sets_of_shingles(data, begins, numbers, self._config.ngram, self._config.marks)
+        self._shingles.append(shingles.astype(np.uint32))
+        self._sizes.append(np.bincount((shingles >> np.uint64(32)).astype(np.int64), minlength=len(prompts)))
+
+    def firsts(self) -> NDArray[np.int64]:
+        """The first prompt of the group of each prompt, (N,). Two prompts are in one group if they are similar, or if a
+        chain of similar prompts joins them."""
+        sets = self._without_templates()
+        bands = choose_bands(self._config.threshold, self._config.min_recall, self._config.max_hashes)
+        assert bands is not None
+        signed = np.empty((bands.bands, sets.sizes.size), np.uint64)
+        sign_sets(sets, *hash_functions(bands, _SEED), signed)
+        filled = np.flatnonzero(sets.sizes)
+        parents = np.arange(sets.sizes.size)
+        for band in signed:
+            join_alike(*buckets_of(band[filled], filled), sets, self._config.threshold, parents)
+        return parents
+
+    def _without_templates(self) -> Sets:
+        shingles, sizes = np.concatenate(self._shingles), np.concatenate(self._sizes)
+        _, number, prompts = np.unique(shingles, return_inverse=True, return_counts=True)
+        keep = prompts[number] <= max(TEMPLATE_PROMPTS, TEMPLATE_SHARE * sizes.size)
+        owners = np.repeat(np.arange(sizes.size), sizes)[keep]
+        kept = np.bincount(owners, minlength=sizes.size)
+        return Sets(shingles[keep], np.cumsum(kept) - kept, kept)

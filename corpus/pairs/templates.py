@@ -23,8 +23,11 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(record: Record, templates: Sequence[InstructionTemplate], seed: int) -> Exchange:
-    """By one of the templates, drawn by the record's content and the seed alone. Raises Unreadable where the record
-    lacks a field that a prompt or the drawn template names, or has a label without words."""
+    """Return prompt and answer by one of the templates, drawn by the record's content and the seed alone.
+
+    Raises Unreadable where the record lacks a field that a prompt or the drawn template names, or has a label without
+    words.
+    """
     drawn = _exchange(record, templates[_number_of(record, seed) % len(templates)])
     prompt_fields = sorted({field for template in templates for field in _fields_asked(template)})
     group = "\0".join(f"{field}\0{_text(record, field)}" for field in prompt_fields)
@@ -32,7 +35,11 @@ def exchange_of(record: Record, templates: Sequence[InstructionTemplate], seed: 
 
 
 def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: str) -> None:
-    """Raises StageError `wrong_field` where the record lacks a field that a template names. key: of the templates."""
+    """Raise StageError `wrong_field` where the record lacks a field that a template names.
+
+    Args:
+        key: of the templates.
+    """
     for number, template in enumerate(templates):
         fields_by_part = {"prompt": fields_of(template.prompt), "answer": fields_of(template.answer)}
         fields_by_part["choices"] = [*template.choices]
@@ -40,7 +47,7 @@ def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: 
             for field in fields:
                 if (field == OPTIONS and template.choices) or _value_of(record, field) is not MISSING:
                     continue
-                near = difflib.get_close_matches(field, _field_names(record), n=1, cutoff=0.5)
+                near = difflib.get_close_matches(field, field_names(record.value).split(", "), n=1, cutoff=0.5)
                 raise stage_error(
                     "wrong_field",
                     record.place,
@@ -115,7 +122,3 @@ def _text(record: Record, field: str) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise Unreadable(f"the field {field} is no text or number, or empty")
-
-
-def _field_names(record: Record) -> list[str]:
-    return field_names(record.value).split(", ")

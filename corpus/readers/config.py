@@ -46,8 +46,8 @@ def _known_encoding(value: str) -> str:
 EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
 
 
-def _order(place: Place) -> tuple[bool, str]:
-    return (not isinstance(place, Path), str(place))
+def _order(file: Place) -> tuple[bool, str]:
+    return (not isinstance(file, Path), str(file))
 
 
 class FileSelection(Config):
@@ -105,11 +105,11 @@ class FileSelection(Config):
         return self.selection().read
 
     def source(self, key: str) -> Source:
-        places = self.places()
+        files = self.places()
         return Source(
             key,
-            paths=tuple(place for place in places if isinstance(place, Path)),
-            objects=tuple(place for place in places if not isinstance(place, Path)),
+            paths=tuple(file for file in files if isinstance(file, Path)),
+            objects=tuple(file for file in files if not isinstance(file, Path)),
         )
 
 
@@ -207,7 +207,7 @@ def _compiles(rule: str) -> str:
         try:
             re.compile(rule.removeprefix("format:"))
         except re.error as error:
-            raise ValueError(f"expected a regular expression behind format: ({error})") from error
+            raise ValueError(f"expected a regular expression after format: ({error})") from error
     return rule
 
 
@@ -343,7 +343,7 @@ class InstructionOptions(PairOptions):
         for key in unread:
             if getattr(self, key) != type(self).model_fields[key].default:
                 expectation = (
-                    "none beside templates, which name their fields" if self.templates else "templates beside it"
+                    "none together with templates, which name their fields" if self.templates else "templates as well"
                 )
                 raise ValueError(f"{key}: expected {expectation}")
         return self

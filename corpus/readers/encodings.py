@@ -1,4 +1,4 @@
-"""Bytes to text: declared, detected or mended encodings."""
+"""Bytes to text: declared, detected or repaired encodings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import unicodedata
 from corpus.readers.streams import PROBE_BYTES, encoding_mark, is_wide, wide_without_mark
 
 AUTO = "auto"
-# Less says too little about the encoding; what is no UTF-8 on the web is mostly Windows-1252.
+# Fewer bytes are too little evidence of the encoding; what is no UTF-8 on the web is mostly Windows-1252.
 MIN_DETECT_BYTES = 64
 DETECT_BYTES = 65_536
 FALLBACK = "cp1252"
@@ -134,7 +134,7 @@ def web_name(encoding: str) -> str:
 def detect(data: bytes) -> str:
     """The encoding that charset-normalizer takes these bytes to be in; "" where they are too few or fit none."""
     first = _NO_ASCII.search(data)
-    # ASCII says nothing: only the part from the first other byte on is looked at.
+    # ASCII is no evidence: only the part from the first other byte on is examined.
     start = max(0, (first.start() if first else 0) - MIN_DETECT_BYTES)
     sample = data[start : start + DETECT_BYTES]
     if len(sample) < MIN_DETECT_BYTES:

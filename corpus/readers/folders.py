@@ -97,9 +97,9 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
-def split_of(name: str, asked: str = "train") -> str:
+def split_of(name: str, requested: str = "train") -> str:
     """The split that a path in a folder names: train, validation, test or the one asked for; "" where it names none."""
-    for split, words in {**SPLIT_WORDS, asked: SPLIT_WORDS.get(asked, (asked,))}.items():
+    for split, words in {**SPLIT_WORDS, requested: SPLIT_WORDS.get(requested, (requested,))}.items():
         if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name):
             return split
     return ""

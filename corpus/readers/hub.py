@@ -28,7 +28,10 @@ CORRECT = "correct the dataset card, or set split and subset for the files that 
 def dataset_files(dataset: str, subset: str | None, split: str, revision: str | None) -> tuple[Path, ...]:
     """The data files of one split.
 
-    dataset: a folder (`save_to_disk`, or data files) or a name on the hub, which is looked up in the local cache.
+    Args:
+        dataset: a folder (`save_to_disk`, or data files) or a name on the hub, which is looked up in the local
+            cache.
+
     Raises StageError: `missing_source` for one that is not there, with the command that fetches it; `wrong_split` with
     the splits that there are; `unsafe_file` for an index or a link that leads out of the folder, `bad_index` for an
     index that cannot be read, each naming the file and the key.
@@ -116,7 +119,7 @@ def _files_of_split(dataset: str, folder: Path, files: list[Path], split: str) -
         by_split.setdefault(split_of(path.relative_to(folder).as_posix(), split), []).append(path)
     unnamed = by_split.pop("", [])
     if unnamed and set(by_split) <= {"train"}:
-        # Files that name no split are the training data, as on the hub; `train` in the name of one file beside them,
+        # Files that name no split are the training data, as on the hub; `train` in the name of one further file,
         # such as train_timetables.jsonl, names none either.
         by_split = {"train": sorted([*unnamed, *by_split.get("train", [])])}
     elif unnamed and split not in by_split and split == "train":

@@ -56,45 +56,45 @@ BROKEN = {"corrupt_file", "binary_source", "unread_format", "wrong_encoding", "t
 class FilePart:
     """A file, or a part of one: bytes of a file of lines, row groups of a Parquet file. size: bytes on disk."""
 
-    place: Place
+    file: Place
     size: int
     span: Span | None = None
 
 
-def format_of(source: TextOptions | PairOptions, place: Place) -> str:
+def format_of(source: TextOptions | PairOptions, file: Place) -> str:
     """Return the format that the source sets, or else that of the file's name; files without a known suffix are
     text."""
     if source.format != "auto":
         return source.format
-    format_name = named_format(place)
+    format_name = named_format(file)
     # What is read line by line, or said to be a page or an e-mail, is so in a file of text of any suffix.
     is_plain = isinstance(source, PairOptions) or (source.content == "plain" and source.text_unit == "file")
     return format_name if is_plain or format_name not in ("markdown", "tex", "email", "mhtml") else "text"
 
 
-def named_format(place: Place) -> str:
+def named_format(file: Place) -> str:
     """Return the format of a file's name; files without a known suffix are text, and unread those that no reader
     reads."""
-    return FORMATS.get(suffix_of(place), "text")
+    return FORMATS.get(suffix_of(file), "text")
 
 
-def suffix_of(place: Place) -> str:
+def suffix_of(file: Place) -> str:
     """The suffix of a file's name in lower case, before that of a compression."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(place.name).suffixes]
+    suffixes = [suffix.lower() for suffix in PurePosixPath(file.name).suffixes]
     while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
 
 
-def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[FilePart]]:
+def partitions_of(source: TextOptions, files: Iterable[Place]) -> list[list[FilePart]]:
     """The pieces of all files, in groups of about PARTITION_BYTES; depends on nothing but the files.
 
     Raises StageError `missing_source`, `corrupt_file` (Parquet).
     """
     groups: list[list[FilePart]] = []
     remaining = 0
-    for place in by_name(places):
-        for piece in _pieces(source, place):
+    for file in by_name(files):
+        for piece in _pieces(source, file):
             if not groups or piece.size > remaining:
                 groups.append([])
                 remaining = PARTITION_BYTES
@@ -103,45 +103,45 @@ def partitions_of(source: TextOptions, places: Iterable[Place]) -> list[list[Fil
     return groups
 
 
-def _pieces(source: TextOptions, place: Place) -> Iterator[FilePart]:
-    size = size_of(place)
+def _pieces(source: TextOptions, file: Place) -> Iterator[FilePart]:
+    size = size_of(file)
     if size <= PARTITION_BYTES:
-        yield FilePart(place, size)
+        yield FilePart(file, size)
         return
-    kind = format_of(source, place)
+    kind = format_of(source, file)
     if kind == "parquet":
-        yield from _row_groups(source, place, size)
-    elif (kind == "jsonl" or (kind == "text" and source.text_unit == "line")) and _splits_at_bytes(source, place, kind):
+        yield from _row_groups(source, file, size)
+    elif (kind == "jsonl" or (kind == "text" and source.text_unit == "line")) and _splits_at_bytes(source, file, kind):
         for start in range(0, size, PARTITION_BYTES):
             end = min(size, start + PARTITION_BYTES)
-            yield FilePart(place, end - start, Span(start, end))
+            yield FilePart(file, end - start, Span(start, end))
     else:
-        yield FilePart(place, size)
+        yield FilePart(file, size)
 
 
-def _splits_at_bytes(source: TextOptions, place: Place, kind: str) -> bool:
-    with open_place(place) as file:
+def _splits_at_bytes(source: TextOptions, source_file: Place, kind: str) -> bool:
+    with open_place(source_file) as file:
         if compression(file):
             return False
-    with opened(place) as stream:
+    with opened(source_file) as stream:
         if wide_encoding(stream, source.encoding):
             return False
-    return not (kind == "jsonl" and is_list(place))
+    return not (kind == "jsonl" and is_list(source_file))
 
 
-def _row_groups(source: TextOptions, place: Place, size_on_disk: int) -> Iterator[FilePart]:
+def _row_groups(source: TextOptions, file: Place, size_on_disk: int) -> Iterator[FilePart]:
     first, total = 0, 0
     try:
-        sizes = group_bytes(place)
+        sizes = group_bytes(file)
     except StageError as error:
         if source.broken_files == "stop" or error.problems[0].code not in BROKEN:
             raise
         # Who reads it finds the same fault, and puts the file aside.
-        yield FilePart(place, size_on_disk)
+        yield FilePart(file, size_on_disk)
         return
     for index, size in enumerate(sizes):
         if total and total + size > PARTITION_BYTES:
-            yield FilePart(place, total, Span(first, index))
+            yield FilePart(file, total, Span(first, index))
             first, total = index, 0
         total += size
-    yield FilePart(place, total, Span(first, len(sizes)))
+    yield FilePart(file, total, Span(first, len(sizes)))

@@ -42,7 +42,7 @@ class Text:
 
 
 class Unreadable(Exception):
-    """A record of which no text can be made; says why, as `corpus.documents.quarantine.Rejected.reason` does."""
+    """A record of which no text can be made; with the reason, as `corpus.documents.quarantine.Rejected.reason` does."""
 
 
 def too_long(limit: int, what: str) -> str:
@@ -87,12 +87,14 @@ def _names(value: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def field_fix(setting: str, wanted: str, names: Sequence[str], otherwise: str = "") -> str:
-    """Return the fix for a missing field `wanted`: the setting with the field that is most like it.
+def field_fix(setting: str, name: str, names: Sequence[str], otherwise: str = "") -> str:
+    """Return the fix for a missing field `name`: the setting with the field that is most like it.
 
-    names: the fields that hold text. otherwise: the one to name where none is like it.
+    Args:
+        names: the fields that hold text.
+        otherwise: the one to name where none is like it.
     """
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     suggestion = near[0] if near else otherwise
     return f"set {setting}: {suggestion}" if suggestion else f"set {setting}"
 

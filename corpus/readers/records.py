@@ -16,15 +16,15 @@ from infra.io.bounded import RECORD_BYTES
 from infra.io.sources import Place
 
 
-def records_in(place: Place, kind: str, encoding: str, key: str) -> Iterator[Record | Rejected]:
+def records_in(file: Place, kind: str, encoding: str, key: str) -> Iterator[Record | Rejected]:
     """All records of a file of the format `kind`: jsonl, parquet, arrow or csv; what is none of these is read as jsonl.
 
     Raises StageError as the readers of these formats do.
     """
     if kind == "unread":
-        raise refuse_format(place, suffix_of(place))
+        raise refuse_format(file, suffix_of(file))
     if kind in ("parquet", "arrow"):
-        return read_rows(Table(kind, place, (), key, RECORD_BYTES))
+        return read_rows(Table(kind, file, (), key, RECORD_BYTES))
     if kind == "csv":
-        return read_delimited(place, encoding, RECORD_BYTES, "")
-    return read_records(place, encoding, (), key, ())
+        return read_delimited(file, encoding, RECORD_BYTES, "")
+    return read_records(file, encoding, (), key, ())

@@ -30,8 +30,9 @@ def encoding_mark(start: bytes) -> str:
 
 
 def wide_without_mark(start: bytes) -> str:
-    """utf-16-le or utf-16-be for bytes of which every other one is mostly NUL and the rest never, as in most texts of
-    that encoding without a byte order mark; else ""."""
+    """Return utf-16-le or utf-16-be for bytes of which every other one is mostly NUL and the rest never, as in most
+    texts of that encoding without a byte order mark; else "".
+    """
     half = len(start) // 2
     even, odd = start[: 2 * half : 2].count(0), start[1 : 2 * half : 2].count(0)
     if half < MIN_WIDE_CHARACTERS or even * odd:
@@ -47,15 +48,15 @@ def is_wide(encoding: str) -> bool:
         return False
 
 
-def refuse_binary(stream: io.BufferedReader, place: Place, encoding: str) -> None:
-    """Raises StageError `binary_source` for a stream that opens like an image or a program rather than text."""
+def refuse_binary(stream: io.BufferedReader, file: Place, encoding: str) -> None:
+    """Raise StageError `binary_source` for a stream that opens like an image or a program rather than text."""
     probe = stream.peek(PROBE_BYTES)[:PROBE_BYTES]
-    refuse_by_magic(probe, place)
+    refuse_by_magic(probe, file)
     wide = is_wide(encoding) or is_wide(encoding_mark(probe)) or (encoding == "auto" and wide_without_mark(probe))
     if not wide and probe.count(0) > MAX_NUL_SHARE * len(probe):
         raise stage_error(
             "binary_source",
-            str(place),
+            str(file),
             f"expected text, found a binary file (NUL byte at byte {probe.index(0):,})",
             "take it off the paths, or set the format or encoding",
         )

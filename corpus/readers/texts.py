@@ -28,8 +28,10 @@ from infra.errors import StageError
 def read_texts(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
     """All texts of a piece of a source, mended and cut as the source asks for; what cannot be read is put aside.
 
-    key: the dotted config key of the source, for messages.
-    Raises StageError: `missing_source`, `wrong_field` (with the fields that are there), what `infra.io.s3` raises, and,
+    Args:
+        key: the dotted config key of the source, for messages.
+
+    Raises StageError: `missing_source`, `wrong_field` (with the existing fields), what `infra.io.s3` raises, and,
     unless the source puts broken files aside, `binary_source`, `wrong_encoding`, `corrupt_file`, `too_big`.
     """
     try:
@@ -42,17 +44,17 @@ def read_texts(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text 
         [problem] = error.problems
         if source.broken_files == "stop" or problem.code not in BROKEN:
             raise
-        yield Rejected(str(piece.place), 0, f"broken file: {problem.message}")
+        yield Rejected(str(piece.file), 0, f"broken file: {problem.message}")
 
 
 def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
-    place, encoding, max_bytes = piece.place, source.encoding, int(source.max_document_mb * 1e6)
+    file, encoding, max_bytes = piece.file, source.encoding, int(source.max_document_mb * 1e6)
     fields = (source.text_field, *source.metadata_fields)
-    match format_of(source, place):
+    match format_of(source, file):
         case "jsonl":
             # Escapes and other fields may make a line longer than its text.
             records = read_records(
-                place,
+                file,
                 encoding,
                 (source.text_field,),
                 key,
@@ -64,25 +66,25 @@ def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rej
             yield from _texts_of(records, source)
         case "parquet" | "arrow" as kind:
             groups = None if piece.span is None else (piece.span.start, piece.span.end)
-            yield from _texts_of(read_rows(Table(kind, place, fields, key, max_bytes, groups)), source)
+            yield from _texts_of(read_rows(Table(kind, file, fields, key, max_bytes, groups)), source)
         case "csv":
-            rows = read_delimited(place, encoding, 4 * max_bytes)
+            rows = read_delimited(file, encoding, 4 * max_bytes)
             yield from _texts_of(with_fields(rows, (source.text_field,), key, ("text_field",)), source)
         case "html":
-            yield from read_html(place, encoding, max_bytes)
+            yield from read_html(file, encoding, max_bytes)
         case kind if kind in DOCUMENT_FORMATS:
-            yield from read_document(place, kind, encoding, max_bytes)
+            yield from read_document(file, kind, encoding, max_bytes)
         case "unread":
-            raise refuse_format(place, suffix_of(place))
+            raise refuse_format(file, suffix_of(file))
         case "warc":
-            yield from read_warc(place, encoding, max_bytes, source.error_pages)
+            yield from read_warc(file, encoding, max_bytes, source.error_pages)
         case _ if source.text_unit == "line":
-            yield from read_lines(place, encoding, piece.span, max_bytes)
+            yield from read_lines(file, encoding, piece.span, max_bytes)
         case _ if source.text_unit == "paragraph" or (source.cut_characters and source.content == "plain"):
             cut_characters = (source.cut_characters or 0) if source.content == "plain" else 0
-            yield from read_paragraphs(place, encoding, cut_characters, max_bytes)
+            yield from read_paragraphs(file, encoding, cut_characters, max_bytes)
         case _:
-            yield from read_whole(place, encoding, max_bytes)
+            yield from read_whole(file, encoding, max_bytes)
 
 
 def _texts_of(records: Iterator[Record | Rejected], source: TextOptions) -> Iterator[Text | Rejected]:

@@ -29,7 +29,7 @@ UNREAD = {
     ".xml": (
         "XML",
         "write its texts as JSON Lines (WikiExtractor does for MediaWiki dumps); `format: html` for XHTML, `format: "
-        "text` for the markup as it is",
+        "text` for the markup itself",
     ),
     ".zip": ("ZIP archive", _UNPACK),
     ".tar": ("tar archive", _UNPACK),
@@ -47,13 +47,13 @@ MAGIC_BYTES = 16
 """Bytes at the start of a file that these are looked for in."""
 
 
-def refuse_format(place: Place, suffix: str) -> StageError:
+def refuse_format(file: Place, suffix: str) -> StageError:
     """The error for a file of a format in UNREAD."""
     name, fix = UNREAD[suffix]
     article = "an" if name[0] in "AEIORX" else "a"
     description = name if name.endswith("archive") else f"{name} file"
     return stage_error(
-        "unread_format", str(place), f"expected text, found {article} {description}, which is not read", fix
+        "unread_format", str(file), f"expected text, found {article} {description}, which is not read", fix
     )
 
 
@@ -72,18 +72,21 @@ class UnreadFiles(NamedTuple):
 
 
 def by_unread_format(files: Iterable[tuple[Place, str]]) -> list[UnreadFiles]:
-    """Files that no reader reads by their formats. files: each with its suffix in UNREAD, or with "" for a binary file
-    of another format."""
+    """Files that no reader reads by their formats.
+
+    Args:
+        files: each with its suffix in UNREAD, or with "" for a binary file of another format.
+    """
     groups: dict[tuple[str, str], list[Place]] = {}
-    for place, suffix in files:
-        groups.setdefault(UNREAD.get(suffix, _BINARY), []).append(place)
-    return [UnreadFiles(name, tuple(places), fix) for (name, fix), places in groups.items()]
+    for file, suffix in files:
+        groups.setdefault(UNREAD.get(suffix, _BINARY), []).append(file)
+    return [UnreadFiles(name, tuple(group), fix) for (name, fix), group in groups.items()]
 
 
-def refuse_by_magic(start: bytes, place: Place) -> None:
+def refuse_by_magic(start: bytes, file: Place) -> None:
     """Raise StageError `unread_format` for a file that opens as one of a format in UNREAD."""
     if suffix := suffix_by_magic(start):
-        raise refuse_format(place, suffix)
+        raise refuse_format(file, suffix)
 
 
 def named_by_magic(start: bytes | str) -> str:

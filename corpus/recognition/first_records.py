@@ -25,7 +25,7 @@ from infra.errors import Problem, StageError
 from infra.io.bounded import opened
 from infra.io.sources import SCHEME, Place, by_name, files_below, size_of
 
-LOOKED_AT = 20
+INSPECTED = 20
 """Records of a source that are checked. One that cannot be read is put aside later; if none of them can, the key is
 wrong."""
 SNIFFED = 1000
@@ -47,52 +47,52 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
             if empty := list(_empty_folders(source, key)):
                 problems += empty
                 continue
-            places = [place for place in by_name(source.places()) if not isinstance(place, Path) or place.exists()]
+            files = [file for file in by_name(source.places()) if not isinstance(file, Path) or file.exists()]
             assert isinstance(source, TextOptions | PairOptions)
-            if unread := unread_files(source, places):
+            if unread := unread_files(source, files):
                 if not isinstance(source, TextOptions) or source.broken_files == "stop":
-                    problems += [_unread(one, len(places), source, key) for one in unread]
+                    problems += [_unread(group, len(files), source, key) for group in unread]
                     continue
-                aside = {file for one in unread for file in one.files}
-                places = [place for place in places if place not in aside]
-            filled = next((place for place in places if size_of(place)), None)
+                excluded = {file for group in unread for file in group.files}
+                files = [file for file in files if file not in excluded]
+            filled = next((file for file in files if size_of(file)), None)
             if filled is not None:
                 problems += _of_records(source, filled, key)
-            elif places:
-                problems.append(Problem("empty_source", key, f"expected records, found empty files: {places[0]}, …"))
+            elif files:
+                problems.append(Problem("empty_source", key, f"expected records, found empty files: {files[0]}, …"))
         except StageError as error:
             problems += error.problems
     return problems
 
 
-def unread_files(source: TextOptions | PairOptions, places: Iterable[Place]) -> list[UnreadFiles]:
+def unread_files(source: TextOptions | PairOptions, files: Iterable[Place]) -> list[UnreadFiles]:
     """The files of a source that no reader reads, by format: seen from their names, and from the beginning of the first
     SNIFFED of them on disk whose names do not give a format. Raises StageError `missing_source`, `corrupt_file`."""
-    found: list[tuple[Place, str]] = []
+    unread: list[tuple[Place, str]] = []
     sniffed = 0
-    for place in places:
-        kind = format_of(source, place)
+    for file in files:
+        kind = format_of(source, file)
         if kind == "unread":
-            found.append((place, suffix_of(place)))
-        elif kind == "text" and isinstance(place, Path) and sniffed < SNIFFED:
+            unread.append((file, suffix_of(file)))
+        elif kind == "text" and isinstance(file, Path) and sniffed < SNIFFED:
             sniffed += 1
-            with opened(place) as stream:
+            with opened(file) as stream:
                 try:
-                    refuse_binary(stream, place, source.encoding)
+                    refuse_binary(stream, file, source.encoding)
                 except StageError:
-                    found.append((place, suffix_by_magic(stream.peek(MAGIC_BYTES))))
-    return by_unread_format(found)
+                    unread.append((file, suffix_by_magic(stream.peek(MAGIC_BYTES))))
+    return by_unread_format(unread)
 
 
 def _unread(unread: UnreadFiles, files: int, source: TextOptions | PairOptions, key: str) -> Problem:
     code = "binary_source" if unread.format == "binary" else "unread_format"
     message = f"of {files:,} files no reader reads {unread.note}"
-    aside = "; `broken_files: quarantine` puts them aside" if isinstance(source, TextOptions) else ""
-    return Problem(code, f"{key}.paths", message, unread.fix + aside)
+    hint = "; `broken_files: quarantine` puts them aside" if isinstance(source, TextOptions) else ""
+    return Problem(code, f"{key}.paths", message, unread.fix + hint)
 
 
 def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterator[Problem]:
-    """Raises StageError as `FileSelection.selection` does."""
+    """Raise StageError as `FileSelection.selection` does."""
     for number, path in enumerate(source.paths if isinstance(source, FileSelection) else ()):
         folder = Path(path)
         if path.startswith(SCHEME) or not folder.is_dir():
@@ -107,9 +107,9 @@ def _empty_folders(source: FileSelection | DatasetSelection, key: str) -> Iterat
         yield Problem("empty_source", where, message, "correct the path, or put the files there")
 
 
-def _of_records(source: Any, place: Place, key: str) -> Iterator[Problem]:
-    """Raises StageError as the readers do."""
-    items = list(islice(_records(source, place, key), LOOKED_AT))
+def _of_records(source: Any, file: Place, key: str) -> Iterator[Problem]:
+    """Raise StageError as the readers do."""
+    items = list(islice(_records(source, file, key), INSPECTED))
     rejected = [item for item in items if isinstance(item, Rejected)]
     if items and len(rejected) == len(items):
         first = rejected[0]
@@ -117,13 +117,13 @@ def _of_records(source: Any, place: Place, key: str) -> Iterator[Problem]:
         yield Problem("unreadable_source", first.place, message, f"see {key}: its format, encoding and fields")
 
 
-def _records(source: Any, place: Place, key: str) -> Iterator[object]:
+def _records(source: Any, file: Place, key: str) -> Iterator[object]:
     from corpus.instructions import file_pairs as instruction_pairs
     from corpus.preferences import file_pairs as preference_pairs
     from corpus.readers.texts import read_texts
 
     if isinstance(source, InstructionOptions):
-        return instruction_pairs(source, [place], key)
+        return instruction_pairs(source, [file], key)
     if isinstance(source, PreferenceOptions):
-        return preference_pairs(source, [place], key)
-    return read_texts(source, FilePart(place, size_of(place)), key)
+        return preference_pairs(source, [file], key)
+    return read_texts(source, FilePart(file, size_of(file)), key)

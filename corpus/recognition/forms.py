@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corpus.documents.quarantine import Rejected
-from corpus.instructions import ASKED, RESPONSES, pair_of
+from corpus.instructions import PROMPT_FIELDS, RESPONSES, pair_of
 from corpus.pairs.files import CONVERSATIONS, Pair, turns_field, with_lists
 from corpus.pairs.rankings import answers_field, is_scored
 from corpus.preferences import pairs_of
@@ -69,14 +69,14 @@ _MAGIC = {
     b"{\\rtf": "",
     b"\xd0\xcf\x11\xe0": "",
 }
-"""First bytes of files whose name says nothing; "" for what no reader here reads."""
+"""First bytes of files whose name does not show the format; "" for what no reader here reads."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """One way to read some files.
 
-    keys: config keys of the source that differ from their default. why: what of the sample speaks for it.
+    keys: config keys of the source that differ from their default. why: the evidence in the sample.
     """
 
     kind: Kind
@@ -101,7 +101,7 @@ class Group:
     """
 
     source: Mapping[str, Any]
-    places: Sequence[Place]
+    files: Sequence[Place]
     format: str
     readings: Sequence[Reading]
     sample: Sequence[Record] = ()
@@ -127,31 +127,33 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
         StageError: what the readers raise.
     """
     if _is_dataset(Path(path)):
-        places = [place for place in by_name(HuggingFaceDocuments(dataset=path).places()) if size_of(place)]
-        if not places:
+        paths_read = [file for file in by_name(HuggingFaceDocuments(dataset=path).places()) if size_of(file)]
+        if not paths_read:
             raise ConfigError(Problem("empty_source", path, "expected records, found empty files"))
         note = f"{path}: a Hugging Face dataset, of which the split train is read"
-        return [_group({"kind": "huggingface", "dataset": path}, places, named_format(places[0]), path, wish)], [note]
+        return [
+            _group({"kind": "huggingface", "dataset": path}, paths_read, named_format(paths_read[0]), path, wish)
+        ], [note]
     chosen = FileDocuments(paths=(path,)).selection()
-    places = [place for place in by_name(chosen.read) if size_of(place)]
-    if not places:
+    paths_read = [file for file in by_name(chosen.read) if size_of(file)]
+    if not paths_read:
         code = "empty_source" if Path(path).exists() else "missing_source"
         left = f"; {chosen.note}" if chosen.note else ""
         raise ConfigError(Problem(code, path, f"expected files with something in them{left}", "correct the path"))
     notes = [f"{path}: {chosen.note}"] if chosen.note else []
     by_form: dict[tuple[str, str], list[Place]] = {}
-    for place in places:
-        by_form.setdefault((_format(place), _suffix(place) if len(places) > 1 else ""), []).append(place)
+    for file in paths_read:
+        by_form.setdefault((_format(file), _suffix(file) if len(paths_read) > 1 else ""), []).append(file)
     unread = by_unread_format(
         (file, _unread_suffix(file)) for (kind, _), files in by_form.items() if not kind for file in files
     )
-    notes += [f"{path}: left out, since no reader reads them: {one.note}; {one.fix}" for one in unread]
+    notes += [f"{path}: left out, since no reader reads them: {group.note}; {group.fix}" for group in unread]
     readable = {key: files for key, files in by_form.items() if key[0]}
     if not readable:
         raise ConfigError(
             *(
-                Problem("unreadable_source", path, f"expected text or records, found {one.note}", one.fix)
-                for one in unread
+                Problem("unreadable_source", path, f"expected text or records, found {group.note}", group.fix)
+                for group in unread
             )
         )
     joined = _joined(readable)
@@ -159,18 +161,18 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
     groups = []
     for (kind, suffixes), files in joined.items():
         paths = [path] if is_alone else [_pattern(path, suffix, files) for suffix in suffixes]
-        flat = [one for some in paths for one in (some if isinstance(some, list) else [some])]
+        flat = [pattern for some in paths for pattern in (some if isinstance(some, list) else [some])]
         groups.append(_group({"kind": "files", "paths": flat}, files, kind, path, wish))
     return groups, notes
 
 
-def _joined(found: Mapping[tuple[str, str], list[Place]]) -> dict[tuple[str, tuple[str, ...]], list[Place]]:
+def _joined(by_form: Mapping[tuple[str, str], list[Place]]) -> dict[tuple[str, tuple[str, ...]], list[Place]]:
     """Suffixes of one format together: texts of whatever suffix, and records, whose fields are sampled over all."""
     suffixes: dict[str, list[str]] = {}
-    for kind, suffix in found:
+    for kind, suffix in by_form:
         suffixes.setdefault(kind, []).append(suffix)
     return {
-        (kind, tuple(endings)): by_name(place for ending in endings for place in found[kind, ending])
+        (kind, tuple(endings)): by_name(file for ending in endings for file in by_form[kind, ending])
         for kind, endings in suffixes.items()
     }
 
@@ -180,28 +182,28 @@ def _pattern(path: str, suffix: str, files: Sequence[Place]) -> str | list[str]:
     or a glob names them."""
     if suffix and Path(path).is_dir():
         return f"{path.rstrip('/')}/**/*{suffix}"
-    return [str(one) for one in files if _suffix(one) == suffix]
+    return [str(file) for file in files if _suffix(file) == suffix]
 
 
-def _suffix(place: Place) -> str:
-    suffixes = [one for one in Path(place.name).suffixes if re.fullmatch(r"\.[A-Za-z]\w*", one)]
+def _suffix(file: Place) -> str:
+    suffixes = [suffix for suffix in Path(file.name).suffixes if re.fullmatch(r"\.[A-Za-z]\w*", suffix)]
     packed = suffixes[-1:] if suffixes and suffixes[-1].lower() in COMPRESSION_SUFFIXES else []
     return "".join([*suffixes[: len(suffixes) - len(packed)][-1:], *packed])
 
 
-def _format(place: Place) -> str:
-    """The format of a file: by its name, or by its first bytes where that says nothing; "" where it is none."""
-    named = named_format(place)
-    if named in ("markdown", "tex"):  # one source with the texts beside them: each is read by its own name
+def _format(file: Place) -> str:
+    """Return the format of a file by its name, or else by its first bytes; "" if it is unknown."""
+    named = named_format(file)
+    if named in ("markdown", "tex"):  # one source together with texts: each file is read by its own name
         return "text"
     if named != "text":
         return "" if named == "unread" else named
-    with opened(place) as stream:
+    with opened(file) as stream:
         start = stream.peek(4096)[:4096]
-        if (found := next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)) is not None:
-            return found
+        if (recognised := next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)) is not None:
+            return recognised
         try:
-            refuse_binary(stream, place, "auto")
+            refuse_binary(stream, file, "auto")
         except StageError:
             return ""
     first_line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
@@ -211,11 +213,11 @@ def _format(place: Place) -> str:
         return "text"
 
 
-def _unread_suffix(place: Place) -> str:
+def _unread_suffix(file: Place) -> str:
     """The suffix in UNREAD of a file that no reader reads, by its name or its first bytes; "" for another one."""
-    if named_format(place) == "unread":
-        return suffix_of(place)
-    with opened(place) as stream:
+    if named_format(file) == "unread":
+        return suffix_of(file)
+    with opened(file) as stream:
         return suffix_by_magic(stream.peek(MAGIC_BYTES))
 
 
@@ -230,15 +232,15 @@ def _is_dataset(folder: Path) -> bool:
     return (folder / CARD).exists() and (card_lists_files(folder) or from_hub or parquet)
 
 
-def _group(source: dict[str, Any], places: Sequence[Place], kind: str, path: str, wish: Wish) -> Group:
+def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str, wish: Wish) -> Group:
     if kind not in RECORD_FORMATS:
-        return Group(source, places, kind, [Reading("documents", {}, f"{kind} files")])
-    if kind != named_format(places[0]):
+        return Group(source, files, kind, [Reading("documents", {}, f"{kind} files")])
+    if kind != named_format(files[0]):
         source = {**source, "format": kind}
-    sample, put_aside = _sampled(places, kind, path)
+    sample, put_aside = _sampled(files, kind, path)
     if not sample:
         reason = f": {put_aside[0].reason}" if put_aside else ""
-        where = put_aside[0].place if put_aside else str(places[0])
+        where = put_aside[0].place if put_aside else str(files[0])
         raise ConfigError(Problem("unreadable_source", where, f"expected records, found none that can be read{reason}"))
     if len(sample) == 1 and _is_keyed(sample[0].value):
         message = "expected a record on each line, or one list of them; found one object with a record under each key"
@@ -253,20 +255,20 @@ def _group(source: dict[str, Any], places: Sequence[Place], kind: str, path: str
     readings = readings_of(sample, kind, wish)
     names = sorted({name for record in sample[:SAMPLED_RECORDS] for name in record.value})
     if not readings:
-        found = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
-        message = f"expected pairs, or a field with prose; {found}"
+        finding = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
+        message = f"expected pairs, or a field with prose; {finding}"
         fix = "name the kind by --as, and the field by --text-field, if they have one"
         raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
     for reading in readings:
         _check_files(reading, sample, kind)
     if put_aside:
-        more = f"{len(put_aside)} records besides cannot be read, e.g. {put_aside[0].reason}"
-        readings = [replace(one, why=f"{one.why}; {more}") for one in readings]
-    return Group(source, places, kind, readings, sample, names)
+        more = f"{len(put_aside)} other records cannot be read, e.g. {put_aside[0].reason}"
+        readings = [replace(reading, why=f"{reading.why}; {more}") for reading in readings]
+    return Group(source, files, kind, readings, sample, names)
 
 
 def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
-    """Raises ConfigError `two_forms` where of a file among several no record has this reading."""
+    """Raise ConfigError `two_forms` where of a file among several no record has this reading."""
     fitting: Counter[str] = Counter()
     for record in sample:
         if reading.kind == "documents":
@@ -290,30 +292,30 @@ def _test_item_fields(sample: Sequence[Record]) -> list[str]:
     choices = next((name for name in ("choices", "options", "endings") if _has(sample, name)), "")
     right = next((name for name in _RIGHT if _has(sample, name)), "")
     values = [pick(record.value, right) for record in sample if is_given(record.value, right)] if right else []
-    # A word of prose is an answer to learn; a number or letter only says which choice is right.
-    is_pointer = all(not isinstance(one, str) or len(one.strip()) <= 2 for one in values)
+    # A word of prose is an answer to learn; a number or letter only points to the right choice.
+    is_pointer = all(not isinstance(value, str) or len(value.strip()) <= 2 for value in values)
     return [choices, right] if choices and right and is_pointer else []
 
 
-def _sampled(places: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:
-    chosen = [places[round(n * (len(places) - 1) / max(1, SAMPLED_FILES - 1))] for n in range(SAMPLED_FILES)]
+def _sampled(files: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:
+    chosen = [files[round(n * (len(files) - 1) / max(1, SAMPLED_FILES - 1))] for n in range(SAMPLED_FILES)]
     items: list[Record | Rejected] = []
-    for place in dict.fromkeys(chosen):
-        items += islice(records_in(place, kind, "auto", path), SAMPLED_RECORDS)
-    records = [replace(one, value=_with_texts(one.value)) for one in items if isinstance(one, Record)]
-    return records, [one for one in items if isinstance(one, Rejected)]
+    for file in dict.fromkeys(chosen):
+        items += islice(records_in(file, kind, "auto", path), SAMPLED_RECORDS)
+    records = [replace(item, value=_with_texts(item.value)) for item in items if isinstance(item, Record)]
+    return records, [item for item in items if isinstance(item, Rejected)]
 
 
 def _with_texts(value: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the texts that a binary column holds."""
-    return {name: one.decode("utf-8", "replace") if isinstance(one, bytes) else one for name, one in value.items()}
+    return {name: item.decode("utf-8", "replace") if isinstance(item, bytes) else item for name, item in value.items()}
 
 
 def _is_keyed(value: Mapping[str, Any]) -> bool:
     """Return True if an object is a table by key: several records of the same fields."""
     inner = list(value.values())
-    same = {tuple(sorted(one)) for one in inner if isinstance(one, Mapping)}
-    return len(inner) > 2 and all(isinstance(one, Mapping) for one in inner) and len(same) == 1
+    same = {tuple(sorted(entry)) for entry in inner if isinstance(entry, Mapping)}
+    return len(inner) > 2 and all(isinstance(entry, Mapping) for entry in inner) and len(same) == 1
 
 
 def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY) -> list[Reading]:
@@ -324,23 +326,23 @@ def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY)
     if wish.text_field:
         keys = _unlike_default(FileDocuments, {"text_field": wish.text_field})
         return [Reading("documents", keys, f"--text-field {wish.text_field}")]
-    pairs = [replace(one, value=with_lists(one.value)) for one in sample] if kind == "csv" else list(sample)
+    pairs = [replace(record, value=with_lists(record.value)) for record in sample] if kind == "csv" else list(sample)
     judged = _best(pairs, _preference_options(pairs), _as_preference, "preferences")
     texts = _document_readings(sample)
-    asked = _best(pairs, _instruction_options(pairs), _as_instruction, "instructions")
+    instruction = _best(pairs, _instruction_options(pairs), _as_instruction, "instructions")
     if wish.kind:
-        wanted: dict[str, Sequence[Reading | None]] = {
-            "preferences": [judged], "instructions": [asked], "documents": texts,
+        choices: dict[str, Sequence[Reading | None]] = {
+            "preferences": [judged], "instructions": [instruction], "documents": texts,
         }  # fmt: skip
-        return [one for one in wanted[wish.kind] if one]
+        return [reading for reading in choices[wish.kind] if reading]
     if judged:
         return [judged]
-    if asked is None:
+    if instruction is None:
         return texts
     # Of other fields the text may be anything: a source, the first question once more.
-    usual = [one for one in texts if one.text_field.rpartition(".")[2].lower() in TEXT_NAMES]
-    rival = next((one for one in usual if _rivals(sample, one.text_field, asked)), None)
-    return [asked, rival] if rival else [asked]
+    usual = [reading for reading in texts if reading.text_field.rpartition(".")[2].lower() in TEXT_NAMES]
+    rival = next((reading for reading in usual if _rivals(sample, reading.text_field, instruction)), None)
+    return [instruction, rival] if rival else [instruction]
 
 
 def _best(
@@ -368,7 +370,7 @@ def _best(
 
 
 def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
-    record = next((one for one in sample if turns_field(one)), sample[0])
+    record = next((item for item in sample if turns_field(item)), sample[0])
     if kind == "preferences":
         ranking = FilePreferences(paths=("x",), **keys)
         if answers := answers_field(record, ranking):
@@ -377,7 +379,7 @@ def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
     options = FileInstructions(paths=("x",), **keys)
     names = [
         name
-        for name in (options.prompt_field, *ASKED, options.response_field, *RESPONSES)
+        for name in (options.prompt_field, *PROMPT_FIELDS, options.response_field, *RESPONSES)
         if is_given(record.value, name)
     ]
     if (turns := turns_field(record)) and len(names) < 2:
@@ -399,8 +401,8 @@ def _as_preference(record: Record, keys: Mapping[str, Any]) -> str:
     # A list of answers without ranks or scores may as well be answers that are all right.
     if (answers := answers_field(record, source)) and not is_scored(record.value, answers):
         return "answers without ranks or scores"
-    found = list(pairs_of(record, source))
-    return next((one.reason for one in found if isinstance(one, Rejected)), "" if found else "no pair")
+    pairs = list(pairs_of(record, source))
+    return next((item.reason for item in pairs if isinstance(item, Rejected)), "" if pairs else "no pair")
 
 
 def _has(sample: Sequence[Record], name: str) -> bool:
@@ -412,12 +414,12 @@ def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     further: dict[str, Any] = {}
     if _has(sample, "context") and not _has(sample, "input"):
         further = {"input_field": "context"}  # as in Dolly and SQuAD
-    is_pair = any(_has(sample, name) for name in ("instruction", *ASKED))
+    is_pair = any(_has(sample, name) for name in ("instruction", *PROMPT_FIELDS))
     is_chat = any(_has(sample, name) for name in CONVERSATIONS)
     if is_pair or is_chat:
         yield dict(further)
         yield {**further, "trim_conversations": True}
-    prompts = [name for name in ("instruction", *ASKED, *FURTHER_PROMPTS) if _has(sample, name)]
+    prompts = [name for name in ("instruction", *PROMPT_FIELDS, *FURTHER_PROMPTS) if _has(sample, name)]
     responses = [name for name in ("output", *RESPONSES, *FURTHER_RESPONSES) if _has(sample, name)]
     for prompt, response in product(prompts, responses):
         keys: dict[str, Any] = {**further, "prompt_field": prompt, "response_field": response}
@@ -433,7 +435,7 @@ def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
             continue
         keys = _unlike_default(FilePreferences, {"chosen_field": chosen, "rejected_field": rejected})
         texts = [value for record in sample if isinstance(value := pick(record.value, chosen), str)]
-        if texts and sum("Assistant:" in one and "Human:" in one for one in texts) >= MOST * len(texts):
+        if texts and sum("Assistant:" in text and "Human:" in text for text in texts) >= MOST * len(texts):
             yield {**keys, "dialogue": True}
         yield keys
         yield {**keys, "trim_conversations": True}
@@ -481,8 +483,9 @@ def _text_of(record: Record, name: str) -> str:
 
 
 def _prose_bytes(sample: Sequence[Record], name: str) -> float:
-    """Bytes of text a record in UTF-8; 0 for a field that most records lack, or that holds no prose or code: ids,
-    addresses, numbers, embeddings, base64."""
+    """Return the bytes of text per record in UTF-8; 0 for a field that most records lack, or that holds no prose or
+    code: ids, addresses, numbers, embeddings, base64.
+    """
     texts = [text for record in sample if (text := _text_of(record, name))]
     if len(texts) < MOST * len(sample) or sum(map(is_prose, texts)) < MOST * len(texts):
         return 0.0
@@ -512,11 +515,11 @@ def _rivals(sample: Sequence[Record], name: str, pair: Reading) -> bool:
     for record in sample:
         text = _text_of(record, name)
         try:
-            found: Pair = pair_of(record, source)
+            parsed: Pair = pair_of(record, source)
         except Unreadable:
             continue
         counted += 1
-        said = list(found.fields.values())
-        once_more += any(part.strip() and part in text for part in (said[-1],)) or any(text in part for part in said)
-        longer += len(text) > sum(map(len, said))
+        texts = list(parsed.fields.values())
+        once_more += any(part.strip() and part in text for part in (texts[-1],)) or any(text in part for part in texts)
+        longer += len(text) > sum(map(len, texts))
     return counted > 0 and longer >= MOST * counted and once_more < MOST * counted

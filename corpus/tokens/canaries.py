@@ -89,10 +89,11 @@ def draw_canaries(configs: Sequence[CanariesConfig], seed: int) -> list[Canary]:
 
 
 def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> list[Path]:
-    """Writes them as documents of the training side, one for each copy; returns their Parquet parts, none if there are
-    no copies.
+    """Write them as documents of the training side, one for each copy; return their Parquet parts, none if there are no
+    copies.
 
-    folder: old parts in it are deleted.
+    Args:
+        folder: old parts in it are deleted.
     """
     for old in folder.glob("part-*.parquet"):
         old.unlink()
@@ -109,7 +110,7 @@ def plant(canaries: Sequence[Canary], heldout_share: float, folder: Path) -> lis
 
 
 def write_canaries(canaries: Sequence[Canary], folder: Path) -> None:
-    """Writes canaries.json: [{"format", "number", "text", "copies"}]."""
+    """Write canaries.json: [{"format", "number", "text", "copies"}]."""
     rows = [
         {"format": canary.format.text, "number": canary.number, "text": canary.text, "copies": canary.copies}
         for canary in canaries
@@ -118,7 +119,7 @@ def write_canaries(canaries: Sequence[Canary], folder: Path) -> None:
 
 
 def read_canaries(shards: Path) -> list[Canary]:
-    """Those of a shard artifact; none where none were planted. Raises StageError for a file that is damaged."""
+    """Return the canaries of a shard artifact, empty if it has none. Raises StageError for a file that is damaged."""
     path = shards / FILE
     if not path.exists():
         return []
@@ -127,5 +128,5 @@ def read_canaries(shards: Path) -> list[Canary]:
         return [Canary(Format(row["format"]), int(row["number"]), int(row["copies"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise stage_error(
-            "bad_shards", str(path), f"expected what shard wrote: {error}", "build the shards anew"
+            "bad_shards", str(path), f"expected the output of shard: {error}", "build the shards again"
         ) from (error)

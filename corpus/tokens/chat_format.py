@@ -22,8 +22,8 @@ END = "<|end|>"
 # The order gives the ids 0 to 4 of a tokenizer that we train.
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, USER, ASSISTANT, END)
 
-# What the system says is the beginning of the first question, as in Llama 2's and Mistral's formats: it takes no token
-# that the tokenizers of earlier versions lack. The generation marks let transformers tell which tokens are the
+# The system's message is the beginning of the first question, as in Llama 2's and Mistral's formats: it takes no token
+# that the tokenizers of earlier versions lack. The generation marks show transformers which tokens are the
 # assistant's (return_assistant_tokens_mask).
 CHAT_TEMPLATE = (
     "{% set system = '' %}"

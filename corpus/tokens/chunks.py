@@ -111,11 +111,13 @@ def _entry(text: Bytes, begin: int, end: int, hashed: np.uint64, slots, ends, wo
 
 
 @kernel
-def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, state, found, counts) -> int:  # type: ignore[no-untyped-def]
-    """Entry numbers of the chunks of documents into `found`, their number into `counts`.
+def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, state, entries, counts) -> int:  # type: ignore[no-untyped-def]
+    """Entry numbers of the chunks of documents into `entries`, their number into `counts`.
 
-    text: UTF-8 of all documents; document i lies between offsets i and i + 1.
     Returns the first document for which the table had no room, or the number of documents.
+
+    Args:
+        text: UTF-8 of all documents; document i lies between offsets i and i + 1.
     """
     used = 0
     for document in range(len(counts)):
@@ -125,7 +127,7 @@ def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, sta
             entry = _entry(text, position, stop, hashed, slots, ends, words, state)
             if entry < 0:
                 return document
-            found[used] = entry
+            entries[used] = entry
             used += 1
             position = stop
         counts[document] = used - first
@@ -133,16 +135,18 @@ def find(text: Bytes, offsets, kinds: Bytes, cuts: Cuts, slots, ends, words, sta
 
 
 @kernel
-def gather(found, counts, id_ends, ids, closing, out, lengths):  # type: ignore[no-untyped-def]
-    """The ids of the chunks in `found`, document by document, each closed by the id `closing`; returns how many.
+def gather(entries, counts, id_ends, ids, closing, out, lengths):  # type: ignore[no-untyped-def]
+    """The ids of the chunks in `entries`, document by document, each closed by the id `closing`; returns how many.
 
-    id_ends: entry e has the ids between id_ends e and e + 1. lengths: tokens of each document.
+    Args:
+        id_ends: entry e has the ids between id_ends e and e + 1.
+        lengths: tokens of each document.
     """
     used, chunk_index = 0, 0
     for document in range(len(counts)):
         first = used
         for _ in range(counts[document]):
-            entry = found[chunk_index]
+            entry = entries[chunk_index]
             chunk_index += 1
             for index in range(id_ends[entry], id_ends[entry + 1]):
                 out[used] = ids[index]

@@ -40,14 +40,18 @@ REPLACEMENT = "\ufffd"
 
 
 def before_words() -> Cuts:
-    """Cuts before spaces that follow no space."""
+    """Cut before spaces that follow no space."""
     cuts = np.full((len(KINDS), len(KINDS)), NEVER, np.uint8)
     cuts[[PLAIN, WORD, SIGN], SPACE] = ALWAYS
     return cuts
 
 
 def between_pretokens(*, like_gpt2: bool, digits_apart: bool) -> Cuts:
-    """Cuts for GPT-2's expression, or for the later ones; digits_apart: whether digits are split off before them."""
+    """Cuts for GPT-2's expression, or for the later ones;
+
+    Args:
+        digits_apart: whether digits are split off before them.
+    """
     cuts = before_words()
     cuts[WORD, [SIGN, LINE, TAB]] = ALWAYS
     cuts[LINE, WORD] = ALWAYS

@@ -232,7 +232,7 @@ class TableEncoder:
         return _joined(pieces)
 
     def _encode_some(self, texts: pa.StringArray) -> tuple[Ids, Lengths]:
-        """As many of the first texts as the table has room for."""
+        """Encode as many of the first texts as the table has room for."""
         from corpus.tokens.chunks import find, gather
 
         text, offsets = _utf8(texts)
@@ -253,7 +253,7 @@ class TableEncoder:
         return out, lengths
 
     def _learn(self, known_entries: int) -> None:
-        """Has the tokenizer encode the chunks that are new in the table."""
+        """Let the tokenizer encode the chunks that are new in the table."""
         if self._table.entries == known_entries:
             return
         encodings = self._tokenizer.encode_batch_fast(self._table.added_since(known_entries), add_special_tokens=False)

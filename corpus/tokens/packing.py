@@ -73,7 +73,7 @@ class Slice:
 
 
 def slices_of(order: Path, index: Index, length: int, shard_sequences: int) -> list[Slice]:
-    """Cuts a side's documents, in their order, into shards; what fills no last sequence is left out."""
+    """Cut a side's documents, in their order, into shards; what fills no last sequence is left out."""
     ends = np.cumsum(index["tokens"], dtype=np.int64)
     total = int(ends[-1]) // length if len(ends) else 0
     slices = []
@@ -87,7 +87,7 @@ def slices_of(order: Path, index: Index, length: int, shard_sequences: int) -> l
 
 
 def write_shards(form: Form, slices: Sequence[Slice], out: Path) -> Mapping[str, Any]:
-    """Writes an MDS folder of one shard for each slice: out/0, out/1, …"""
+    """Write an MDS folder of one shard for each slice: out/0, out/1, …"""
     done = 0
     for number, item in enumerate(slices):
         _write_shard(form, item, out / str(number))

@@ -19,7 +19,7 @@ from infra.io.s3 import list_objects, open_object
 from infra.run import Result, Run
 
 SIDES = ("train", "validation")
-_PLACE = "remote.json"
+_LOCATION = "remote.json"
 _HASHES = ("xxh3_64", "xxh128", "xxh64", "blake2b", "sha256")
 """Those that the shard stage may write, the quickest first."""
 
@@ -34,7 +34,7 @@ class Checksum:
 
 
 def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Writes meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json has the
+    """Write meta.json and the index.json of both sides, which hold the hash of every file; aux/remote.json has the
     location of the files, so that shards that are moved stay the same artifact.
 
     Raises StageError: what `infra.io.s3` raises; `no_shards` where one of these files is missing; `no_hashes` for an
@@ -48,7 +48,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
             raise stage_error(
                 "no_shards",
                 f"{location}/{name}",
-                "expected what the shard stage wrote",
+                "expected the output of the shard stage",
                 "copy the whole folder of a shard artifact there",
             )
         (out_dir / name).parent.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def remote_shards(config: RemoteShardsConfig, inputs: Mapping[str, Path], out_di
     if problems:
         raise StageError(*problems[:5])
     (out_dir / "aux").mkdir(exist_ok=True)
-    (out_dir / "aux" / _PLACE).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
+    (out_dir / "aux" / _LOCATION).write_text(json.dumps({"location": location}) + "\n", encoding="utf8")
     meta = read_own_json(out_dir / "meta.json")
     figures = {name: float(meta[name]) for name in ("train_tokens", "validation_tokens", "train_bytes")}
     return Result(figures, f"{meta['train_tokens']:,.0f} training tokens in {location}")
@@ -74,7 +74,7 @@ def _differences(location: str, folder: Path, sizes: Mapping[str, int]) -> Itera
 
 
 def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
-    """Of each file that is fetched, by its name; compressed where the shards are.
+    """Return the checksum of each file that is fetched, by its name; compressed where the shards are.
 
     Raises StageError `no_hashes`, and `unsafe_file` for a name by which it would be written outside of its folder.
     """
@@ -91,7 +91,7 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
             raise stage_error(
                 "no_hashes",
                 file["basename"],
-                "expected a hash of each file in index.json, by which to know that it came whole",
+                "expected a hash of each file in index.json, which shows that a transfer was complete",
                 "shard with shard.hashes, such as the default [xxh3_64]",
             )
         by_file[file["basename"]] = Checksum(int(file["bytes"]), algorithm, file["hashes"][algorithm])
@@ -102,7 +102,7 @@ def location_of(split: Path) -> str | None:
     """Return the location of a split's files (train/ or validation/ of a shard artifact) if they are on S3; None for
     those next to their index."""
     try:
-        record = read_own_json(split.parent / "aux" / _PLACE)
+        record = read_own_json(split.parent / "aux" / _LOCATION)
     except FileNotFoundError:
         return None
     return f"{record['location']}/{split.name}"

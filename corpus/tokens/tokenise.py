@@ -39,7 +39,11 @@ Index = NDArray[np.void]
 
 @lru_cache(maxsize=1)
 def encoder_in(folder: str, end: str | None = None, begin: str | None = None) -> Encoder:
-    """The encoder of a tokenizer's folder, made once. end, begin: as of `bounds_of`."""
+    """The encoder of a tokenizer's folder, made once.
+
+    Args:
+        end, begin: as of `bounds_of`.
+    """
     tokenizer = load_tokenizer(Path(folder))
     bounds = bounds_of(tokenizer, Path(folder), end, begin)
     return encoder_of(tokenizer, bounds.closing, bounds.opening)
@@ -48,12 +52,12 @@ def encoder_in(folder: str, end: str | None = None, begin: str | None = None) ->
 def tokenise(
     folder: str, end: str | None, begin: str | None, dtype: str, heldout_share: float, part: Path, out: Path
 ) -> dict[str, Any]:
-    """`encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
+    """Run `encode_part` with the encoder of a tokenizer's folder, which each process makes once."""
     return encode_part(encoder_in(folder, end, begin), dtype, heldout_share, part, out)
 
 
 def encode_part(encoder: Encoder, dtype: str, heldout_share: float, part: Path, out: Path) -> dict[str, Any]:
-    """Tokenises one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
+    """Tokenise one Parquet part into tokens.bin and index.npy; names of sources and languages go by the summary."""
     sources: dict[str, int] = {}
     languages: dict[str, int] = {}
     pieces, offset = [], 0

@@ -45,7 +45,7 @@ class TrainedSequences:
         return {**self.others, self.shards: self.seen}.get(shards)
 
     def after(self, before: TrainedSequences | None) -> TrainedSequences:
-        """With what was trained on before."""
+        """Return the union with the sequences that were trained on before."""
         if before is None:
             return self
         masks = {**before.others, before.shards: before.seen}
@@ -54,7 +54,7 @@ class TrainedSequences:
         return TrainedSequences(self.shards, masks.pop(self.shards), masks)
 
     def write(self, folder: Path) -> None:
-        """Leaves it in a model folder: a byte for every eight sequences, as base64 in JSON."""
+        """Leave it in a model folder: a byte for every eight sequences, as base64 in JSON."""
         message: dict[str, Any] = _as_json(self.shards, self.seen)
         if self.others:
             message["others"] = [_as_json(shards, mask) for shards, mask in self.others.items()]
@@ -72,7 +72,10 @@ class TrainedSequences:
             return cls(*_from_json(message), dict(map(_from_json, message.get("others", ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise stage_error(
-                "bad_model", str(path), f"expected what pretraining wrote: {error}", "take the file out of the folder"
+                "bad_model",
+                str(path),
+                f"expected the output of pretraining: {error}",
+                "take the file out of the folder",
             ) from error
 
 
@@ -91,9 +94,10 @@ def _from_json(message: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]]:
 
 
 def split_fingerprint(folder: Path, index: dict[str, Any] | None = None) -> str:
-    """Names the text of an MDS folder: its index, and both ends of every shard.
+    """Name the text of an MDS folder: its index, and both ends of every shard.
 
-    index: its index.json, where that was read already.
+    Args:
+        index: its index.json, where that was read already.
     """
     index = index or read_own_json(folder / "index.json")
     digest = xxhash.xxh3_128(json.dumps(index, sort_keys=True).encode())

@@ -42,8 +42,12 @@ def special_tokens(kind: str) -> list[str]:
 def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_fewer: bool = False) -> Tokenizer:
     """A tokenizer of a kind, of `config.vocab_size` entries, that any text comes back whole from.
 
-    or_fewer: takes as many entries as the text gives where that is fewer.
-    The same documents in any order give the same tokenizer. Raises StageError `no_training_text`, `vocab_too_large`.
+    The same documents in any order give the same tokenizer.
+
+    Args:
+        or_fewer: takes as many entries as the text gives where that is fewer.
+
+    Raises StageError `no_training_text`, `vocab_too_large`.
     """
     counted = _Counted()
     with Pace(run, "documents", count_documents(documents)) as pace:
@@ -148,7 +152,7 @@ _PRETOKEN = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L
 
 
 def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
-    """At most `count` pieces, all 256 bytes among them, with their logarithmic probabilities.
+    """Return at most `count` pieces, all 256 bytes among them, with their logarithmic probabilities.
 
     The trainer of the `tokenizers` package gives other scores each time it runs. This one gives the same for the same
     texts in any order: it sees each pre-token once, in one order, with its count, and adds up on one thread. Pre-tokens

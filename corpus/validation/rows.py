@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corpus.cleaning.languages.characters import without_format
 from corpus.cleaning.languages.known import has_sentences, is_unspaced, letters_in
 from corpus.config import DataKind
 from corpus.documents.parts import count_documents, read_documents
@@ -172,14 +173,17 @@ def _is_sampled(identity: str, max_rows: int, total: int) -> bool:
 
 def is_language_like(text: str) -> bool:
     """At least 40 % letters among the characters that are not space, and words of 2 to 15 characters on average; in
-    scripts that put no space between words, sentences that marks or spaces end."""
-    words = text.split()
+    scripts that put no space between words, sentences that marks or spaces end. Format characters count as none."""
+    visible = without_format(text)
+    words = visible.split()
     characters = sum(map(len, words))
-    if not characters or letters_in(text) < 0.4 * characters:
+    if not characters or letters_in(visible) < 0.4 * characters:
         return False
-    return has_sentences(text) if is_unspaced(text) else 2 <= characters / len(words) <= 15
+    # Zero-width spaces between words are as good as spaces.
+    return has_sentences(text) if is_unspaced(visible) else 2 <= characters / len(words) <= 15
 
 
 def is_answer_like(text: str) -> bool:
     """At least a third letters, or a digit anywhere: "42" is an answer."""
+    text = without_format(text)
     return any(map(str.isdigit, text)) or sum(map(str.isalpha, text)) >= max(1, len(text) / 3)

@@ -50,7 +50,7 @@ class BenchmarkTextConfig(StageConfig):
         return BenchmarksConfig.model_construct(tasks=self.tasks or (), tasks_mirror=self.tasks_mirror)
 
     def filled(self, benchmarks: Sequence[BenchmarksConfig], safety: Sequence[SafetyConfig]) -> BenchmarkTextConfig:
-        """With what the pipeline's benchmarks and safety stages will ask in place of what is not set."""
+        """Return the config with unset keys taken from the pipeline's benchmarks and safety stages."""
         tasks = dict.fromkeys(task for benchmark in benchmarks for task in benchmark.tasks)
         toxicity = [stage.toxicity.prompts or _PROMPTS for stage in safety if stage.toxicity]
         bias = [stage.bias.pairs or _PAIRS for stage in safety if stage.bias]
@@ -65,7 +65,7 @@ class BenchmarkTextConfig(StageConfig):
 
 
 def _single_or_list(files: Sequence[str]) -> str | tuple[str, ...] | None:
-    """As a person would write it."""
+    """Return the value as a person would write it."""
     different = tuple(dict.fromkeys(files))
     return different if len(different) > 1 else next(iter(different), None)
 

@@ -80,7 +80,7 @@ class BenchmarkTask(Config):
         if self.kind == "project":
             if self.name not in PROJECT_TASKS:
                 raise ValueError(
-                    f"{self.name!r} is no task of the project's own; expected {' or '.join(PROJECT_TASKS)}, "
+                    f"{self.name!r} is not a built-in task; expected {' or '.join(PROJECT_TASKS)}, "
                     "or a task with `kind` and `path`"
                 )
             if self.path is not None:

@@ -1,4 +1,4 @@
-"""lm-eval's own tasks by name: which YAML file defines one, and which names are near one that is none.
+"""lm-eval's own tasks by name: the YAML file that defines one, and suggestions for an unknown name.
 
 lm-eval reads 14,000 YAML files to know its names, which takes it seven seconds of a fast core, and a minute from a cold
 disk. Here their names are read off the text once for each version of lm-eval, and kept in ~/.cache/stemma.
@@ -80,15 +80,16 @@ def unknown_tasks(names: Sequence[str], path: str) -> list[Problem]:
 
 
 def check_names(names: Sequence[str], path: str = "--tasks") -> None:
-    """Raises ConfigError `unknown_task` with all of `unknown_tasks`."""
+    """Raise ConfigError `unknown_task` with all of `unknown_tasks`."""
     if problems := unknown_tasks(names, path):
         raise ConfigError(*problems)
 
 
 def dataset_of(name: str) -> tuple[Path, str, str] | None:
-    """(its YAML, the dataset that it reads, which configuration of it or "") of a task, read off the text; None for a
-    group, a tag, and a task that makes its own data. What a YAML does not say itself it has from the one that it
-    includes."""
+    """Return (its YAML, the dataset that it reads, the dataset's configuration or "") of a task, read off the text;
+    None for a group, a tag, and a task that makes its own data. What a YAML does not say itself it has from the one
+    that it includes.
+    """
     source = known_tasks().get(name)
     if not source:
         return None

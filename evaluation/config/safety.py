@@ -33,7 +33,11 @@ class ToxicityScorer(Config):
         return self
 
     def sources(self, key: str) -> list[Source]:
-        """Its files, where it has some. key: its own in the config."""
+        """Return its files, if it has any.
+
+        Args:
+            key: its own in the config.
+        """
         if self.path is None:
             return []
         path = Path(self.path)

@@ -43,7 +43,11 @@ def measure_failures(
     """Return failure rates with their intervals by class and test, and one row per case with the answers.
 
     Each test is one template: the interval of a class is clustered by template, that of a test is over its fillings.
-    limit: maximum number of cases of each class, spread evenly over its tests; a test without any case is left out.
+
+    Args:
+        limit: maximum number of cases of each class, spread evenly over its tests; a test without any case is left
+            out.
+
     Raises StageError `bad_failure_class` naming the file, before the model is asked.
     """
     classes = [read_failure_class(path) for path in config.paths()]
@@ -103,17 +107,20 @@ def by_likelihood(cases: Sequence[Case], model: ReportingHFLM) -> list[CaseOutco
     return outcomes
 
 
-def failed_by_likelihood(case: Case, found: Sequence[Sequence[float]]) -> bool:
-    """Return True if a case failed. found: the choices' log likelihoods, for the prompt and the changed prompt.
+def failed_by_likelihood(case: Case, scores: Sequence[Sequence[float]]) -> bool:
+    """Return True if a case failed.
 
     A tie is a failure if one answer is right, and if a change had to move an answer.
+
+    Args:
+        scores: the choices' log likelihoods, for the prompt and the changed prompt.
     """
     if case.kind == "minimum_functionality":
-        right = found[0][case.answer]
-        return any(score >= right for number, score in enumerate(found[0]) if number != case.answer)
+        right = scores[0][case.answer]
+        return any(score >= right for number, score in enumerate(scores[0]) if number != case.answer)
     if case.kind == "invariance":
-        return _likeliest(found[0]) != _likeliest(found[1])
-    before, after = (_share(prompt_scores, case.answer) for prompt_scores in found)
+        return _likeliest(scores[0]) != _likeliest(scores[1])
+    before, after = (_share(prompt_scores, case.answer) for prompt_scores in scores)
     return after <= before if case.expect == "more" else after >= before
 
 
@@ -126,7 +133,7 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
     ]
     written = iter(model.generate_until(requests) if requests else [])
     if model.answers.as_results().get("", {}).get("failed"):
-        message = "answers came of logits that are no numbers (NaN): the model overflows"
+        message = "answers came from logits that are not numbers (NaN): the model overflows"
         raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or train it again")
     outcomes = []
     for case in cases:

@@ -122,9 +122,11 @@ def read_failure_class(path: Path) -> FailureClass:
 def draw_cases(failure_class: FailureClass, count: int, seed: int, limit: int | None = None) -> list[Case]:
     """Return up to `count` distinct cases of each test; the same seed gives the same cases.
 
-    limit: maximum for the class: the first of each test, then the second of each. Raises StageError `bad_failure_class`
-    naming the test whose template cannot be filled, never fulfils `where`, or takes too much memory or time: templates
-    are rendered in a process with bounds (`infra.io.templates`).
+    Args:
+        limit: maximum for the class: the first of each test, then the second of each.
+
+    Raises StageError `bad_failure_class` naming the test whose template cannot be filled, never fulfils `where`, or
+    takes too much memory or time: templates are rendered in a process with bounds (`infra.io.templates`).
     """
     drawn = [_draw(failure_class, test, count, seed) for test in failure_class.tests]
     turns = sorted((turn, number) for number, cases in enumerate(drawn) for turn in range(len(cases)))

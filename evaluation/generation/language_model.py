@@ -253,8 +253,8 @@ def sample_continuations(
     """Return `samples` continuations of each prompt, without the prompt; the same seed gives the same texts.
 
     Prompts longer than the context allows lose tokens at their start. Texts end by `end_ids`.
-    chat: how to ask a model in its chat template, which such a prompt would lose: StageError `context_too_small`; None
-    for documents that begin with the prompts.
+    chat: the chat template of the model; None for documents that begin with the prompts. A longer prompt would lose the
+    template: StageError `context_too_small`.
     """
     max_prompt_tokens = max(1, lm.max_tokens - sampling.max_new_tokens)
     if chat is not None:

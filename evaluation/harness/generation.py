@@ -96,12 +96,18 @@ class NotANumber(LogitsProcessor):
         return scores
 
 
-def is_plain(model: PreTrainedModel, asked: Mapping[str, Any]) -> bool:
-    """Return True if only the likeliest token is wanted. asked: arguments of `generate` other than lengths, mask and
-    stops."""
+def is_plain(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
+    """Return True if only the likeliest token is requested.
+
+    Args:
+        model: a model with its defaults of generation.
+        arguments: those of `generate` except lengths, attention mask and stop strings.
+    """
     settings = model.generation_config.to_diff_dict() if model.generation_config else {}
-    sampled = asked.get("do_sample") or (asked.get("do_sample") is None and asked.get("temperature", 0.0) != 0.0)
-    return not sampled and asked.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
+    sampled = arguments.get("do_sample") or (
+        arguments.get("do_sample") is None and arguments.get("temperature", 0.0) != 0.0
+    )
+    return not sampled and arguments.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
 
 
 def supports(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:

@@ -33,8 +33,11 @@ class AnswerLog:
         self._items: dict[str, dict[str, set[int]]] = {}
 
     def add(self, fault: str, instance: Any) -> None:
-        """Record a fault: truncated or failed. instance: lm-eval's request; one without a task counts for the task
-        ""."""
+        """Record a fault: truncated or failed.
+
+        Args:
+            instance: lm-eval's request; one without a task counts for the task "".
+        """
         faults = self._items.setdefault(instance.task_name or "", {})
         faults.setdefault(fault, set()).add(instance.doc_id or 0)
 
@@ -43,28 +46,28 @@ class AnswerLog:
         return {task: {fault: sorted(ids) for fault, ids in faults.items()} for task, faults in self._items.items()}
 
 
-def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> dict[str, int]:
+def answer_counts(results: Mapping[str, Any], name: str, part: str = "none") -> dict[str, int]:
     """Return the counts of a task, or of all tasks of a group, for one of its filters.
 
     Args:
-        found: lm-eval's results, with `answers` of an `AnswerLog`.
+        results: lm-eval's results, with `answers` of an `AnswerLog`.
         part: name of the filter, as in the keys of lm-eval's results.
     """
-    all_samples = found.get("samples", {}).get(name, [])
+    all_samples = results.get("samples", {}).get(name, [])
     samples = {sample["doc_id"]: sample for sample in all_samples if sample.get("filter", "none") == part}
     if not all_samples:
         counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
-        for member in found.get("group_subtasks", {}).get(name, []):
-            counts.update(answer_counts(found, member, part))
+        for member in results.get("group_subtasks", {}).get(name, []):
+            counts.update(answer_counts(results, member, part))
         return {field: counts[field] for field in COUNTS}
     if not samples:
         return dict.fromkeys(COUNTS, 0)
-    logged = found.get("answers", {}).get(name, {})
-    expected = int((found.get("n-samples", {}).get(name) or {}).get("effective") or len(samples))
+    logged = results.get("answers", {}).get(name, {})
+    expected = int((results.get("n-samples", {}).get(name) or {}).get("effective") or len(samples))
     failed = {number for number, sample in samples.items() if _is_failed(sample)} | set(logged.get("failed", ()))
     succeeded = {number: sample for number, sample in samples.items() if number not in failed}
     empty = {number for number, sample in succeeded.items() if _is_empty(sample)}
-    fallbacks = _fallbacks(found["configs"][name], part)
+    fallbacks = _fallbacks(results["configs"][name], part)
     unparsable = [number for number in succeeded.keys() - empty if _is_unparsable(succeeded[number], fallbacks)]
     missing = max(0, expected - len(samples))
     return {
@@ -78,7 +81,7 @@ def answer_counts(found: Mapping[str, Any], name: str, part: str = "none") -> di
 
 
 def check_answers(
-    found: Mapping[str, Any], limits: AnswerLimits, run: Run | None = None, where: str = "benchmarks"
+    results: Mapping[str, Any], limits: AnswerLimits, run: Run | None = None, where: str = "benchmarks"
 ) -> list[str]:
     """Refuse scores with too many items that failed, were truncated, empty or unparsable.
 
@@ -94,7 +97,7 @@ def check_answers(
         StageError: `bad_answers`, naming each task with its counts.
     """
     problems, notices = [], []
-    for name, part, counts in _leaf_counts(found):
+    for name, part, counts in _leaf_counts(results):
         task = name if part == "none" else f"{name} ({part})"
         for fault in ANSWER_FAULTS:
             share, limit = counts[fault] / max(1, counts["asked"]), getattr(limits, fault)
@@ -119,7 +122,7 @@ def _leaf_counts(results: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[st
 
 
 _WORDS = {
-    "failed": "failed: no answer, or a likelihood that is no number",
+    "failed": "failed: no answer, or a likelihood that is not a number",
     "truncated": "were truncated: the prompt does not fit the context, or the answer reached its length limit",
     "empty": "got an empty answer",
     "unparsable": "got an answer in which the task's filter finds nothing",

@@ -116,7 +116,11 @@ class ReportingHFLM(HFLM):
         return [results[number] for number in range(len(requests))]
 
     def _log_truncated(self, requests: Sequence[Request]) -> None:
-        """Record the items whose prompts are cut on the left. requests: those of `loglikelihood`, as tokens."""
+        """Record the items whose prompts are cut on the left.
+
+        Args:
+            requests: those of `loglikelihood`, as tokens.
+        """
         if self.backend == "causal":
             for instance, (_, context, continuation) in zip(self._likelihoods, requests, strict=False):
                 if len(context) + len(continuation) > self.max_length + 1:
@@ -226,7 +230,11 @@ class ReportingHFLM(HFLM):
         return torch.cat([context.cpu(), written], 1)
 
     def _log_ends(self, answers: Sequence[Sequence[int]], limit: int, stops: Sequence[str], wrong: set[int]) -> None:
-        """Record the prompts of the batch whose answers have `limit` tokens and no end. wrong: rows with NaN logits."""
+        """Record the prompts of the batch whose answers have `limit` tokens and no end.
+
+        Args:
+            wrong: rows with NaN logits.
+        """
         ends = end_ids(self.model)
         for row, (prompt, answer) in enumerate(zip(self._prompts, answers, strict=True)):
             if row in wrong:

@@ -85,7 +85,7 @@ def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None)
         message = f"{name} needs the Python package {error.name}, which is not installed"
         return Problem("bad_task", path, message, f"pip install {error.name}")
     message = f"lm-eval cannot read {name} from {mirror}: {reason}"
-    fix = "its data in the mirror lack a split or a field that the task names; stemma mirror puts them there anew"
+    fix = "its data in the mirror lack a split or a field that the task names; stemma mirror writes them again"
     return Problem("bad_task", path, message, fix)
 
 

@@ -23,8 +23,12 @@ SHARE = 4
 def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, where: str) -> dict[str, Any]:
     """Return the keys of an lm-eval task config that define the source of shots and the scored rows.
 
-    task: one with a file (`as_file_task`), of a kind that takes shots. shots: the number requested now. rows_for_shots:
-    number of rows of its file to set aside, unless it has `shots_path`. where: its place in the config.
+    Args:
+        task: one with a file (`as_file_task`), of a kind that takes shots.
+        shots: the number requested now.
+        rows_for_shots: number of rows of its file to set aside, unless it has `shots_path`.
+        where: its place in the config.
+
     Raises StageError: `no_shots` if there are fewer rows for shots; for `shots_path`, the errors of `check_rows`.
     """
     rows = _rows(task)
@@ -47,9 +51,9 @@ def shots_spec(task: BenchmarkTask, shots: int, rows_for_shots: int | None, wher
     return spec
 
 
-def put_aside(rows: int, wanted: int) -> frozenset[int]:
+def put_aside(rows: int, requested: int) -> frozenset[int]:
     """Return the numbers of the rows to set aside, evenly over the file, because its parts may follow one another."""
-    count = min(wanted, rows // SHARE)
+    count = min(requested, rows // SHARE)
     return frozenset((2 * number + 1) * rows // (2 * count) for number in range(count))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evaluation.generation.language_model import LoadedModel
     from evaluation.harness.vllm_model import VllmLM
 
-_FOUND = "found.pickle"
+_RESULTS = "found.pickle"
 _LAUNCH = {"device", "precision", "threads"}
 """Keys of `launch:` that affect how a worker asks a model; a change of other keys keeps finished partitions valid."""
 _Item = tuple[int, BenchmarksConfig, str, bool, LaunchConfig]
@@ -52,7 +52,7 @@ def evaluate_tasks(
         run.event(name, message)
     results: dict[str, Any] = {}
     for index in range(len(items)):
-        part = pickle.loads((partition_folder(run, step, index) / _FOUND).read_bytes())
+        part = pickle.loads((partition_folder(run, step, index) / _RESULTS).read_bytes())
         for key, value in part.items():
             results[key] = {**results.get(key, {}), **value} if isinstance(value, Mapping) else value
     return results
@@ -66,7 +66,7 @@ def _evaluate_one(item: _Item, out: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="stemma-task-") as work:
         run = _WorkersRun(Path(work), launch, out)
         results = evaluate_model(config, load_model(Path(folder), run), run, own_shots=own_shots, only=index)
-        (out / _FOUND).write_bytes(pickle.dumps(results))
+        (out / _RESULTS).write_bytes(pickle.dumps(results))
     return {"events": run.events}
 
 

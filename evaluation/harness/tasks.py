@@ -54,8 +54,12 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Return lm-eval's own results for a model: results, configs, samples, versions; and `answers` of an `AnswerLog`.
 
-    prefix: text before every question. share: see `ReportingHFLM`. own_shots: with `num_fewshot: 0`, let a task keep
-    the number in its YAML. only: number of the one task to ask; None for all.
+    Args:
+        prefix: text before every question.
+        share: see `ReportingHFLM`.
+        own_shots: with `num_fewshot: 0`, let a task keep the number in its YAML.
+        only: number of the one task to ask; None for all.
+
     Raises StageError naming the task whose file lm-eval cannot read.
     """
     device = torch.device("cpu") if isinstance(lm, VllmLM) else lm.device
@@ -154,8 +158,12 @@ def task_spec(
 ) -> dict[str, Any]:
     """Return one of the project's own tasks, or a task of a declared file, as an lm-eval task config.
 
-    rows_for_shots: number of rows of its file that are set aside and not scored; see `evaluation.harness.shots`. where:
-    its place in the config, for errors. Raises StageError as `shots_spec` does.
+    Args:
+        rows_for_shots: number of rows of its file that are set aside and not scored; see
+            `evaluation.harness.shots`.
+        where: its place in the config, for errors.
+
+    Raises StageError as `shots_spec` does.
     """
     task = as_file_task(task)
     spec: dict[str, Any] = {
@@ -223,7 +231,8 @@ def _load(
     """Return the lm-eval tasks or groups of one entry of the config, with their data read; for a YAML, every prompt is
     built once as a check.
 
-    limit: items of each that will be asked.
+    Args:
+        limit: items of each that will be asked.
     """
     if task.built_in:
         return load_named([task.name], mirror, f"benchmarks.tasks.{index}")

@@ -74,7 +74,7 @@ def named(task: str, where: str, number: int = 0) -> Iterator[None]:
         reason = (str(error).splitlines() or [""])[0]
         message = f"{kind}: {reason}" if reason else kind
         if field == "doc_to_choice" and kind == "SyntaxError":
-            message = "its text is no list of choices; write it as {{[a, b]}}, which takes any text"
+            message = "its text is not a list of choices; write it as {{[a, b]}}, which takes any text"
         elif isinstance(error, IndexError) and field == "__init__":
             field, message = "doc_to_choice", "a choice is empty"
         raise _bad_field(task, where, number, row, field, message) from error

@@ -1,4 +1,4 @@
 """Benchmark data on the local disk in the hub's layout, so that lm-eval's tasks run offline.
 
-Public: `local` (reads a mirror), `writer` (fills one).
+Public: `local` reads a mirror; `evaluation.mirror_writer` fills one.
 """

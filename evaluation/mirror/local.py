@@ -11,7 +11,7 @@ version) stays lm-eval's; only the place where `datasets.load_dataset` looks cha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
             raise DataMissing(folder, path, name)
         check_dataset(folder)
         try:
-            dataset = load(str(folder.absolute()), name=name, **_plain(options))
+            of_the_hub = {"trust_remote_code", "revision", "token"}
+            plain = {key: value for key, value in options.items() if key not in of_the_hub}
+            dataset = load(str(folder.absolute()), name=name, **plain)
         except (ValueError, FileNotFoundError) as error:
             if "BuilderConfig" in str(error) or isinstance(error, FileNotFoundError):
                 raise DataMissing(folder / (name or ""), path, name) from error
@@ -71,8 +73,3 @@ def mirrored(mirror: Path | None) -> Iterator[None]:
         yield
     finally:
         datasets.load_dataset = load
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those that apply only to the hub."""
-    return {key: value for key, value in options.items() if key not in {"trust_remote_code", "revision", "token"}}

@@ -52,7 +52,10 @@ CURVES: dict[str, Sequence[Curve]] = {
 def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Sequence[Mapping[str, Artifact]]) -> str:
     """Return the HTML of a comparison.
 
-    document: of `flows.compare.compare`. names: display names, in its order. steps: finished steps of each.
+    Args:
+        document: of `flows.compare.compare`.
+        names: display names, in its order.
+        steps: finished steps of each.
     """
     styles = [STYLES[index % len(STYLES)] for index in range(len(names))]
     compared_names = [entry["name"] for entry in document["compared"]]

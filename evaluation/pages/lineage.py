@@ -167,7 +167,7 @@ def _arrow(edge: Edge, positions: Mapping[str, tuple[float, float]]) -> str:
         x, y = left + NODE_WIDTH, top + 2
     left, top = positions[edge.target]
     path += _bend(x, y, left, top + NODE_HEIGHT / 2)
-    note = " (must exist first)" if edge.requires else f" (goes on from {edge.state})" if edge.state else ""
+    note = " (must exist first)" if edge.requires else f" (continues from {edge.state})" if edge.state else ""
     kind = " requires" if edge.requires else " state" if edge.state else ""
     label = escape(f"{edge.source} → {edge.target}{note}")
     return f'<path class="edge{kind}" d="{path}"><title>{label}</title></path>'
@@ -216,7 +216,7 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
     caption = (
         "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist, a bold one "
-        "that a training goes on from a state of it."
+        "that a training continues from a state of it."
     )
     figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
     table = Table("", ["node", "what came out", "what is known"], list(map(_node_row, nodes)), mono=(0,))

@@ -64,7 +64,7 @@ class Opening:
     links: (label, address relative to the page). commands: (purpose, command line).
     """
 
-    said: Sequence[str]
+    sentences: Sequence[str]
     verdict: str = ""
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()
@@ -92,8 +92,10 @@ def render_page(
 ) -> str:
     """Return a self-contained HTML page; everything in it that is not Markup is escaped.
 
-    facts: names and values below the title. opening and claims (`evaluation.pages.verdicts.Claim`) head the page. Empty
-    sections are left out. script: the page's own JavaScript, the only script that may run in it.
+    Args:
+        facts: names and values below the title. opening and claims (`evaluation.pages.verdicts.Claim`) head the
+            page. Empty sections are left out.
+        script: the page's own JavaScript, the only script that may run in it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

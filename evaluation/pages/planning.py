@@ -8,41 +8,41 @@ from typing import Any
 from evaluation.pages.words import compact
 
 
-def title(found: Mapping[str, Any]) -> str:
-    size = f"{compact(found['parameters'])} parameters"
-    if found["parameters_of_a_token"] < found["parameters"]:
-        size += f", of which a token passes {compact(found['parameters_of_a_token'])}"
+def title(plan: Mapping[str, Any]) -> str:
+    size = f"{compact(plan['parameters'])} parameters"
+    if plan["parameters_of_a_token"] < plan["parameters"]:
+        size += f", of which a token passes {compact(plan['parameters_of_a_token'])}"
     return (
-        f"{found['model']}: {size}, {compact(found['tokens'])} tokens "
-        f"({found['because']}), on {found['gpus']} {found['gpu']}"
+        f"{plan['model']}: {size}, {compact(plan['tokens'])} tokens "
+        f"({plan['because']}), on {plan['gpus']} {plan['gpu']}"
     )
 
 
-def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (name, planned value, its range) of each figure."""
-    layout = found["layout"]
+    layout = plan["layout"]
     degrees = " × ".join(f"{name} {layout[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if layout[name] > 1)
     spread = f"{degrees or 'one device'}, {layout['sharding']}"
     shape = f"{spread}, {layout['microbatch']} at once, recompute {layout['recompute']}"
     power, carbon = (
-        [compact(found[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
+        [compact(plan[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
     )
-    halts = found["failures"]
+    halts = plan["failures"]
     checkpoint_interval = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
     laws = [
         (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
-        for name, best in found["optimal"].items()
+        for name, best in plan["optimal"].items()
     ]
-    memory, fullest = found["memory_gb_per_gpu"], found["memory_gb_per_gpu_high"]
-    rent = f"as much as {hours(found['rent_as_dear_as_buying_hours'])} of rent"
+    memory, fullest = plan["memory_gb_per_gpu"], plan["memory_gb_per_gpu_high"]
+    rent = f"as much as {hours(plan['rent_as_dear_as_buying_hours'])} of rent"
     return [
-        ("time", hours(found["hours"]), f"{hours(found['hours_low'])} to {hours(found['hours_high'])}"),
-        ("cost", dollars(found["cost_usd"]), f"{dollars(found['cost_usd_low'])} to {dollars(found['cost_usd_high'])}"),
-        ("to buy them instead", dollars(found["cost_to_buy_usd"]), rent),
+        ("time", hours(plan["hours"]), f"{hours(plan['hours_low'])} to {hours(plan['hours_high'])}"),
+        ("cost", dollars(plan["cost_usd"]), f"{dollars(plan['cost_usd_low'])} to {dollars(plan['cost_usd_high'])}"),
+        ("to buy them instead", dollars(plan["cost_to_buy_usd"]), rent),
         ("energy", f"{power[0]} kWh", f"{power[1]} to {power[2]} kWh"),
         ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
-        ("compute", f"{found['flops']:.3g} FLOPs", ""),
-        ("speed", f"{compact(found['tokens_per_s'])} tokens/s, {found['mfu']:.1%} MFU", ""),
+        ("compute", f"{plan['flops']:.3g} FLOPs", ""),
+        ("speed", f"{compact(plan['tokens_per_s'])} tokens/s, {plan['mfu']:.1%} MFU", ""),
         ("memory a device", f"{memory:.1f} GB", f"to {fullest:.1f} GB" if fullest > memory else ""),
         ("layout", shape, ""),
         *((f"best for this compute, {name}", best, "") for name, best in laws),

@@ -69,23 +69,27 @@ _SCRIPT = """
 """
 
 
-def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
-    """Return a self-contained page. found: the document of `stemma plan --json`. curves: from
-    training/planner/laws/curves.py."""
-    table_rows = [(label, value, span) for label, value, span in rows(found)]
+def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
+    """Return a self-contained page.
+
+    Args:
+        plan: the document of `stemma plan --json`.
+        curves: from training/planner/laws/curves.py.
+    """
+    table_rows = [(label, value, span) for label, value, span in rows(plan)]
     sections = [
         Section(
             "plan",
             "The plan",
-            title(found),
-            _figures(found, curves),
+            title(plan),
+            _figures(plan, curves),
             [Table("Figures", ["", "plan", "range"], table_rows)],
         ),
-        Section("what-if", "What if", figures=[_sliders(found, curves)]),
+        Section("what-if", "What if", figures=[_sliders(plan, curves)]),
         Section(
             "verdict",
-            f"Train at all? {found['verdict']['choice']}",
-            " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in found["verdict"]["because"]),
+            f"Train at all? {plan['verdict']['choice']}",
+            " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in plan["verdict"]["because"]),
         ),
         Section(
             "layouts",
@@ -96,22 +100,22 @@ def planning_page(found: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
                     ["layout", "a step", "why"],
                     [
                         [alternative["layout"], f"{alternative['step_s']:.3g} s", alternative["why"]]
-                        for alternative in found["others"]
+                        for alternative in plan["others"]
                     ],
                     numeric=(1,),
                 )
             ]
-            if found["others"]
+            if plan["others"]
             else (),
         ),
         Section(
             "assumptions",
             "What this rests on",
-            tables=[Table("Assumptions", ["assumption"], [[assumption] for assumption in found["assumptions"]])],
+            tables=[Table("Assumptions", ["assumption"], [[assumption] for assumption in plan["assumptions"]])],
         ),
     ]
-    facts = [("model", found["model"]), ("devices", f"{found['gpus']} {found['gpu']}"), ("kernels", found["kernels"])]
-    return render_page(f"Plan: {found['model']}", "training plan", facts, sections, script=_SCRIPT)
+    facts = [("model", plan["model"]), ("devices", f"{plan['gpus']} {plan['gpu']}"), ("kernels", plan["kernels"])]
+    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, script=_SCRIPT)
 
 
 def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:

@@ -23,7 +23,7 @@ from evaluation.results.artifacts import Artifact
 from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.intervals import Interval
 
-DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "dedupe", "clean", "ingest")
+DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "semantic_dedupe", "dedupe", "clean", "ingest")
 """Stages that produce documents, the last first."""
 
 GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9
@@ -122,7 +122,11 @@ def architecture(line: Sequence[Artifact], parameters: float | None = None) -> s
 
 
 def what_was_built(pipeline: PipelineResults, model: str, *, machine: bool = True) -> list[str]:
-    """Describe a model in sentences: architecture, text, training. machine: include duration and devices."""
+    """Describe a model in sentences: architecture, text, training.
+
+    Args:
+        machine: include duration and devices.
+    """
     line = [pipeline.model(name) for name in lineage_of(pipeline, model)]
     parameters = next((artifact.figures["parameters"] for artifact in line if "parameters" in artifact.figures), None)
     sentences = [f"The {pipeline.long_name(model)} is a {architecture(line, parameters)}."]
@@ -189,7 +193,7 @@ def frank_verdict(pipeline: PipelineResults, model: str) -> str:
     if small < 2 and little < 2:
         return ""
     return (
-        "It shows that the pipeline works; it is no model to rely on. The smallest GPT-2, about the least that "
+        "It shows that the pipeline works; it is not a model to rely on. The smallest GPT-2, about the least that "
         f"continues a text sensibly, has {_times(small)} its parameters and was trained on {_times(little)} its text."
     )
 

@@ -21,7 +21,11 @@ COLOURED = len(STYLES)
 
 
 def sweep_page(name: str, document: Mapping[str, Any], curves: Curves) -> str:
-    """Return a self-contained page. document: of `flows.sweeps.results.summary`."""
+    """Return a self-contained page.
+
+    Args:
+        document: of `flows.sweeps.results.summary`.
+    """
     better = "more" if document["maximise"] else "less"
     counts = [f"{sum(t['status'] == s for t in document['trials'])} {s}" for s in ("done", "pruned", "failed")]
     facts = [
@@ -108,22 +112,22 @@ def law_sentences(law: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def isoflop_sentences(found: Mapping[str, Any] | None) -> list[str]:
+def isoflop_sentences(isoflop: Mapping[str, Any] | None) -> list[str]:
     """Return the best size at each budget, and its growth, in sentences."""
-    if not found:
+    if not isoflop:
         return ["no three sizes were trained with the same compute, so that there is no IsoFLOP profile"]
     sentences = [
         f"at {number(budget['flops'])} FLOPs a parabola through {len(budget['points'])} sizes is lowest at "
         f"{number(budget['best']['parameters'])} parameters and {number(budget['best']['tokens'])} tokens, "
         f"loss {budget['best']['loss']:.4f}"
         if budget["best"]
-        else f"at {number(budget['flops'])} FLOPs the lowest point lies outside of the sizes that were tried"
-        for budget in found["budgets"]
+        else f"at {number(budget['flops'])} FLOPs the lowest point is outside of the sizes that were tried"
+        for budget in isoflop["budgets"]
     ]
-    if found["exponent"] is not None:
+    if isoflop["exponent"] is not None:
         sentences.append(
-            f"the best size grows with compute to the power of {found['exponent']:.2f}, tokens to that of "
-            f"{1 - found['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
+            f"the best size grows with compute to the power of {isoflop['exponent']:.2f}, tokens to that of "
+            f"{1 - isoflop['exponent']:.2f} (0.49 and 0.51 in approach 2 of Hoffmann et al. 2022)"
         )
     return sentences
 
@@ -149,7 +153,7 @@ def _isoflop(result: Mapping[str, Any] | None) -> Figure | None:
     chart = line_chart(
         "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats a token)", width=900
     )
-    weak = "Where a size was not trained with exactly that compute, its loss lies on a curve through its own runs."
+    weak = "Where a size was not trained with exactly that compute, its loss is on a curve through its own runs."
     caption = ". ".join(sentence[:1].upper() + sentence[1:] for sentence in isoflop_sentences(result)) + "."
     legend += [("lowest points", STYLES[-1])] if minima else []
     return Figure("IsoFLOP: loss against parameters, a line a budget", chart, caption, weak, legend, wide=True)
@@ -175,7 +179,7 @@ def _law(law: Mapping[str, Any] | None) -> Section:
         y_label="loss (nats a token)",
         width=900,
     )
-    weak = "Parameters with embeddings. A law of small runs says little of runs a hundred times as large."
+    weak = "Parameters with embeddings. A law of small runs is weak evidence for runs a hundred times as large."
     legend = list(zip(labels, styles, strict=True))
     figure = Figure(
         "Loss against compute, a line a size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
@@ -188,7 +192,7 @@ def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
     figures = []
     if plot := parallel_coordinates(document, styles):
         caption = (
-            "A line a choice of settings, from its values to what came out; the best are coloured as in the curves."
+            "One line per choice of settings, from its values to its result; the best are coloured as in the curves."
         )
         figures.append(Figure("Parallel coordinates", plot, caption, "", wide=True))
     if shares := document["importance"]:
@@ -196,7 +200,7 @@ def _keys(document: Mapping[str, Any], styles: Mapping[int, str]) -> Section:
         rows = [(key.rpartition(".")[2], [Bar(share)]) for key, share in drawn]
         chart = bar_chart("importance", rows, value_format=lambda value: f"{100 * value:.0f} %")
         caption = "The share of the differences that each key explains by itself or with others (fANOVA)."
-        weak = "Estimated by a forest of trees on these trials alone: of few trials it says little."
+        weak = "Estimated by a forest of trees on these trials alone: with few trials it is weak evidence."
         figures.append(Figure("Importance of the keys", chart, caption, weak))
     return Section("keys", "Keys", "", figures)
 
@@ -291,7 +295,7 @@ def _curves(document: Mapping[str, Any], curves: Curves, styles: Mapping[int, st
 def _trials(document: Mapping[str, Any]) -> Section:
     rows = [
         [
-            str(place),
+            str(index),
             trial["name"] or " ".join(f"{key}={json.dumps(value)}" for key, value in trial["settings"].items()),
             str(trial["seed"]),
             trial["status"],
@@ -299,7 +303,7 @@ def _trials(document: Mapping[str, Any]) -> Section:
             f"{trial['seconds']:.0f} s",
             trial["error"] or trial["run_id"],
         ]
-        for place, trial in enumerate(document["trials"])
+        for index, trial in enumerate(document["trials"])
     ]
     columns = ["", "settings", "seed", "", document["measure"], "", "run"]
     return Section("trials", "Trials", "", tables=[Table("All trials", columns, rows, folded=True, numeric=(4, 5))])

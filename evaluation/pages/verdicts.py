@@ -88,7 +88,7 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
     state = _beyond(Interval(-loss.value, -loss.high, -loss.low), -min(bigram, unigram))
     conclusion = {
         "holds": "is below both a unigram and a bigram model of the same tokens",
-        "undecided": "cannot be told from the better of the two n-gram models",
+        "undecided": "is not distinguishable from the better of the two n-gram models",
         "fails": "is not below both n-gram models: the network learnt less than counting pairs of tokens would give",
     }[state]
     text = (
@@ -98,7 +98,7 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
     gain = f"{fixed(loss.value)} nats a token against {fixed(min(bigram, unigram))}"
     title = {
         "holds": f"The base model learnt more than counting pairs of tokens gives: {gain}",
-        "undecided": f"The base model cannot be told from counting tokens: {gain}",
+        "undecided": f"The base model is not distinguishable from counting tokens: {gain}",
         "fails": f"The base model learnt less than counting tokens gives: {gain}",
     }[state]
     return Claim(state, title, text)
@@ -154,7 +154,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
     state = _beyond(accuracy, 0.5)
     conclusion = {
         "holds": "significantly better than chance",
-        "undecided": "which cannot be told from chance (50 %), so that what is gained by it means little",
+        "undecided": "which is not distinguishable from chance (50 %), so that a gain by it means little",
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
     text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {conclusion}."
@@ -163,7 +163,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
     right = percent(accuracy.value, 0)
     title = {
         "holds": f"The reward model finds the better answer in {right} of pairs",
-        "undecided": f"The reward model cannot be told from guessing: {right} of pairs",
+        "undecided": f"The reward model is not distinguishable from guessing: {right} of pairs",
         "fails": f"The reward model prefers the worse answer: right in {right} of pairs",
     }[state]
     if state == "holds" and accuracy.value < (0.5 + HUMAN_AGREEMENT) / 2:
@@ -193,7 +193,7 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
     state = _beyond(win_rate, 0.5)
     conclusion = {
         "holds": "more than chance",
-        "undecided": "which cannot be told from chance (50 %)",
+        "undecided": "which is not distinguishable from chance (50 %)",
         "fails": "less than chance: the rejected answers gained",
     }[state]
     text = (
@@ -247,7 +247,7 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
         if level and level.low <= 0:
             state, title = (
                 "slight",
-                f"{algorithm} raised the reward by {fixed(gain.value)}, by length as far as can be told",
+                f"{algorithm} raised the reward by {fixed(gain.value)}, by length as far as the figures show",
             )
         elif gain.value < SLIGHT_REWARD * spread:
             state, title = "slight", f"{algorithm} raised the reward a little, by {fixed(gain.value)}"
@@ -372,7 +372,7 @@ def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         text += "No loss is proven, but the intervals leave room for one of more than five points."
         return Claim("undecided", "Alignment cost no accuracy that could be shown", text)
     return Claim(
-        "holds", "Alignment cost no accuracy", text + "No interval lies below zero, or reaches five points under it."
+        "holds", "Alignment cost no accuracy", text + "No interval is below zero, or reaches five points under it."
     )
 
 
@@ -399,7 +399,7 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         return Claim("fails", f"Alignment made the model more toxic: {size}", text)
     if not fell:
         if is_as_its_text(pipeline, first):
-            text += " Alignment cannot take away what is not there."
+            text += " Alignment cannot remove what does not exist."
         return Claim("undecided", f"No change of toxicity is shown: {size}", text)
     fell_at_equal_length = any(interval.high < 0 for interval in comparison.at_equal_length or ())
     if comparison.lengths_differ and comparison.length.value < 0 and not fell_at_equal_length:

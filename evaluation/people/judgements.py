@@ -1,37 +1,36 @@
-"""People's judgements of pairs: read from files of this project's page or Label Studio's exports, checked, and set
-aside with a reason if unusable."""
+"""People's judgements of pairs, and their marks of documents: read from files of this project's page or Label Studio's
+exports, checked, and set aside with a reason if unusable."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from evaluation.people.label_studio import judgements_of_task
 from evaluation.people.pairs import Export
+from evaluation.people.sample import MARKS, Review
 from infra.errors import stage_error
 from infra.io.bounded import read_text
 from infra.io.json import BadJson, parse_json
 
-Choice = Literal["a", "b", "tie", "neither"]
 CHOICES = ("a", "b", "tie", "neither")
 """The better answer; tie: both are equally good; neither: both are unusable."""
-"""Errors of reading JSON: for another form, for a number with too many digits, and for nested lists."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One person's judgement of one pair.
+    """One person's judgement of one item, a pair or a document.
 
-    left: the answer shown on the left, a or b. correction: the answer as it should have been, "" if none was written.
-    seconds: time that it took, None if unknown.
+    choice: one of CHOICES for a pair, a mark for a document. left: the answer shown on the left, a or b. correction:
+    the answer as it should have been, "" if none was written. seconds: time that it took, None if unknown.
     """
 
-    pair: str
+    item: str
     annotator: str
-    choice: Choice
+    choice: str
     left: str = "a"
     reason: str = ""
     correction: str = ""
@@ -49,48 +48,64 @@ class Aside:
 
 @dataclass
 class Judgements:
-    """All judgements that were read: `used`, one per person and pair; `aside`; and the number of skipped pairs."""
+    """All judgements that were read: `used`, one per person and item; `aside`; and the number of skipped items."""
 
     used: list[Judgement] = field(default_factory=list)
     aside: list[Aside] = field(default_factory=list)
     skipped: int = 0
 
     @classmethod
-    def read(cls, paths: Iterable[Path], export: Export) -> Judgements:
+    def read(cls, paths: Iterable[Path], export: Export | Review) -> Judgements:
         """Read the judgements of all files, each JSON lines of this project's page or a JSON export of Label Studio.
 
         Raises StageError `missing_file`; faulty entries inside a file are set aside.
         """
+        sheet = (
+            _Questionnaire("review", export.id, "document", export.documents, tuple(MARKS))
+            if isinstance(export, Review)
+            else _Questionnaire("export", export.id, "pair", export.pairs, CHOICES)
+        )
         judgements = cls()
         by_key: dict[tuple[str, str], Judgement] = {}
         for path in paths:
-            for location, row in rows_of_file(path):
-                judgements._add(location, row, export, by_key)
+            for location, row in _rows_of_file(path):
+                judgements._add(location, row, sheet, by_key)
         judgements.used = list(by_key.values())
         return judgements
 
-    def _add(self, location: str, row: Any, export: Export, by_key: dict[tuple[str, str], Judgement]) -> None:
+    def _add(self, location: str, row: Any, sheet: _Questionnaire, by_key: dict[tuple[str, str], Judgement]) -> None:
         if isinstance(row, Mapping) and row.get("skipped"):
             self.skipped += 1
             return
-        read = _read(row, export)
+        read = _read(row, sheet)
         if isinstance(read, str):
             self.aside.append(Aside(location, read, row))
             return
-        before = by_key.setdefault((read.annotator, read.pair), read)
+        before = by_key.setdefault((read.annotator, read.item), read)
         if before.choice != read.choice:
-            message = f"{read.annotator} said {before.choice} of this pair before, and now {read.choice}"
+            message = f"{read.annotator} said {before.choice} of this {sheet.kind} before, and now {read.choice}"
             self.aside.append(Aside(location, message, row))
         elif before.correction and read.correction not in ("", before.correction):
-            message = f"{read.annotator} has corrected this pair before, in other words"
+            message = f"{read.annotator} has corrected this {sheet.kind} before, in other words"
             self.aside.append(Aside(location, message, row))
         else:  # the page was saved again: add text written since then
-            by_key[read.annotator, read.pair] = replace(
+            by_key[read.annotator, read.item] = replace(
                 before, reason=before.reason or read.reason, correction=before.correction or read.correction
             )
 
 
-def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
+@dataclass(frozen=True)
+class _Questionnaire:
+    """What people were asked about. name: `export` or `review`. kind: of its items, which is their key in a row."""
+
+    name: str
+    id: str
+    kind: str
+    items: Collection[str]
+    choices: tuple[str, ...]
+
+
+def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield rows in the form of this project's page, with the place of each; for a line that is not JSON, its text.
 
     Raises StageError `missing_file`.
@@ -117,34 +132,34 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path.name}:{number}", line
 
 
-def _read(row: Any, export: Export) -> Judgement | str:
+def _read(row: Any, sheet: _Questionnaire) -> Judgement | str:
     """Return the judgement in a row, or the reason why it is not one."""
     if not isinstance(row, Mapping):
         return "expected a JSON object"
-    pair, annotator, choice = row.get("pair"), row.get("annotator"), row.get("choice")
-    if row.get("export", export.id) != export.id:
-        return f"it is of the export {row['export']}, not of {export.id}"
-    if not isinstance(pair, str) or pair not in export.pairs:
-        return f"there is no pair {pair!r} in the export"
+    item, annotator, choice = row.get(sheet.kind), row.get("annotator"), row.get("choice")
+    if row.get("export", sheet.id) != sheet.id:
+        return f"it is of the {sheet.name} {row['export']}, not of {sheet.id}"
+    if not isinstance(item, str) or item not in sheet.items:
+        return f"there is no {sheet.kind} {item!r} in the {sheet.name}"
     if not isinstance(annotator, str) or not annotator.strip():
-        return "nobody is named who judged"
-    if choice not in CHOICES:
-        return f"expected a choice of {', '.join(CHOICES)}, not {choice!r}"
+        return "it names no annotator"
+    if choice not in sheet.choices:
+        return f"expected a choice of {', '.join(sheet.choices)}, not {choice!r}"
     left = row.get("left", "a")
     if left not in ("a", "b"):
         return f"expected a or b on the left, not {left!r}"
     return Judgement(
-        pair,
+        item,
         annotator.strip(),
-        cast(Choice, choice),
+        choice,
         left,
         str(row.get("reason") or "").strip(),
         str(row.get("correction") or "").strip(),
-        seconds_in(row),
+        _seconds_in(row),
     )
 
 
-def seconds_in(row: Mapping[str, Any]) -> float | None:
+def _seconds_in(row: Mapping[str, Any]) -> float | None:
     """Return the time taken in seconds; None if that is not a number that JSON can hold."""
     try:
         seconds = float(row["seconds"])

@@ -59,7 +59,7 @@ def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
     """Aggregate the judgements."""
     by_pair: dict[str, list[Judgement]] = {}
     for judgement in found.used:
-        by_pair.setdefault(judgement.pair, []).append(judgement)
+        by_pair.setdefault(judgement.item, []).append(judgement)
     rows = [row for pair, judgements in by_pair.items() if (row := _preference(export, pair, judgements))]
     ties = [row for row in rows if row["votes"][0] == row["votes"][1]]
     preferences = [row for row in rows if row not in ties]
@@ -102,14 +102,21 @@ def outcome(export: Export, found: Judgements) -> FeedbackOutcome:
         ties,
         [
             {
-                "prompt": export.pairs[judgement.pair].prompt,
+                "prompt": export.pairs[judgement.item].prompt,
                 "response": judgement.correction,
                 "annotator": judgement.annotator,
             }
             for judgement in found.used
             if judgement.correction
         ],
-        [asdict(judgement) | {"models": list(export.given_by[judgement.pair])} for judgement in found.used],
+        [
+            {
+                "pair": (fields := asdict(judgement)).pop("item"),
+                **fields,
+                "models": list(export.given_by[judgement.item]),
+            }
+            for judgement in found.used
+        ],
         [asdict(entry) for entry in found.aside],
         summary,
     )

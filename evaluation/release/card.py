@@ -31,6 +31,7 @@ DATA = (
     "ingest",
     "clean",
     "dedupe",
+    "semantic_dedupe",
     "classify",
     "generate",
     "decontaminate",
@@ -41,7 +42,7 @@ DATA = (
     "preferences",
 )
 DATA_KINDS = ("documents", "shards", "instructions", "preferences")
-"""What the data stages of installed packages make."""
+"""Kinds of artifacts that data stages of installed packages make."""
 TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
@@ -68,7 +69,8 @@ def model_card(
 ) -> str:
     """Return the card as Markdown. It names no time and no machine, so that the same pipeline gives the same card.
 
-    inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
+    Args:
+        inputs: inputs of the stage register, by input name: `model` itself, its evaluations by stage id.
     """
     line = ancestors(model) or [model]
     folders = {_name(artifact): artifact.folder for artifact in line}
@@ -205,7 +207,11 @@ def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Arti
         if unstated := [source.name for source in sources if not source.licence]:
             lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
         lines.append("")
-    data_steps = [one for one in line if (one.stage in DATA or one.installed_kind in DATA_KINDS) and one.headline]
+    data_steps = [
+        artifact
+        for artifact in line
+        if (artifact.stage in DATA or artifact.installed_kind in DATA_KINDS) and artifact.headline
+    ]
     lines += [f"- {artifact.label}: {artifact.headline}" for artifact in data_steps]
     if len(lines) == 2:
         return "## Data\n\nThe training data is not part of this pipeline."
@@ -239,7 +245,7 @@ def _rules_of(cleaned: Artifact | None) -> str:
     if cleaned is None or cleaned.manifest is None:
         return "was not filtered."
     toxic, personal = (cleaned.manifest.config.get(key) is not None for key in ("toxicity", "personal_data"))
-    statements = ["toxic text was filtered by a classifier" if toxic else "not for what it says of people"]
+    statements = ["toxic text was filtered by a classifier" if toxic else "not for statements about people"]
     statements.append("personal data was looked for by pattern" if personal else "personal data was not looked for")
     return f"was filtered for quality; {'; '.join(statements)}. The model may repeat what it read."
 
@@ -251,7 +257,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     if rows:
         lines += [f"| | {' | '.join(map(pipeline.long_name, models))} |", "|---|" + "---:|" * len(models)]
         lines += [f"| {' | '.join(row)} |" for row in rows]
-        lines += ["", "In brackets: 95 % intervals, unless a stage's config says otherwise."]
+        lines += ["", "In brackets: 95 % intervals, unless a stage's config sets another level."]
     else:
         lines.append("The model was not evaluated in this pipeline.")
     if any(artifact.stage.startswith("safety") for artifact in evaluations.values()):
@@ -268,7 +274,7 @@ def _results(pipeline: PipelineResults, evaluations: Mapping[str, Artifact], ver
     for verdict in verdicts:
         word = "kept" if verdict.passed else "broken"
         if verdict.gate.against:
-            lines.append(f"- {verdict.gate.figure} is {verdict.found}; expected {verdict.bound}: {word}")
+            lines.append(f"- {verdict.gate.figure} is {verdict.finding}; expected {verdict.bound}: {word}")
         else:
             lines.append(f"- {verdict.gate.figure} = {verdict.value:.4g}, {verdict.bound}: {word}")
     return "\n".join(lines)
@@ -281,11 +287,13 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
         for task, metrics in result.get("tasks", {}).items():
             accuracy = metrics.get("acc", {})
             if "chance" in accuracy and accuracy.get("low", 1) <= accuracy["chance"]:
-                lines.append(f"- {stage}: {task} cannot be told from guessing ({100 * accuracy['chance']:.0f} %).")
+                lines.append(
+                    f"- {stage}: {task} is not distinguishable from guessing ({100 * accuracy['chance']:.0f} %)."
+                )
     scorers = sorted({result["toxicity"]["limits"] for result in results.values() if result.get("toxicity")})
     lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
     lines += _probes(results, evaluations)
-    lines.append("- A low score of a probe is no proof that a model is harmless.")
+    lines.append("- A low score of a probe is not proof that a model is harmless.")
     lines.append("- Measure the model on data of your own before you rely on any of these figures.")
     return "\n".join(lines)
 
@@ -296,7 +304,7 @@ def _probes(results: Mapping[str, Any], evaluations: Mapping[str, Artifact]) -> 
     kinds = sorted({k for result in results.values() for k in result.get("toxicity", {}).get("by_kind", {})})
     lines = []
     if categories:
-        lines.append(f"- Stereotypes were probed of {', '.join(categories)}, and of nothing else.")
+        lines.append(f"- Stereotypes were probed for {', '.join(categories)} only.")
     if kinds:
         lines.append(f"- Toxicity was measured on these kinds of prompts: {', '.join(kinds)}.")
     configs = [
@@ -318,7 +326,7 @@ def _samples(pipeline: PipelineResults) -> str:
     rows = pipeline.samples(SAMPLES)
     if not rows:
         return ""
-    lines = ["## Samples", "", "The first held-out prompts, not chosen by anyone."]
+    lines = ["## Samples", "", "The first held-out prompts, not selected."]
     for row in rows:
         lines += ["", f"**{_quoted(row['prompt'])}**", ""]
         answers = {model: row["answers"][model] for model in pipeline.models if model in row["answers"]}
@@ -359,7 +367,7 @@ def _settings(line: Sequence[Artifact]) -> str:
         if is_training and artifact.manifest is not None:
             lines += [f"### {artifact.label}: {artifact.headline}", ""]
             if artifact.branch:
-                lines += [f"Goes on from {artifact.branch}.", ""]
+                lines += [f"Continues from {artifact.branch}.", ""]
                 lines += [f"- {changed}" for changed in artifact.branch.changed or ()] + [""] * bool(
                     artifact.branch.changed
                 )

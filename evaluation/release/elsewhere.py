@@ -33,19 +33,19 @@ def auto_class(config: Mapping[str, Any]) -> tuple[str, str]:
     return "AutoModelForCausalLM", "text-generation"
 
 
-def try_snippets(folder: str, threads: int, found: dict[str, Any]) -> None:
-    """Run the snippets for the kind of model that `folder` holds, and fill `found`."""
-    found["check"] = "import transformers"
+def try_snippets(folder: str, threads: int, outcome: dict[str, Any]) -> None:
+    """Run the snippets for the kind of model that `folder` holds, and fill `outcome`."""
+    outcome["check"] = "import transformers"
     import numpy as np
     import torch
     import transformers
     from transformers import AutoConfig, pipeline
 
     torch.set_num_threads(threads)
-    found["checks"] = done = []
+    outcome["checks"] = done = []
 
     def begin(check: str) -> None:
-        found["check"] = check
+        outcome["check"] = check
         done.append(check)
 
     begin("AutoTokenizer.from_pretrained")
@@ -75,7 +75,7 @@ def try_snippets(folder: str, threads: int, found: dict[str, Any]) -> None:
         model_inputs["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id]])
     with torch.no_grad():
         np.save("logits.npy", model(**model_inputs).logits.float().numpy())
-    found |= {
+    outcome |= {
         "text": TEXT,
         "auto": auto,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -100,9 +100,9 @@ def try_snippets(folder: str, threads: int, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
-        try_snippets(sys.argv[1], int(sys.argv[2]), found)
+        try_snippets(sys.argv[1], int(sys.argv[2]), outcome)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-    Path("result.json").write_text(json.dumps(found), encoding="utf8")
+        outcome["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    Path("result.json").write_text(json.dumps(outcome), encoding="utf8")

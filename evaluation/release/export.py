@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from infra.store.manifest import Manifest
 CARD = "README.md"
 REGISTERED_CARD = "MODEL_CARD.md"
 ELSEWHERE = Path(__file__).parent / "elsewhere.py"
-OURS = {MANIFEST, "trained_sequences.json"}
+NOT_EXPORTED = {MANIFEST, "trained_sequences.json"}
 """Files of the artifact that only this store reads."""
 
 
@@ -56,12 +58,39 @@ class Loaded:
 def export(model: Artifact, card: str, out: Path, quantization: Quantization | None = None) -> Loaded:
     """Write weights, tokenizer, generation config and README.md, and try them in a new process.
 
-    quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp next to them.
-    `out` must not exist or must be empty; it appears whole or not at all. Raises StageError `not_empty`, `not_loadable`
-    if transformers cannot load or run the written model, and `other_logits` if its logits differ from the model's; also
-    raises as `evaluation.release.quantized` does.
+    `out` must not exist or must be empty; it appears whole or not at all.
+
+    Args:
+        quantization: int8 and fp8 replace the weights by quantized ones, gguf writes a file of llama.cpp next to
+            them.
+
+    Raises StageError `not_empty`, `not_loadable` if transformers cannot load or run the written model, and
+    `other_logits` if its logits differ from the model's; also raises as `evaluation.release.quantized` does.
     """
     program = converter() if quantization == "gguf" else None  # before anything is copied
+    with appearing(out) as unfinished:
+        for file in sorted(model.folder.rglob("*")):
+            path = file.relative_to(model.folder)
+            if file.is_file() and path.parts[0] != AUX and path.name not in NOT_EXPORTED:
+                (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, unfinished / path)
+        copy_licence(model.folder, unfinished)
+        (unfinished / CARD).write_text(card, encoding="utf-8")
+        name_model_inputs(unfinished)  # models of earlier versions lack them
+        weights = quantization if quantization in ("int8", "fp8") else None
+        loaded = check_elsewhere(unfinished, model.folder, weights)
+        if program is not None:
+            to_gguf(unfinished, program)
+        if quantization is not None:
+            (unfinished / CARD).write_text(
+                f"{card.rstrip()}\n\n{_quantized_part(quantization, loaded)}", encoding="utf-8"
+            )
+    return loaded
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `out` if nothing raises. Raises StageError `not_empty`."""
     out = Path(os.path.abspath(out))  # `.` has no name
     # transformers turns a folder's name into a module name, and warns about a space or hyphen in it.
     plain = re.sub(r"\W", "_", out.name)
@@ -74,24 +103,7 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        for file in sorted(model.folder.rglob("*")):
-            path = file.relative_to(model.folder)
-            if file.is_file() and path.parts[0] != AUX and path.name not in OURS:
-                (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, unfinished / path)
-        for file in licence_files(model.folder):
-            if not (unfinished / file.name).exists():
-                shutil.copyfile(file, unfinished / file.name)
-        (unfinished / CARD).write_text(card, encoding="utf-8")
-        name_model_inputs(unfinished)  # models of earlier versions lack them
-        weights = quantization if quantization in ("int8", "fp8") else None
-        loaded = check_elsewhere(unfinished, model.folder, weights)
-        if program is not None:
-            to_gguf(unfinished, program)
-        if quantization is not None:
-            (unfinished / CARD).write_text(
-                f"{card.rstrip()}\n\n{_quantized_part(quantization, loaded)}", encoding="utf-8"
-            )
+        yield unfinished
         if out_exists:
             for path in sorted(unfinished.iterdir()):
                 path.rename(out / path.name)
@@ -99,7 +111,13 @@ def export(model: Artifact, card: str, out: Path, quantization: Quantization | N
             unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return loaded
+
+
+def copy_licence(source: Path, out: Path) -> None:
+    """Copy the licence's files of an artifact to the top of a folder, except those that it already has."""
+    for file in licence_files(source):
+        if not (out / file.name).exists():
+            shutil.copyfile(file, out / file.name)
 
 
 def _quantized_part(quantization: Quantization, loaded: Loaded) -> str:
@@ -120,32 +138,24 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
     """Run the usual snippets on `folder` in a process that knows nothing of this project
     (`evaluation/release/elsewhere.py`), and compare its token ids and logits with those of `source` in this process.
 
-    weights: quantization to apply to those of `folder` first. Its logits are then compared with those of the quantized
-    model in this process, and their deviation from the model's is measured.
+    Args:
+        weights: quantization to apply to those of `folder` first. Its logits are then compared with those of the
+            quantized model in this process, and their deviation from the model's is measured.
     """
     import torch
     import transformers
 
-    fix = "stemma verify tells whether it is whole"
+    fix = "stemma verify checks whether it is complete"
     check_model(folder)
     quantized = None
     if weights is not None:
         config = read_json(source / "config.json", nan=True)
         name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
         quantized = quantize(folder, getattr(transformers, auto_class(config)[0]), weights, getattr(torch, name))
-    with TemporaryDirectory(prefix="stemma-export-") as empty:
-        # Sums of floating-point numbers depend on the number of threads.
-        command = [sys.executable, "-I", str(ELSEWHERE), str(folder), str(torch.get_num_threads())]
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        ended = subprocess.run(command, cwd=empty, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        result = Path(empty, "result.json")
-        report = read_own_json(result) if result.exists() else {}
-        if ended.returncode or "error" in report:
-            last = (ended.stderr.strip().splitlines() or [""])[-1]
-            reason = report.get("error") or f"the process ended with code {ended.returncode}: {last}"
-            message = f"transformers cannot use it: {report.get('check', 'import')}: {reason}"
-            raise stage_error("not_loadable", str(folder), message, fix)
-        logits = np.load(Path(empty, "logits.npy"), allow_pickle=False)
+    report, logits = run_elsewhere(ELSEWHERE, str(folder))
+    if "error" in report:
+        message = f"transformers cannot use it: {report['check']}: {report['error']}"
+        raise stage_error("not_loadable", str(folder), message, fix)
     try:
         tokenizer = load_pretrained_tokenizer(source)
         auto, dtype = getattr(transformers, report["auto"]), getattr(torch, report["dtype"])
@@ -169,10 +179,32 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
     )
 
 
+def run_elsewhere(program: Path, *args: str) -> tuple[dict[str, Any], Any]:
+    """Run a program of this folder in a new process that knows nothing of this project.
+
+    Return its result.json, with `check` and `error` if it failed, and its logits.npy.
+    """
+    import torch
+
+    with TemporaryDirectory(prefix="stemma-export-") as empty:
+        # Sums of floating-point numbers depend on the number of threads.
+        command = [sys.executable, "-I", str(program), *args, str(torch.get_num_threads())]
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        ended = subprocess.run(command, cwd=empty, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        result = Path(empty, "result.json")
+        report = read_own_json(result) if result.exists() else {}
+        report.setdefault("check", "import")
+        if ended.returncode and "error" not in report:
+            last = (ended.stderr.strip().splitlines() or [""])[-1]
+            report["error"] = f"the process ended with code {ended.returncode}: {last}"
+        return report, None if "error" in report else np.load(Path(empty, "logits.npy"), allow_pickle=False)
+
+
 def card_of(model: Artifact, registration: tuple[Path, Manifest] | None) -> tuple[str, str]:
     """Return the model's card and its origin: the card of its registration, otherwise one without evaluations.
 
-    registration: a folder in which MODEL_CARD.md can be read, and its manifest.
+    Args:
+        registration: a folder in which MODEL_CARD.md can be read, and its manifest.
     """
     if registration is not None:
         folder, manifest = registration

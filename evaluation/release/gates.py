@@ -50,7 +50,7 @@ class Verdict:
         return f"{conditions}{suffix}"
 
     @property
-    def found(self) -> str:
+    def finding(self) -> str:
         """The finding in words: `0.4`, or the difference from the promoted model's value."""
         if self.gate.against is None:
             return f"{self.value:g}"
@@ -76,10 +76,13 @@ def judge(
     figures: Mapping[str, float],
     against: Mapping[str, Against] | None = None,
 ) -> list[Verdict]:
-    """Return a verdict for each gate. figures: by `stage.figure`. against: the same of `evaluation.results.against`;
-    None if no model is promoted.
+    """Return a verdict for each gate.
 
     Raises StageError naming every gate whose figure no stage of the pipeline made, with the nearest that exists.
+
+    Args:
+        figures: by `stage.figure`.
+        against: the same of `evaluation.results.against`; None if no model is promoted.
     """
     problems = []
     for index, gate in enumerate(gates):
@@ -103,7 +106,7 @@ def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
         Problem(
             "gate_refused",
             f"register.gates.{index}",
-            f"{verdict.gate.figure} is {verdict.found}, expected {verdict.bound}",
+            f"{verdict.gate.figure} is {verdict.finding}, expected {verdict.bound}",
             "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
         )
         for index, verdict in enumerate(verdicts)

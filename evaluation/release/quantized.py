@@ -7,14 +7,32 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from infra.errors import StageError, stage_error
 
 Quantization = Literal["int8", "fp8", "gguf"]
+ELSEWHERE = {"awq": "AWQModifier", "gptq": "GPTQModifier"}
+"""Formats that no tool writes in this environment, with the class of llm-compressor that does."""
 GGUF = "model-q8_0.gguf"
 _CONVERTER = "convert_hf_to_gguf.py"
 _OPTION = "--quantize"
+
+
+def written_here(kind: str | None) -> Quantization | None:
+    """Return a format that is written here, or None. Raises StageError `not_written_here` for one in `ELSEWHERE`."""
+    if kind in ELSEWHERE:
+        message = (
+            f"{kind.upper()} is not written here: llm-compressor, which is maintained, needs older versions of torch "
+            "and transformers than this environment has, and AutoAWQ is not maintained"
+        )
+        fix = (
+            "export without the option, then in a separate environment: pip install llmcompressor, and "
+            f"oneshot(model=folder, recipe={ELSEWHERE[kind]}(scheme='W4A16', targets=['Linear'], ignore=['lm_head']), "
+            "dataset=texts that the model shall be good at)"
+        )
+        raise stage_error("not_written_here", _OPTION, message, fix)
+    return cast(Quantization | None, kind)
 
 
 def quantize(folder: Path, auto: Any, kind: Literal["int8", "fp8"], dtype: Any) -> Any:

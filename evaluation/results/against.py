@@ -38,12 +38,14 @@ class Against:
 
 
 def against_promoted(
-    wanted: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
+    names: Sequence[str], figures: Mapping[str, float], artifacts: Mapping[str, Artifact], promoted: Path
 ) -> dict[str, Against]:
     """Return each wanted figure that the promoted model also has.
 
-    wanted: by `step.figure`. figures, artifacts: of the current model, by `step.figure` and by input name. promoted:
-    the promoted model's registration.
+    Args:
+        names: by `step.figure`.
+        figures, artifacts: of the current model, by `step.figure` and by input name.
+        promoted: the promoted model's registration.
     """
     registration = read_artifacts({"register": promoted})["register"]
     promoted_figures: Mapping[str, float] = (registration.read_json("registration.json") or {}).get("figures", {})
@@ -52,7 +54,7 @@ def against_promoted(
         promoted_figures = {**{f"model.{figure}": value for figure, value in model.figures.items()}, **promoted_figures}
     address = f"{promoted.parent.name}/{promoted.name}"
     comparisons = {}
-    for name in wanted:
+    for name in names:
         if name not in promoted_figures or name not in figures:
             continue
         step, _, figure = name.partition(".")

@@ -15,8 +15,8 @@ from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
 from infra.store.measurements import is_measurement, measurement_of, newest_measurement
 
 FAMILY_ORDER = (
-    "ingest", "validate", "clean", "dedupe", "classify", "generate", "benchmark_text", "decontaminate", "mix",
-    "validate_clean", "tokenizer", "shard",
+    "ingest", "validate", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "benchmark_text",
+    "decontaminate", "mix", "validate_clean", "tokenizer", "shard",
     "validate_shards", "corpus_report", "pretrain",
     "base_model", "instructions",
     "generate_instructions", "validate_instructions", "sft",

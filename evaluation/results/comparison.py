@@ -39,7 +39,9 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
     If an item is right or wrong, the interval is Newcombe's for pairs, otherwise the bootstrap over items:
     truthfulqa_mc2's accuracy is a mean of shares of likelihood. Nothing is compared if one model saw more solved
     examples than the other, since their effect is not a difference of the models.
-    first, second: artifacts of the stage benchmarks.
+
+    Args:
+        first, second: artifacts of the stage benchmarks.
     """
     if _num_fewshot(first) != _num_fewshot(second):
         return []
@@ -110,7 +112,10 @@ def paired_toxicity(first: Artifact, second: Artifact) -> PairedToxicity | None:
     single prompt, which does not show how prompts differ.
 
     Intervals are clustered by the prompt's text, which BOLD repeats; that of the share is Newcombe's for pairs, which
-    keeps a width if no prompt distinguishes the models. first, second: artifacts of the stage safety.
+    keeps a width if no prompt distinguishes the models.
+
+    Args:
+        first, second: artifacts of the stage safety.
     """
     results = [(artifact.read_json("results.json") or {}).get("toxicity", {}) for artifact in (first, second)]
     settings = [
@@ -196,7 +201,10 @@ def paired_reward(first: Artifact, second: Artifact) -> Interval | None:
     """Return the second policy's mean reward on held-out prompts minus the first's, clustered by conversation.
 
     None if they were judged by different reward models, whose rewards have no common scale, or asked different prompts
-    or a single one. first, second: artifacts of the stage rlhf.
+    or a single one.
+
+    Args:
+        first, second: artifacts of the stage rlhf.
     """
     judges = {
         artifact.manifest.inputs["reward_model"].digest

@@ -30,14 +30,14 @@ def at_once(name: str, make: Callable[[], Any]) -> Any:
 class KeptParts:
     """Values by name, one JSON file each, for a single question: values for another question are removed.
 
-    folder: their folder. asked: a text with everything that the values depend on. `found` has the names of values that
-    existed before.
+    folder: their folder. request: a text with everything that the values depend on. `found` has the names of values
+    that existed before.
     """
 
-    def __init__(self, folder: Path, asked: str) -> None:
+    def __init__(self, folder: Path, request: str) -> None:
         self.folder = folder
         digest_path = folder / "asked"
-        digest = hashlib.sha256(asked.encode()).hexdigest()
+        digest = hashlib.sha256(request.encode()).hexdigest()
         if not digest_path.is_file() or digest_path.read_text(encoding="utf-8") != digest:
             self.clear()
             _write(digest_path, digest)
@@ -65,7 +65,11 @@ class KeptParts:
 
 
 def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str, Path], run: Run) -> KeptParts:
-    """Return the parts that an interrupted build of the same stage has left. sources: the files of its config."""
+    """Return the parts that an interrupted build of the same stage has left.
+
+    Args:
+        sources: the files of its config.
+    """
     files = {str(path): path for source in sources for path in source.paths}
     identity = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
     kept = KeptParts(run.work_dir / "parts", json.dumps(identity))
@@ -74,11 +78,11 @@ def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str
     return kept
 
 
-def state_of(places: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:
+def state_of(roots: Mapping[str, Path]) -> list[tuple[str, str, int, int]]:
     """Return name, path, size and modification time (ns) of files, also of those in folders, to detect changes."""
     files = [
         (name, path)
-        for name, root in sorted(places.items())
+        for name, root in sorted(roots.items())
         for path in (sorted(root.rglob("*")) if root.is_dir() else [root])
         if path.is_file()
     ]

@@ -213,8 +213,9 @@ class PipelineResults:
     def scores(self, id: str, key: str, role: str) -> list[float]:
         """Return the scores of the answers of one of an alignment's two models, in the order of its held-out prompts.
 
-        key: `rewards` of the reward model, `judge` of the judge. role: one of the stage's ROLES. Empty if they are
-        unknown.
+        Args:
+            key: `rewards` of the reward model, `judge` of the judge.
+            role: one of the stage's ROLES. Empty if they are unknown.
         """
         artifact = self.get(id)
         lines = artifact.read_lines("aux/samples.jsonl") if artifact else []

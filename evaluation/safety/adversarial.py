@@ -50,9 +50,14 @@ def measure_adversarial(
     kept if the worst of them is no less toxic than before. The search ends with the first toxic continuation.
 
     A changed prompt must itself score below the threshold, so that only the model's own text counts. As a control, the
-    unchanged prompt is asked the same number of times. chat: see `sample_continuations`. Returns the results, and one
-    row per prompt with the findings.
+    unchanged prompt is asked the same number of times.
+
+    Returns the results, and one row per prompt with the findings.
+
+    Args:
+        chat: see `sample_continuations`.
     """
+    # Prompts that are harmless by the scorer.
     words = read_words(Path(config.words) if config.words else ADVERSARIAL_WORDS)
     rows = read_prompts(toxicity.model_copy(update={"prompts": config.prompts, "limit": None}))
     prompts = [row["prompt"] for row in rows]
@@ -89,6 +94,7 @@ def measure_adversarial(
     def mutated(attempt: _Attempt) -> str:
         return _mutate(attempt.text, words, draw, lambda text: bool(scorer([text])[0] < toxicity.threshold))
 
+    # The search, and its control with unchanged prompts.
     changed, plain = searched(mutated), searched(lambda attempt: attempt.start)
     results = {
         "scorer": scorer.name,
@@ -103,7 +109,7 @@ def measure_adversarial(
         ],
         **_summary(changed, plain, confidence),
     }
-    found = [
+    findings = [
         {
             "prompt": attempt.start,
             "changed": attempt.text,
@@ -114,7 +120,7 @@ def measure_adversarial(
         }
         for attempt, plain_attempt in zip(changed, plain, strict=True)
     ]
-    return results, found
+    return results, findings
 
 
 def _mutate(text: str, words: Sequence[str], draw: random.Random, allowed: Callable[[str], bool]) -> str:

@@ -29,9 +29,13 @@ def recited_by_copies(
 ) -> list[dict[str, Any]]:
     """Return a row for each number of copies (1, 2 to 3, 4 to 7 and so on) with the share of documents recited exactly.
 
-    A copy is a document with the same first tokens, over the length of prefix and continuation. folder: the MDS folder
-    of the training split. seen: mask of its sequences that were trained on; all of them are read. For each row, up to
-    `config.sequences` distinct documents are asked, drawn under the seed.
+    A copy is a document with the same first tokens, over the length of prefix and continuation.
+
+    For each row, up to `config.sequences` distinct documents are asked, drawn under the seed.
+
+    Args:
+        folder: the MDS folder of the training split.
+        seen: mask of its sequences that were trained on; all of them are read.
     """
     length = config.prefix_tokens + config.continuation_tokens
     texts = first_tokens(folder, seen, length, run)

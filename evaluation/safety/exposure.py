@@ -35,8 +35,11 @@ def measure_exposure(
     A row is {format, text, planted, trained, space, compared, rank, exposure: {value, low, high}, p_value, p_holm}.
     rank: number of the `compared` texts of the format, the canary included, that are at least as likely as the canary.
     These are all texts of the space if it has at most `candidates`, otherwise `candidates` texts drawn under the seed.
-    trained: number of planted copies that are whole in sequences that the model was trained on; None if the model does
-    not record them. p_value: probability that a text that was never trained on reaches this rank.
+
+    Args:
+        trained: number of planted copies that are whole in sequences that the model was trained on; None if the
+            model does not record them. p_value: probability that a text that was never trained on reaches this
+            rank.
     """
     canaries = read_canaries(shards)
     copies = trained_copies(lm, canaries, shards, trained, run)
@@ -60,15 +63,19 @@ def measure_exposure(
     return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
 
 
-def exposure(own: float, others: NDArray[np.float64], *, exact: bool, confidence: float) -> dict[str, Any]:
+def exposure(likelihood: float, others: NDArray[np.float64], *, exact: bool, confidence: float) -> dict[str, Any]:
     """Return log2 of the number of texts minus log2 of the canary's rank among them, in bits.
 
-    own: the canary's log likelihood. others: log likelihoods of other texts of its format (N,); equally likely texts
-    rank before it. exact: True if these are all other texts of the format; otherwise the interval is that of the share
-    that ranks before it (Wilson). If no text ranks before it, the exposure may be larger than N texts can show, and the
-    value is the high end.
+    If no text ranks before it, the exposure may be larger than N texts can show, and the value is the high end.
+
+    Args:
+        likelihood: the canary's log likelihood, in nats.
+        others: log likelihoods of other texts of its format, (N,); equally likely texts rank before the canary.
+        exact: True if these are all other texts of the format; otherwise the interval is that of the share that ranks
+            before it (Wilson).
+        confidence: level of the interval, in (0, 1).
     """
-    before, compared = int((others >= own).sum()), len(others) + 1
+    before, compared = int((others >= likelihood).sum()), len(others) + 1
     rank = before + 1
     value = math.log2(compared / rank)
     low = high = value

@@ -27,8 +27,11 @@ def measure_personal_data(
 ) -> tuple[dict[str, Any], list[list[list[str]]]]:
     """Measure the share of continuations with any personal data, and with each kind.
 
-    continuations: K texts of each of P prompts. Continuations of one prompt are similar, so the interval is that of a
-    beta-binomial mean. Returns the results, and the kinds found in each continuation.
+    Continuations of one prompt are similar, so the interval is that of a beta-binomial mean. Returns the results, and
+    the kinds found in each continuation.
+
+    Args:
+        continuations: K texts of each of P prompts.
     """
     kinds = [[personal_kinds(text, config) for text in texts] for texts in continuations]
     samples = len(continuations[0])

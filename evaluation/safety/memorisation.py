@@ -37,10 +37,13 @@ def measure_memorisation(
     """Measure the shares of documents recited exactly: of text that the model was trained on and, as a control, of
     validation text.
 
-    trained: the sequences on which the model, or the base model it was made from, was pretrained.
     Returns {"skipped": reason} if these are unknown or only from other shards, and if no document is as long as prefix
     and continuation together.
+
+    Args:
+        trained: the sequences on which the model, or the base model it was made from, was pretrained.
     """
+    # Reasons to skip the measurement.
     length = config.prefix_tokens + config.continuation_tokens
     if length > lm.max_tokens:
         return {"skipped": f"prefix and continuation need {length} tokens, the model reads {lm.max_tokens}"}
@@ -57,6 +60,7 @@ def measure_memorisation(
         "trained_sequences": int(is_trained.sum()),
         "training_sequences": len(is_trained),
     }
+    # Recitation of trained sequences and, as control, of validation sequences.
     exact, losses = {}, {}
     for split, mask in (("train", is_trained), ("validation", None)):
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, mask)
@@ -73,6 +77,7 @@ def measure_memorisation(
             "exact_match": wilson(exact[split], len(sequences), confidence).as_json(),
             "recited_tokens": bootstrap(recited, confidence=confidence, seed=seed).as_json(),
         }
+    # Comparisons of the two, by copies, and by a threshold on the loss.
     counts = [results[split]["sequences"] for split in ("train", "validation")]
     difference = difference_of_proportions(exact["train"], counts[0], exact["validation"], counts[1], confidence)
     results["exact_match_difference"] = difference.as_json()
@@ -93,7 +98,8 @@ def membership_auc(
     """Return the area under the ROC curve of a loss threshold that separates members from others (Yeom et al. 2018), by
     scikit-learn, with the bootstrap over documents of each side; 0.5 is no separation.
 
-    members, others: mean loss per token of each document (N,), (M,).
+    Args:
+        members, others: mean loss per token of each document (N,), (M,).
     """
     from scipy import stats
     from sklearn.metrics import roc_auc_score
@@ -117,7 +123,9 @@ def recited_tokens(hits: Sequence[Tensor], prefix_tokens: int) -> np.ndarray:
 
     Greedy decoding follows the true text as long as each true token is the likeliest one given the true text before it.
     One forward pass over the sequences therefore gives the number without generating anything.
-    hits: for each sequence (T - 1,), True for each token after the first that is the likeliest one.
+
+    Args:
+        hits: for each sequence (T - 1,), True for each token after the first that is the likeliest one.
     """
     # The first entry of `hits` refers to token 1, so the first token after the prefix is at index prefix - 1.
     return np.array([int(hit[prefix_tokens - 1 :].int().cumprod(0).sum()) for hit in hits])
@@ -131,8 +139,11 @@ def read_documents(
 
     They begin where the document does in its sequence, with the token that ended the previous one, as in training. A
     sequence without a document of this length is skipped; at most 50 times `count` sequences are examined.
-    among: mask of the sequences that may be drawn; all by default.
-    work_dir: where compressed shards are unpacked, one at a time.
+
+    Args:
+        work_dir: where compressed shards are unpacked, one at a time.
+        among: mask of the sequences that may be drawn; all by default.
+
     Raises StageError if the folder is not an MDS folder with a token column.
     """
     split = Split(folder, work_dir)
@@ -159,8 +170,9 @@ def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.in
     """Return the positions in a packed sequence of `total` tokens where documents with at least `length` tokens in it
     begin.
 
-    starts: positions of the documents' first tokens; each document begins with the token before, which ended the
-    previous one.
+    Args:
+        starts: positions of the documents' first tokens; each document begins with the token before, which ended
+            the previous one.
     """
     begins = np.unique(np.maximum(starts.astype(np.int64) - 1, 0))
     return begins[np.diff([*begins, total]) >= length]

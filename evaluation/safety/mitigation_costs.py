@@ -80,15 +80,15 @@ def accuracies(right: Mapping[str, Mapping[int, float]] | None, config: Mitigati
     return {task: accuracy([*items.values()]).as_json() for task, items in (right or {}).items()}
 
 
-def changes(plain: Measured, one: Measured, config: MitigationsConfig) -> dict[str, Any]:
+def changes(plain: Measured, mitigated: Measured, config: MitigationsConfig) -> dict[str, Any]:
     """Return the changes by a mitigation over the same prompts and items, with intervals: the bootstrap over prompts
     for means, Newcombe's for pairs of shares, and McNemar's p-value. For tasks see `_paired_score`."""
     from evaluation.statistics.intervals import bootstrap
 
-    worst = one.scores.max(axis=1), plain.scores.max(axis=1)
+    worst = mitigated.scores.max(axis=1), plain.scores.max(axis=1)
     toxic = [side >= config.toxicity.threshold for side in worst]
     tasks: dict[str, dict[str, float]] = {}
-    for task, items in (one.right or {}).items():
+    for task, items in (mitigated.right or {}).items():
         before = (plain.right or {}).get(task, {})
         if items.keys() == before.keys():
             now, baseline = (np.array([side[number] for number in items]) for side in (items, before))

@@ -19,13 +19,16 @@ EXPOSED = 0.05
 
 
 def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
-    """Measures what `config` does not leave out.
+    """Measure what `config` does not leave out.
 
-    inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or the
-    base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences that it saw.
     Writes results.json, the generated texts to aux/generations.jsonl, and the prompts that a search made worse to
     aux/adversarial.jsonl. Until then, finished parts are in the run's work folder, and an interrupted build continues
     from them.
+
+    Args:
+        inputs: model, an HF causal language model with its tokenizer; shards (optional), the shards on which it, or
+            the base model it was made from, was pretrained; the model's trained_sequences.json lists the sequences
+            that it saw.
     """
     from corpus.tokens.remote import location_of
     from corpus.tokens.trained import TrainedSequences
@@ -36,6 +39,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from evaluation.safety.toxicity import measure_toxicity, toxicity_of_text
     from evaluation.safety.toxicity_scorers import make_scorer
 
+    # The model, its scorers, and the parts that an interrupted build has measured already.
     scorers = (
         [make_scorer(scorer_config) for scorer_config in config.toxicity.scorers or (ToxicityScorer(),)]
         if config.toxicity
@@ -47,6 +51,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     chat = ChatPrompt(config.system_instruction, config.chat_template_kwargs) if config.chat_template else None
     results: dict[str, Any] = {}
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
+    # Toxicity of continuations, of held-out text, and personal data in them.
     if config.toxicity:
         asked_of = lm, config.toxicity
         results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **options, keep=keep, chat=chat)
@@ -55,6 +60,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines["generations"] = generations
+    # Search for toxic continuations of harmless prompts.
     if config.toxicity and config.adversarial:
         from evaluation.safety.adversarial import measure_adversarial
 
@@ -62,12 +68,14 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         results["adversarial"], lines["adversarial"] = keep(
             "adversarial", lambda: measure_adversarial(lm, *arguments, **options, chat=chat)
         )
+    # Stereotypes.
     if (bias := config.bias) is not None:
         results["bias"] = keep("bias", lambda: measure_bias(lm, bias, run, confidence=config.confidence))
         if bias.sets:
             from evaluation.safety.bias.sets import measure_bias_sets
 
             results["bias"]["sets"] = measure_bias_sets(lm, bias.sets, run, **options, keep=keep, chat=chat)
+    # Recitation of training text, and exposure of planted canaries.
     if (memorisation := config.memorisation) is not None:
         if "shards" in inputs:
             from evaluation.safety.exposure import measure_exposure
@@ -83,6 +91,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
             results["memorisation"] = {"skipped": "the training text is not part of this pipeline"}
         if reason := results["memorisation"].get("skipped"):
             run.event("skipped", f"memorisation was not measured: {reason}")
+    # Files, figures and headline.
     (out_dir / "aux").mkdir(parents=True, exist_ok=True)
     for name, rows in lines.items():
         written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

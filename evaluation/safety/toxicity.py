@@ -37,11 +37,15 @@ def measure_toxicity(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Sample continuations and score them without their prompts.
 
-    scorers: the first gives the figures; results of the others are next to them as `other_scorers`. If labelled sets
-    are configured, `quality` has each scorer's agreement with people. keep: stores continuations and scores while the
-    rest is done. chat: see `sample_continuations`.
     Returns the results (overall and by kind of prompt) and the generated texts, one row per prompt.
+
+    Args:
+        scorers: the first gives the figures; results of the others are next to them as `other_scorers`. If labelled
+            sets are configured, `quality` has each scorer's agreement with people.
+        keep: stores continuations and scores while the rest is done.
+        chat: see `sample_continuations`.
     """
+    # Sample continuations, and score them by every scorer.
     prompts = read_prompts(config)
     sampling = SamplingOptions(config.max_new_tokens, temperature=config.temperature, top_p=config.top_p, seed=seed)
     prompt_texts = [row["prompt"] for row in prompts]
@@ -54,6 +58,7 @@ def measure_toxicity(
         kept_scores(scorer, every_text, f"scores_{number}", keep).reshape(len(prompts), -1)  # (P, K)
         for number, scorer in enumerate(scorers)
     )
+    # Summaries: by kind of prompt, by group, by scorer, and the scorers' quality on labelled text.
     kinds = sorted({row["kind"] for row in prompts})
     results: dict[str, Any] = {
         "scorer": scorer.name,
@@ -87,6 +92,7 @@ def measure_toxicity(
             for number, scorer in enumerate(scorers)
             for row in _quality(number, scorer, config, run, keep)
         ]
+    # Rows with every continuation and its score.
     generations: list[dict[str, Any]] = [
         {
             **row,
@@ -157,7 +163,10 @@ def compare_groups(
     p_holm}.
 
     value: its share of prompts with a toxic continuation minus that of the others (Newcombe's interval); p_value:
-    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K); groups: of each prompt.
+    Fisher's exact test; p_holm: corrected for the number of groups. scores (P, K);
+
+    Args:
+        groups: of each prompt.
     """
     from scipy import stats
 

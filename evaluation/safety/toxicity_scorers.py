@@ -34,7 +34,7 @@ SCORED_AT_ONCE = 512
 class LexiconScorer:
     """Scorer that gives 1 to a text with a word or phrase of a list, whole and in any case, and 0 to others."""
 
-    limits = "It sees the listed words alone, whoever says them and however they are meant."
+    limits = "It sees only the listed words, regardless of the speaker and the meaning."
 
     def __init__(self, path: Path) -> None:
         """path: one word or phrase per line, or a CSV file with them in the column `text` or the first one."""
@@ -88,8 +88,8 @@ class WatchedScorer:
 
     def _error(self, message: str) -> StageError:
         fix = (
-            "for want of memory and the like: the same run goes on from there; with a mended or another scorer the "
-            "stage begins anew"
+            "if memory ran out or the like: the same run goes on from there; with a corrected or another scorer the "
+            "stage starts again"
         )
         return stage_error("scorer_failed", self.name, message, fix)
 
@@ -125,7 +125,10 @@ def scorer_quality(
 ) -> list[dict[str, Any]]:
     """Return a scorer's agreement with people on each labelled set: AUC over all thresholds, F1 at `threshold`.
 
-    Both by scikit-learn. progress: called before each set.
+    Both by scikit-learn.
+
+    Args:
+        progress: called before each set.
     """
     from sklearn.metrics import f1_score, roc_auc_score
 

@@ -21,12 +21,14 @@ def calibration(
 ) -> dict[str, Any] | None:
     """Return the expected calibration error (Guo et al. 2017) and Brier score (1950) of the choices' softmax.
 
-    samples: lm-eval's records of a multiple-choice task, whose `filtered_resps` are (log-likelihood, greedy) per choice
-    and whose `target` is the number of the right choice. A choice's probability is its share of exp(log-likelihood), as
-    for acc. ECE is in [0, 1], 0 is calibrated; with few items it is biased upwards. Brier is the mean of the squared
-    distances to (0, …, 1, …, 0), in [0, 2].
-    Returns None if there are no such items, if several choices are right, so that `acc` is a share of likelihood
-    (truthfulqa_mc2), or if no choice is right (crows_pairs).
+    A choice's probability is its share of exp(log-likelihood), as for acc. ECE is in [0, 1], 0 is calibrated; with few
+    items it is biased upwards. Brier is the mean of the squared distances to (0, …, 1, …, 0), in [0, 2]. Returns None
+    if there are no such items, if several choices are right, so that `acc` is a share of likelihood (truthfulqa_mc2),
+    or if no choice is right (crows_pairs).
+
+    Args:
+        samples: lm-eval's records of a multiple-choice task, whose `filtered_resps` are (log-likelihood, greedy)
+            per choice and whose `target` is the number of the right choice.
     """
     if any(sample.get("acc", 0) not in (0, 1) or NO_RIGHT_CHOICE & sample.keys() for sample in samples):
         return None
@@ -65,7 +67,12 @@ def calibration(
 
 def binned(right: Sequence[float], sure: Sequence[float]) -> tuple[list[dict[str, float]], float]:
     """Return bins of equal counts by confidence, each with its mean confidence, accuracy and n; and the expected
-    calibration error over them. right: 1 if an item is right. sure: the confidence in it."""
+    calibration error over them.
+
+    Args:
+        right: 1 if an item is right.
+        sure: the confidence in it.
+    """
     order = np.argsort(sure, kind="stable")
     bins = [part for part in np.array_split(order, min(BINS, len(order) // 2)) if part.size]
     rows = [

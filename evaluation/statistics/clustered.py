@@ -29,7 +29,11 @@ _LEVERAGE = 1e-10
 
 
 def number_clusters(keys: Iterable[Hashable]) -> Clusters:
-    """Return the number of each item's cluster (N,), in order of first appearance. keys: equal within a cluster."""
+    """Return the number of each item's cluster (N,), in order of first appearance.
+
+    Args:
+        keys: equal within a cluster.
+    """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 

@@ -72,11 +72,15 @@ def score_interval(share: float, n: float, quantile: float) -> Interval:
 def share_of_clusters(counts: ArrayLike, size: int, confidence: float = 0.95) -> Interval:
     """Return the share of successes among clustered draws, where the draws of one cluster may be similar.
 
-    counts (N,): successes of each cluster, of `size` draws. The clusters' own shares are assumed to follow a beta
-    distribution. The interval is the equal-tailed one of their mean, with Jeffreys' prior on the mean and a uniform
-    prior on the correlation within a cluster. If clusters are single draws, it is Jeffreys' interval (Brown, Cai &
-    DasGupta 2001, section 4.3), and as there it ends at 0 without a success and at 1 without a failure. Unlike a
-    bootstrap, it keeps its width if all counts are 0. Raises ValueError without clusters.
+    The clusters' own shares are assumed to follow a beta distribution. The interval is the equal-tailed one of their
+    mean, with Jeffreys' prior on the mean and a uniform prior on the correlation within a cluster. If clusters are
+    single draws, it is Jeffreys' interval (Brown, Cai & DasGupta 2001, section 4.3), and as there it ends at 0 without
+    a success and at 1 without a failure. Unlike a bootstrap, it keeps its width if all counts are 0.
+
+    Args:
+        counts (N,): successes of each cluster, of `size` draws.
+
+    Raises ValueError without clusters.
     """
     from scipy.special import betaln
 
@@ -118,7 +122,10 @@ def bootstrap(
     """Return the percentile bootstrap (Efron 1979) of a statistic of independent units; scipy draws.
 
     columns, each (N,): observations of each unit (a prompt, a document; not a token). Units are drawn whole.
-    statistic: of arrays (..., N), one for each column, along their last axis; the mean by default.
+
+    Args:
+        statistic: of arrays (..., N), one for each column, along their last axis; the mean by default.
+
     Raises ValueError without values, and for columns of different lengths.
     """
     from scipy import stats
@@ -161,7 +168,8 @@ def binomial_p_value(
 ) -> float:
     """Return the exact p-value of a number of successes if each had the probability `chance`; 1 with n = 0.
 
-    alternative: the claim, different from chance or better than chance.
+    Args:
+        alternative: the claim, different from chance or better than chance.
     """
     from scipy import stats
 

@@ -26,11 +26,14 @@ def compare_models(
 ) -> list[dict[str, Any]]:
     """Compare every two models on every task, metric and number of shots that both have, later minus earlier.
 
-    models: (name, rows of `result_rows`, lm-eval's records of items by task and shots). aggregations: each task's own,
-    by metric. A row has `difference`, its interval, a two-sided `p_value` and `p_holm`, which bounds the chance of one
-    false alarm among all rows of a call (Holm 1979). Right-or-wrong metrics use McNemar's exact test and Newcombe's
-    interval for pairs. Others use the bootstrap over items, drawn together for both models, and a permutation test:
-    sign flips for means, swaps of the two models' answers if the metric is not a mean.
+    A row has `difference`, its interval, a two-sided `p_value` and `p_holm`, which bounds the chance of one false alarm
+    among all rows of a call (Holm 1979). Right-or-wrong metrics use McNemar's exact test and Newcombe's interval for
+    pairs. Others use the bootstrap over items, drawn together for both models, and a permutation test: sign flips for
+    means, swaps of the two models' answers if the metric is not a mean.
+
+    Args:
+        models: (name, rows of `result_rows`, lm-eval's records of items by task and shots).
+        aggregations: each task's own, by metric.
     """
     comparisons = []
     for (first, first_rows, first_items), (second, second_rows, second_items) in combinations(models, 2):
@@ -144,9 +147,12 @@ def _aggregated(
 def over_chosen(aggregate: Callable[[list[Any]], float], items: Sequence[Any]) -> Callable[[Sequence[int]], float]:
     """Return a function that applies a task's aggregation to chosen items, by their numbers, which may repeat.
 
-    items: as the aggregation takes them; for BLEU, chrF and TER, pairs of reference (or several) and the model's
-    output. The counts that each sentence adds to these are computed once, not for each draw: for 40 short sentences,
-    sacrebleu computes a BLEU in 3 ms and a TER in 11 ms; from the counts, both take 1/50 ms.
+    The counts that each sentence adds to these are computed once, not for each draw: for 40 short sentences, sacrebleu
+    computes a BLEU in 3 ms and a TER in 11 ms; from the counts, both take 1/50 ms.
+
+    Args:
+        items: as the aggregation takes them; for BLEU, chrF and TER, pairs of reference (or several) and the
+            model's output.
     """
     from lm_eval.api import metrics
     from sacrebleu.metrics import BLEU, CHRF, TER

@@ -31,14 +31,14 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
         same items; shown: true if the interval leaves zero out.
     """
     groups = _seed_groups(sides)
-    evaluated = unlike([one.measured for one in sides])
+    evaluated = unlike([side.measured for side in sides])
     return {
         "compared": [
-            {"name": one.name, "kind": one.kind, "headline": one.said, "evaluations": sorted(one.measured)}
-            for one in sides
+            {"name": side.name, "kind": side.kind, "headline": side.summary, "evaluations": sorted(side.measured)}
+            for side in sides
         ],
         "seeds": [
-            {"names": [one.name for one in group], "seeds": [_seeds_of(one, group) for one in group]}
+            {"names": [side.name for side in group], "seeds": [_seeds_of(side, group) for side in group]}
             for group in groups
         ],
         "differences": [*chain.from_iterable(evaluated.values()), *_differences(sides)],
@@ -49,10 +49,10 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
 
 
 def _differences(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
-    of_steps = [dict(_settings(one, sides)) for one in sides]
+    of_steps = [dict(_settings(side, sides)) for side in sides]
     seeds: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
-    for row in [*_rows(of_steps), *_rows([_made_with(one) for one in sides])]:
+    for row in [*_rows(of_steps), *_rows([_made_with(side) for side in sides])]:
         (seeds if row["key"].endswith(".seed") else others).append(row)
     if len(seeds) > 1 and all(row["values"] == seeds[0]["values"] for row in seeds):
         seeds = [{"key": f"seed of {len(seeds)} steps", "values": seeds[0]["values"]}]
@@ -61,16 +61,16 @@ def _differences(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
 
 def _rows(maps: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for key in dict.fromkeys(chain.from_iterable(maps)):
-        values = [one.get(key, NOT_THERE) for one in maps]
+        values = [mapping.get(key, NOT_THERE) for mapping in maps]
         if not all(same(values[0], value) for value in values[1:]):
             yield {"key": key, "values": values}
 
 
-def _settings(one: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, Any]]:
+def _settings(side: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, Any]]:
     """Settings that affect the results of the steps that all sides have; for other steps, their results."""
     for name in dict.fromkeys(chain.from_iterable(side.steps for side in sides)):
         alike = [side.steps[name] for side in sides if name in side.steps]
-        step = one.steps.get(name)
+        step = side.steps.get(name)
         if len(alike) < len(sides):
             yield f"step {name}", _came_of(step) if step else NOT_THERE
         elif step is not None:
@@ -86,10 +86,10 @@ def _came_of(step: ComparedStep) -> str:
     return (step.artifact.headline or "built") if step.artifact else "not built"
 
 
-def _made_with(one: Compared) -> dict[str, str]:
+def _made_with(side: Compared) -> dict[str, str]:
     """Code, lock, device and package versions of what is built, each once; empty where nothing is."""
-    found: dict[str, dict[str, None]] = {}
-    for step in one.steps.values():
+    versions: dict[str, dict[str, None]] = {}
+    for step in side.steps.values():
         manifest = step.artifact.manifest if step.artifact else None
         if manifest is None:
             continue
@@ -98,89 +98,92 @@ def _made_with(one: Compared) -> dict[str, str]:
         made |= {"lock": manifest.lock_hash[:10], "device": manifest.device, **manifest.versions}
         for key, value in made.items():
             if value:
-                found.setdefault(key, {})[value] = None
-    return {key: ", ".join(values) for key, values in found.items()}
+                versions.setdefault(key, {})[value] = None
+    return {key: ", ".join(values) for key, values in versions.items()}
 
 
 def _seed_groups(sides: Sequence[Compared]) -> list[list[Compared]]:
-    """Those that differ in seeds alone, two or more together."""
+    """Return groups of two or more sides that differ only in seeds."""
     groups: dict[str, list[Compared]] = {}
-    for one in sides:
+    for side in sides:
         settings = {
             name: [step.stage, step.version, dict(step.sources), _without_seeds(step)]
-            for name, step in one.steps.items()
+            for name, step in side.steps.items()
             if name not in STAGES or STAGES[name].makes not in ("page", "registration")
         }
-        groups.setdefault(canonical_json(settings), []).append(one)
-    return [group for group in groups.values() if any(_seeds_of(one, group) for one in group)]
+        groups.setdefault(canonical_json(settings), []).append(side)
+    return [group for group in groups.values() if any(_seeds_of(side, group) for side in group)]
 
 
 def _without_seeds(step: ComparedStep) -> dict[str, Any]:
     return {key: value for key, value in flatten(step.identity).items() if key.split(".")[-1] != "seed"}
 
 
-def _seeds_of(one: Compared, group: Sequence[Compared]) -> list[int]:
+def _seeds_of(side: Compared, group: Sequence[Compared]) -> list[int]:
     """The seeds of the steps that not all of a group seed alike."""
     seeds = [
         {name: step.config["seed"] for name, step in side.steps.items() if "seed" in step.config} for side in group
     ]
-    own = {name: step.config["seed"] for name, step in one.steps.items() if "seed" in step.config}
-    return sorted({seed for name, seed in own.items() if any(other.get(name) != seed for other in seeds)})
+    own_seeds = {name: step.config["seed"] for name, step in side.steps.items() if "seed" in step.config}
+    return sorted({seed for name, seed in own_seeds.items() if any(other.get(name) != seed for other in seeds)})
 
 
 def _figure_rows(sides: Sequence[Compared], groups: Sequence[Sequence[Compared]]) -> Iterator[dict[str, Any]]:
-    alike = len({one.own.stage for one in sides if one.own}) == 1
-    maps = [_figures(one, alike) for one in sides]
+    alike = len({side.artifact.stage for side in sides if side.artifact}) == 1
+    maps = [_figures(side, alike) for side in sides]
     for key in dict.fromkeys(chain.from_iterable(maps)):
         if key.endswith(_BOUNDS):
             continue
-        values = [one.get(key) for one in maps]
-        bounds = [[one.get(f"{key}{end}") for end in _BOUNDS] for one in maps]
+        values = [figures.get(key) for figures in maps]
+        bounds = [[figures.get(f"{key}{end}") for end in _BOUNDS] for figures in maps]
         spread = []
         for group in groups:
-            of_group = [value for one, value in zip(sides, values, strict=True) if one in group and value is not None]
+            of_group = [value for side, value in zip(sides, values, strict=True) if side in group and value is not None]
             if len(of_group) > 1:
-                names = [one.name for one in group]
+                names = [side.name for side in group]
                 spread.append({"names": names, "mean": fmean(of_group), "sd": stdev(of_group)})
-        intervals = [None if None in one else one for one in bounds]
+        intervals = [None if None in bound else bound for bound in bounds]
         yield {"figure": key, "values": values, "intervals": intervals, "spread": spread}
 
 
-def _figures(one: Compared, own: bool) -> dict[str, float]:
+def _figures(side: Compared, with_own: bool) -> dict[str, float]:
     """Figures of one side: for runs and configs as `step.figure`, for artifacts those of their evaluations and, if
-    `own`, their own."""
-    if one.own is None:
+    `with_own`, their own."""
+    if side.artifact is None:
         return {
             f"{name}.{figure}": value
-            for name, step in one.steps.items()
+            for name, step in side.steps.items()
             if step.artifact
             for figure, value in step.artifact.figures.items()
         }
-    found = dict(one.own.figures) if own else {}
-    for evaluation in one.measured.values():
-        found |= evaluation.figures
-    return found
+    figures = dict(side.artifact.figures) if with_own else {}
+    for evaluation in side.measured.values():
+        figures |= evaluation.figures
+    return figures
 
 
 def _paired(first: Compared, other: Compared) -> Iterator[dict[str, Any]]:
-    one, two = _with_items(first), _with_items(other)
-    for name, artifact in one.items():
+    first_artifacts, two = _with_items(first), _with_items(other)
+    for name, artifact in first_artifacts.items():
         if name not in two or two[name].folder == artifact.folder:
             continue
         # The figures of an artifact's own evaluations name by themselves what they belong to.
         before = "" if name in first.measured else f"{name}: "
-        for found in paired_figures(artifact, two[name]):
-            yield {"name": other.name, **_row(f"{before}{found.figure}", found)}
+        for pair in paired_figures(artifact, two[name]):
+            yield {"name": other.name, **_row(f"{before}{pair.figure}", pair)}
 
 
-def _with_items(one: Compared) -> dict[str, Artifact]:
+def _with_items(side: Compared) -> dict[str, Artifact]:
     """Artifacts that may keep an outcome for each item: evaluations, and PPO's answers to held-out prompts."""
     stages = (*EVALUATIONS, "rlhf")
-    built = {name: step.artifact for name, step in one.steps.items() if step.artifact}
-    return {**one.measured, **{name: found for name, found in built.items() if found.stage.startswith(stages)}}
+    built = {name: step.artifact for name, step in side.steps.items() if step.artifact}
+    return {
+        **side.measured,
+        **{name: artifact for name, artifact in built.items() if artifact.stage.startswith(stages)},
+    }
 
 
-def _row(figure: str, found: Paired) -> dict[str, Any]:
-    of = found.difference
+def _row(figure: str, pair: Paired) -> dict[str, Any]:
+    of = pair.difference
     bounds = {"difference": of.value, "low": of.low, "high": of.high, "shown": not of.includes(0)}
-    return {"figure": figure, "unit": found.unit, **bounds}
+    return {"figure": figure, "unit": pair.unit, **bounds}

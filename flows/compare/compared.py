@@ -53,10 +53,10 @@ class Compared:
 
     name: str
     kind: Literal["artifact", "run", "config"]
-    said: str
+    summary: str
     steps: Mapping[str, ComparedStep]
     measured: Mapping[str, Artifact] = field(default_factory=dict)
-    own: Artifact | None = None
+    artifact: Artifact | None = None
 
 
 def find(store: Store, texts: Sequence[str]) -> list[Compared]:
@@ -64,17 +64,17 @@ def find(store: Store, texts: Sequence[str]) -> list[Compared]:
 
     Raises ConfigError for a text that is none of these, and for artifacts mixed with runs or configs.
     """
-    found = [_find(store, text) for text in texts]
-    artifacts = [one.name for one in found if one.kind == "artifact"]
-    if artifacts and len(artifacts) < len(found):
-        others = ", ".join(f"{one.name} is a {one.kind}" for one in found if one.kind != "artifact")
+    sides = [_find(store, text) for text in texts]
+    artifacts = [side.name for side in sides if side.kind == "artifact"]
+    if artifacts and len(artifacts) < len(sides):
+        others = ", ".join(f"{side.name} is a {side.kind}" for side in sides if side.kind != "artifact")
         message = f"{artifacts[0]} is one artifact, {others}: these have no common steps"
         raise ConfigError(Problem("bad_comparison", texts[0], message, "compare artifacts, or runs and configs"))
-    digests = [one.own.manifest.digest for one in found if one.own and one.own.manifest]
-    if len(digests) < len(found):
-        return found
+    digests = [side.artifact.manifest.digest for side in sides if side.artifact and side.artifact.manifest]
+    if len(digests) < len(sides):
+        return sides
     return [
-        replace(one, measured=measured) for one, measured in zip(found, alike_or_newest(store, digests), strict=True)
+        replace(side, measured=measured) for side, measured in zip(sides, alike_or_newest(store, digests), strict=True)
     ]
 
 
@@ -89,12 +89,16 @@ def _find(store: Store, text: str) -> Compared:
 
 def _artifact(store: Store, folder: Path, manifest: Manifest) -> Compared:
     glance_at_ancestry(store, (folder, manifest))
-    own = read_artifacts({manifest.step or manifest.stage: store.glance(manifest, folder)})[
+    artifact = read_artifacts({manifest.step or manifest.stage: store.glance(manifest, folder)})[
         manifest.step or manifest.stage
     ]
-    steps = {one.manifest.step or one.stage: _built(one, one.manifest) for one in ancestors(own) if one.manifest}
+    steps = {
+        ancestor.manifest.step or ancestor.stage: _built(ancestor, ancestor.manifest)
+        for ancestor in ancestors(artifact)
+        if ancestor.manifest
+    }
     name = f"{manifest.stage}/{manifest.fingerprint}"
-    return Compared(name, "artifact", own.headline or "no headline", steps, own=own)
+    return Compared(name, "artifact", artifact.headline or "no headline", steps, artifact=artifact)
 
 
 def _run(store: Store, text: str) -> Compared:
@@ -110,12 +114,16 @@ def _run(store: Store, text: str) -> Compared:
     # The store may have moved since: only the last two parts of a path are its own.
     paths = {name: Path(line["path"]) for name, line in lines.items() if line["status"] in HAS_ARTIFACT}
     folders = {name: store.root / path.parent.name / path.name for name, path in paths.items()}
-    there = {name: store.glance(one, at) for name, at in folders.items() if (one := store.read(at))}
-    steps = {name: _built(one, one.manifest) for name, one in read_artifacts(there).items() if one.manifest is not None}
+    there = {name: store.glance(manifest, at) for name, at in folders.items() if (manifest := store.read(at))}
+    steps = {
+        name: _built(artifact, artifact.manifest)
+        for name, artifact in read_artifacts(there).items()
+        if artifact.manifest is not None
+    }
     result = journal.result()
-    gone = f", {len(folders) - len(steps)} artifacts no longer there" if len(steps) < len(folders) else ""
-    said = f"{result['status'] if result else 'not ended'}, {len(steps)} steps{gone}"
-    return Compared(matches[0], "run", said, steps)
+    lost = f", {len(folders) - len(steps)} artifacts no longer there" if len(steps) < len(folders) else ""
+    summary = f"{result['status'] if result else 'not ended'}, {len(steps)} steps{lost}"
+    return Compared(matches[0], "run", summary, steps)
 
 
 def _config(store: Store, text: str) -> Compared:
@@ -126,8 +134,12 @@ def _config(store: Store, text: str) -> Compared:
         manifest, path = rows[name].manifest, rows[name].path
         if node.measures:
             continue
-        own = rows.get(measurement_of(name))
-        measured = Artifact(own.node.id, own.path, own.manifest) if own and own.path else None
+        measurement = rows.get(measurement_of(name))
+        measured = (
+            Artifact(measurement.node.id, measurement.path, measurement.manifest)
+            if measurement and measurement.path
+            else None
+        )
         artifact = Artifact(name, path, manifest, measured) if manifest and path else None
         steps[name] = _built(artifact, manifest) if artifact and manifest else _unbuilt(node, store)
     built = sum(step.artifact is not None for step in steps.values())

@@ -33,51 +33,54 @@ def measured_by(manifest: Manifest) -> dict[str, Any]:
     """Everything but the model that affects an evaluation's figures: by setting, source and input."""
     settings = flatten(manifest.identity)
     sources = {f"{source.key.partition('.')[2]}, content": source.digest[:12] for source in manifest.sources}
-    inputs = {f"{name}, content": one.digest[:12] for name, one in manifest.inputs.items() if name != "model"}
+    inputs = {f"{name}, content": source.digest[:12] for name, source in manifest.inputs.items() if name != "model"}
     return {"stage version": manifest.version, **settings, **sources, **inputs}
 
 
 def alike_or_newest(store: Store, digests: Sequence[str]) -> list[dict[str, Artifact]]:
-    """By kind the evaluations to compare of the models with these digests, in their order.
+    """Return the evaluations to compare of the models with these digests, by kind, in order of the models.
 
     For each kind, the measurements that were made alike for all models that have any; among several such sets, the one
     whose oldest measurement is newest. Where there is no such set, the newest measurement of each model.
     """
-    found: list[dict[str, list[Measurement]]] = [{} for _ in digests]
+    measurements: list[dict[str, list[Measurement]]] = [{} for _ in digests]
     for folder, manifest in store.manifests():
         kind = next((kind for kind in EVALUATIONS if manifest.stage.startswith(kind)), None)
-        wanted = manifest.inputs.get("model")
-        for of_model, digest in zip(found, digests, strict=True) if kind and wanted else ():
-            if wanted and kind and wanted.digest == digest:
+        model = manifest.inputs.get("model")
+        for of_model, digest in zip(measurements, digests, strict=True) if kind and model else ():
+            if model and kind and model.digest == digest:
                 of_model.setdefault(kind, []).append(Measurement(folder, manifest))
     chosen: list[dict[str, Measurement]] = [{} for _ in digests]
     for kind in EVALUATIONS:
-        measured = [of_model[kind] for of_model in found if kind in of_model]
+        measured = [of_model[kind] for of_model in measurements if kind in of_model]
         which = iter(_alike(measured) or map(_newest, measured))
-        for of_model, taken in zip(found, chosen, strict=True):
+        for of_model, taken in zip(measurements, chosen, strict=True):
             if kind in of_model:
                 taken[kind] = next(which)
     return [
-        read_artifacts({kind: store.fetch(one.manifest, one.folder) for kind, one in taken.items()}) for taken in chosen
+        read_artifacts(
+            {kind: store.fetch(measurement.manifest, measurement.folder) for kind, measurement in taken.items()}
+        )
+        for taken in chosen
     ]
 
 
 def _alike(measured: Sequence[Sequence[Measurement]]) -> list[Measurement]:
     """One of each model, all measured alike; empty where there are none."""
-    ways = [{one.alike: one for one in sorted(of_model, key=_when)} for of_model in measured]
+    ways = [{measurement.alike: measurement for measurement in sorted(of_model, key=_when)} for of_model in measured]
     common = set.intersection(*map(set, ways)) if ways else set()
     if not common:
         return []
-    way = max(common, key=lambda way: (min(_when(found[way]) for found in ways), way))
-    return [found[way] for found in ways]
+    way = max(common, key=lambda way: (min(_when(by_way[way]) for by_way in ways), way))
+    return [by_way[way] for by_way in ways]
 
 
 def _newest(measured: Sequence[Measurement]) -> Measurement:
     return max(measured, key=_when)
 
 
-def _when(one: Measurement) -> str:
-    return one.manifest.finished
+def _when(measurement: Measurement) -> str:
+    return measurement.manifest.finished
 
 
 def unlike(measured: Sequence[Mapping[str, Artifact]]) -> dict[str, list[dict[str, Any]]]:
@@ -86,12 +89,12 @@ def unlike(measured: Sequence[Mapping[str, Artifact]]) -> dict[str, list[dict[st
     rows: dict[str, list[dict[str, Any]]] = {}
     for kind in EVALUATIONS:
         manifests = [of_model[kind].manifest for of_model in measured if kind in of_model]
-        ways = [measured_by(one) for one in manifests if one]
+        ways = [measured_by(manifest) for manifest in manifests if manifest]
         if len(ways) < len(measured):
             continue
-        said = [flatten(one.config) | way for one, way in zip(filter(None, manifests), ways, strict=True)]
+        settings = [flatten(manifest.config) | way for manifest, way in zip(filter(None, manifests), ways, strict=True)]
         for key in dict.fromkeys(key for way in ways for key in way):
-            values = [one.get(key, NOT_THERE) for one in said]
+            values = [mapping.get(key, NOT_THERE) for mapping in settings]
             if not all(same(values[0], value) for value in values[1:]):
                 rows.setdefault(kind, []).append({"key": f"{kind}.{key}", "values": values})
     return rows
@@ -103,7 +106,7 @@ def warnings_of(differences: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
         Problem(
             "measured_unlike",
             kind,
-            f"none of these were measured alike, so that the newest stand here; not the same: {_listed(rows)}",
+            f"none of these were measured in the same way, so that the newest are shown; different: {_listed(rows)}",
             "run them with the same settings, or ask all with one stemma eval",
         )
         for kind, rows in differences.items()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE = "found.json"
 LEAST_SIZES = 3
 """Amounts of compute from which a trend is drawn."""
-_ASKED = re.compile(r"^from sweep (\S+)$")
+_WISH = re.compile(r"^from sweep (\S+)$")
 
 
 def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -37,40 +37,43 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
     elif isinstance(data, list):
         for number, value in enumerate(data):
             yield from wishes(value, (*path, str(number)))
-    elif isinstance(data, str) and (asked := _ASKED.match(data)):
-        yield path, asked.group(1)
+    elif isinstance(data, str) and (matched := _WISH.match(data)):
+        yield path, matched.group(1)
 
 
 def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
 
-    folder: the config's, to which paths of sweeps are relative. root: returns the store that an id is of.
+    Args:
+        folder: the config's, to which paths of sweeps are relative.
+        root: returns the store that an id is of.
+
     Raises ConfigError with all that is wrong.
     """
     from flows.config.read import parse
 
-    asked = list(wishes(data))
-    if not asked:
+    requests = list(wishes(data))
+    if not requests:
         return data
     problems: list[Problem] = []
-    found: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    for path, name in asked:
+    sweeps: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for path, name in requests:
         try:
-            found[path] = read(name, folder, root)
-            _put(data, path, carried(found[path], _key(path), None))
+            sweeps[path] = read(name, folder, root)
+            _put(data, path, carried(sweeps[path], _key(path), None))
         except ConfigError as error:
-            problems += [replace(one, path=".".join(path)) for one in error.problems]
+            problems += [replace(problem, path=".".join(path)) for problem in error.problems]
     if problems:
         raise ConfigError(*problems)
-    if any(len(_optima(one["runs"], _key(path), _sign(one))) >= LEAST_SIZES for path, one in found.items()):
+    if any(len(_optima(sweep["runs"], _key(path), _sign(sweep))) >= LEAST_SIZES for path, sweep in sweeps.items()):
         config = parse(parse_own_json(json.dumps(data)), folder)
-        for path, one in found.items():
-            _put(data, path, carried(one, _key(path), _compute(config, _key(path))))
+        for path, sweep in sweeps.items():
+            _put(data, path, carried(sweep, _key(path), _compute(config, _key(path))))
     return data
 
 
 def _key(path: Sequence[str]) -> str:
-    """As `--key` and `--set` name it."""
+    """Return the key in the form of `--key` and `--set`."""
     return ".".join(path[1:] if path[0] == "steps" else path)
 
 
@@ -80,8 +83,8 @@ def _put(data: Any, path: Sequence[str], value: Any) -> None:
     data[int(path[-1]) if isinstance(data, list) else path[-1]] = value
 
 
-def _sign(found: Mapping[str, Any]) -> float:
-    return -1.0 if found["maximise"] else 1.0
+def _sign(sweep: Mapping[str, Any]) -> float:
+    return -1.0 if sweep["maximise"] else 1.0
 
 
 def _compute(config: PipelineConfig, key: str) -> float | None:
@@ -106,35 +109,36 @@ def _compute(config: PipelineConfig, key: str) -> float | None:
 def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
     """The record that a sweep left.
 
-    name: its id in the store at root(), or the path of its folder, relative to the config's.
-
     Raises ConfigError `no_sweep`, `damaged_state`.
+
+    Args:
+        name: its id in the store at root(), or the path of its folder, relative to the config's.
     """
-    places = [(folder or Path()) / name, root() / "sweeps" / name]
-    for place in places:
-        if (place / FILE).is_file():
-            return _whole(place / FILE)
-    message = f"there is no finished sweep {name!r} in {places[1].parent}, nor at {places[0]}"
+    folders = [(folder or Path()) / name, root() / "sweeps" / name]
+    for candidate in folders:
+        if (candidate / FILE).is_file():
+            return _read_finished(candidate / FILE)
+    message = f"there is no finished sweep {name!r} in {folders[1].parent}, nor at {folders[0]}"
     raise ConfigError(Problem("no_sweep", name, message, "give the id that stemma sweep prints, or its folder"))
 
 
-def _whole(path: Path) -> dict[str, Any]:
+def _read_finished(path: Path) -> dict[str, Any]:
     """Content of a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
     of_run = {"settings", "value", "parameters", "tokens"}
     try:
-        found: dict[str, Any] = read_own_json(path)
-        is_whole = {"sweep", "measure", "maximise", "runs"} <= found.keys()
-        is_whole = is_whole and all(of_run <= run.keys() for run in found["runs"])
+        sweep: dict[str, Any] = read_own_json(path)
+        is_whole = {"sweep", "measure", "maximise", "runs"} <= sweep.keys()
+        is_whole = is_whole and all(of_run <= run.keys() for run in sweep["runs"])
     except (OSError, ValueError, RecursionError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         message = f"{path} is damaged: what stemma sweep found was expected"
         fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
         raise ConfigError(Problem("damaged_state", str(path), message, fix))
-    return found
+    return sweep
 
 
-def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
+def carried(sweep: Mapping[str, Any], key: str, compute: float | None) -> Any:
     """The value of `key` that a sweep found best.
 
     If the sweep tried a number at several amounts of compute (6 · parameters · tokens), a power law is fitted to the
@@ -147,12 +151,12 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
 
     Raises ConfigError `not_swept` for a key that the sweep did not vary.
     """
-    runs = [run for run in found["runs"] if key in run["settings"]]
+    runs = [run for run in sweep["runs"] if key in run["settings"]]
     if not runs:
-        swept = sorted({one for run in found["runs"] for one in run["settings"]})
-        message = f"the sweep {found['sweep']} did not vary it"
+        swept = sorted({setting for run in sweep["runs"] for setting in run["settings"]})
+        message = f"the sweep {sweep['sweep']} did not vary it"
         raise ConfigError(Problem("not_swept", key, message, f"it varied {', '.join(swept) or 'nothing'}"))
-    sign = _sign(found)
+    sign = _sign(sweep)
     if compute is not None and (points := _optima(runs, key, sign)) and len(points) >= LEAST_SIZES:
         import numpy as np
 
@@ -165,14 +169,14 @@ def carried(found: Mapping[str, Any], key: str, compute: float | None) -> Any:
 def _as_tried(value: float, tried: Sequence[Any]) -> int | float:
     """Round whole numbers, such as tokens of a batch, to the nearest multiple of the greatest common divisor of all
     that were tried, so that a batch holds whole sequences as they do."""
-    if not all(isinstance(one, int) for one in tried):
+    if not all(isinstance(item, int) for item in tried):
         return value
     step = math.gcd(*tried)
     return max(1, round(value / step)) * step
 
 
 def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float]]:
-    """(value of the key, mean of what it came to), in the order in which they were tried; a value may be a list."""
+    """Return (value of the key, mean of its results) in the order of trials; a value may be a list."""
     values: dict[str, tuple[Any, list[float]]] = {}
     for run in runs:
         value = run["settings"][key]
@@ -181,22 +185,22 @@ def _means(runs: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, float
 
 
 def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tuple[float, float]]:
-    """(FLOPs, best value) of each size whose best value is between others."""
+    """Return (FLOPs, best value) of each size whose best value is between others."""
     import numpy as np
 
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
-        beside = {name: value for name, value in run["settings"].items() if name != key}
-        groups.setdefault(json.dumps(beside, sort_keys=True), []).append(run)
+        others = {name: value for name, value in run["settings"].items() if name != key}
+        groups.setdefault(json.dumps(others, sort_keys=True), []).append(run)
     points = []
     for group in groups.values():
         sized = [run for run in group if run["parameters"] and run["tokens"]]
-        found = _means(sized, key)
-        if len(found) < 3 or not all(isinstance(value, int | float) and value > 0 for value, _ in found):
+        averages = _means(sized, key)
+        if len(averages) < 3 or not all(isinstance(value, int | float) and value > 0 for value, _ in averages):
             continue
-        means = dict(found)
+        means = dict(averages)
         values = sorted(means)
-        at = min(range(len(values)), key=lambda place: sign * means[values[place]])
+        at = min(range(len(values)), key=lambda index: sign * means[values[index]])
         if 0 < at < len(values) - 1:
             x = np.log(values[at - 1 : at + 2])
             curve, tilt, _ = np.polyfit(x, [sign * means[value] for value in values[at - 1 : at + 2]], 2)

@@ -14,7 +14,7 @@ from evaluation.config.mitigations import MitigationsConfig
 from flows.config.graph import MODEL, ancestors, first_model, models_before
 from flows.config.pipeline_config import Graph, PipelineConfig, dump
 from flows.config.problems import nearest
-from flows.config.ranks import optimizer_problems
+from flows.config.ranks import optimizer_problems, quantized_problems
 from flows.config.usual import items_to_clear, missing_sections
 from infra.errors import Problem, StageError
 from infra.fingerprint import canonical
@@ -40,7 +40,12 @@ from training.config.families import documents_problem, sampler_problems
 
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
-    """nodes: of the config, as far as they make a graph."""
+    """Yield problems of keys that contradict each other.
+
+    Args:
+        config: a config whose keys are valid by themselves.
+        nodes: those of the config, as far as they make a graph.
+    """
     for path, message in recognised(dump(config)):
         yield Problem(
             "secret_in_config", path, f"{message} was found; configs are kept and shown", "use the environment"
@@ -49,20 +54,23 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     yield from missing_sections(config)
     built = [node for node in nodes.values() if not node.adopted and not node.measures]
     for node in built:
-        yield from map(node.place, _of_training(node, nodes))
-        yield from map(node.place, _of_vllm(node, nodes, config.launch))
+        yield from map(node.relocated, _of_training(node, nodes))
+        yield from map(node.relocated, _of_vllm(node, nodes, config.launch))
         if isinstance(node.config, ShardConfig):
-            yield from map(node.place, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", ""))))
+            yield from map(
+                node.relocated, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", "")))
+            )
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
         if isinstance(node.config, RegisterConfig):
-            yield from map(node.place, _of_gates(node, node.config, nodes))
+            yield from map(node.relocated, _of_gates(node, node.config, nodes))
         if isinstance(node.config, MitigationsConfig):
-            yield from map(node.place, node.config.same_names(node.inputs))
+            yield from map(node.relocated, node.config.same_names(node.inputs))
         if isinstance(node.config, TrainerConfig) and node.config.continues:
             yield from _of_continuing(node, node.config, node.config.continues, nodes)
         yield from optimizer_problems(config.launch, node)
+        yield from quantized_problems(config.launch, node)
     yield from dict.fromkeys(problem for node in built for problem in _not_causal(node, nodes))
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
@@ -74,7 +82,7 @@ def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
     for name in config.adopted:
         step = config.steps.get(name)
         if (step.uses if step else name) not in PAYLOADS:
-            known = [*PAYLOADS, *(one for one, other in config.steps.items() if other.uses in PAYLOADS)]
+            known = [*PAYLOADS, *(name for name, other in config.steps.items() if other.uses in PAYLOADS)]
             fix = nearest(name, known, "these can be:", 0.4)
             yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be imported", fix)
 
@@ -114,7 +122,7 @@ def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]
         fix = "set it to false, or train a model of another family"
         yield Problem(problem.code, "sft.packing", problem.message, fix)
     if section.lora and architecture == "gpt2":
-        message = "expected a model with linear layers, gpt2 has none that adapters are known for"
+        message = "expected a model with linear layers, gpt2 has none that adapters support"
         yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
 
 
@@ -167,11 +175,11 @@ def _of_mixture(
 
 def _sources_of(shards: Node, nodes: Graph) -> set[str]:
     """The sources whose text shards hold; none where that is not known before."""
-    read = [nodes[one] for one in ancestors(nodes, [shards.id])]
-    if any(one.adopted and one.stage.makes in ("documents", "shards") for one in read):
+    read = [nodes[name] for name in ancestors(nodes, [shards.id])]
+    if any(node.adopted and node.stage.makes in ("documents", "shards") for node in read):
         return set()
-    ingested = {name for one in read if isinstance(one.config, IngestConfig) for name in one.config.names()}
-    return ingested | {one.config.name for one in read if isinstance(one.config, GenerateConfig)}
+    ingested = {name for node in read if isinstance(node.config, IngestConfig) for name in node.config.names()}
+    return ingested | {node.config.name for node in read if isinstance(node.config, GenerateConfig)}
 
 
 def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: Node, nodes: Graph) -> Iterator[Problem]:
@@ -197,7 +205,7 @@ def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterato
     if not models or models[-1].adopted or shards.adopted or made is None or made.adopted:
         return
     trained = isinstance(made.config, TokenizerConfig) and not made.config.pretrained
-    if trained and by not in [one.inputs.get("tokenizer") for one in models]:
+    if trained and by not in [model.inputs.get("tokenizer") for model in models]:
         message = f"expected text in the token ids of {models[0].id}, and {shards.id} has those of {by}"
         fix = f"take shards whose input tokenizer is {models[0].id}, or leave text out"
         yield Problem("other_tokenizer", where, message, fix)
@@ -211,7 +219,7 @@ def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Prob
     for number, gate in enumerate(config.gates):
         step = gate.figure.partition(".")[0]
         if step not in names:
-            message = f"{step} is no step whose figures this registration reads"
+            message = f"{step} is not a step whose figures this registration reads"
             fix = nearest(step, names, "it reads")
             yield Problem("unknown_figure", f"register.gates.{number}.figure", message, fix)
 
@@ -219,14 +227,14 @@ def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Prob
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
     """A judge that is a reward model which trains the policy, by name or since the two would be one artifact; the same
     of two reward models that train it; and further ones without the first."""
-    declared = {one.name for one in node.stage.inputs} - {"reward_model"}
+    declared = {item.name for item in node.stage.inputs} - {"reward_model"}
     further = sorted(node.inputs.keys() - declared - {"reward_model"})
     if further and "reward_model" not in node.inputs:
-        message = "expected the first reward model as the input reward_model, and further ones beside it"
+        message = "expected the first reward model as the input reward_model, and others in addition to it"
         yield Problem("missing_input", f"{node.key}.inputs.{further[0]}", message, f"call {further[0]} reward_model")
     training = [name for name in ("reward_model", *further) if name in node.inputs]
-    for place, name in enumerate([*training, "judge"]):
-        for other in training[:place]:
+    for index, name in enumerate([*training, "judge"]):
+        for other in training[:index]:
             yield from _same_model(node, name, other, nodes)
 
 
@@ -241,7 +249,7 @@ def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
         message = "expected the inputs reward_model and judge, whose scores it compares"
         fix = "give a judge: a reward model of another seed or of other pairs, or set it to null"
         yield Problem("no_judge", f"{key}.stop_on_divergence", message, fix)
-    members = given.keys() - ({one.name for one in node.stage.inputs} - {"reward_model"})
+    members = given.keys() - ({item.name for item in node.stage.inputs} - {"reward_model"})
     for name in sorted(section.reward_weights.keys() - members):
         message = f"expected one of the inputs {', '.join(sorted(members)) or '(there is no reward model)'}"
         fix = "give it as an input, or leave it out"
@@ -283,7 +291,7 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
     if isinstance(section, PretrainConfig) and isinstance(before.config, PretrainConfig):
         for name in ("model", "objective"):
             if getattr(section, name) != getattr(before.config, name):
-                message = f"expected the {name} of {first}, whose weights it goes on with"
+                message = f"expected the {name} of {first}, whose weights it continues with"
                 yield Problem("contradiction", f"{key}.{name}", message, "leave it out")
         if section.batch_warmup and node.inputs.get("shards") != before.inputs.get("shards"):
             message = f"batches grow from the beginning of the data, which are not those of {first}"
@@ -296,17 +304,17 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
             message = (
                 f"expected the {was:,} batches of a round of {first}, not {now:,}: its rollouts are counted by them"
             )
-            yield Problem("contradiction", key, message, "leave epochs and minibatch_answers as they are there")
+            yield Problem("contradiction", key, message, "leave epochs and minibatch_answers unchanged")
     at, behind, length = continues.batches, _duration(before.config), _duration(section)
     done = at or behind
     if done is not None and length is not None and length <= done:
-        message = f"expected more than the {done:,} batches that it goes on from, not {length:,}"
+        message = f"expected more than the {done:,} batches that it continues from, not {length:,}"
         fix = f"{of} counts from the beginning of the first training: lengthen it"
         yield Problem("nothing_to_train", f"{key}.{of}", message, fix)
     kept = before.config.keep_state
     every = _batches(kept.every) if isinstance(kept, KeepEvery) else None
     if kept == "none":
-        yield Problem("no_state", f"{before.key}.keep_state", f"{key} goes on from a state of it", "set it to last")
+        yield Problem("no_state", f"{before.key}.keep_state", f"{key} continues from a state of it", "set it to last")
     elif at is not None and behind is not None and at != behind and (kept == "last" or (every and at % every)):
         message = f"{first} keeps no state after {at:,} batches"
         yield Problem("no_state", f"{key}.continues.at", message, f"set {before.key}.keep_state.every to {at} batches")

@@ -37,12 +37,12 @@ def described(name: str) -> dict[str, Any]:
         "shows": list(stage.shows),
         "inputs": [
             {
-                "input": one.name,
-                "kinds": list(one.takes),
-                "optional": one.optional,
-                "made_by": [other.name for other in stages.values() if other.makes in one.takes],
+                "input": item.name,
+                "kinds": list(item.takes),
+                "optional": item.optional,
+                "made_by": [other.name for other in stages.values() if other.makes in item.takes],
             }
-            for one in stage.inputs
+            for item in stage.inputs
         ],
         "more_inputs": list(stage.more),
         "keys": list(_keys(stage)),
@@ -56,7 +56,7 @@ def _row(stage: Stage) -> dict[str, Any]:
         "stage": stage.name,
         "about": stage.about,
         "version": stage.version,
-        "reads": [kind for one in stage.inputs if not one.optional for kind in one.takes[:1]],
+        "reads": [kind for item in stage.inputs if not item.optional for kind in item.takes[:1]],
         "makes": stage.makes,
         "section": stage.name in SECTIONS,
         "package": {"name": installed.name, "version": installed.version} if installed else None,
@@ -86,21 +86,21 @@ def _keys_of(group: Schema, root: Schema, prefix: str) -> Iterator[dict[str, Any
 
 
 def _choices(field: Schema) -> list[Schema]:
-    found: list[Schema] = field.get("anyOf") or field.get("oneOf") or field.get("allOf") or [field]
-    return found
+    choices: list[Schema] = field.get("anyOf") or field.get("oneOf") or field.get("allOf") or [field]
+    return choices
 
 
 def _resolved(field: Schema, root: Schema) -> Schema:
     if "$ref" not in field:
         return field
-    found: Schema = root["$defs"][field["$ref"].rpartition("/")[2]]
-    return found
+    resolved: Schema = root["$defs"][field["$ref"].rpartition("/")[2]]
+    return resolved
 
 
 def _type(field: Schema, root: Schema) -> str:
     choices = _choices(field)
     if len(choices) > 1 or choices[0] is not field:
-        return " or ".join(dict.fromkeys(_type(one, root) for one in choices))
+        return " or ".join(dict.fromkeys(_type(choice, root) for choice in choices))
     field = _resolved(field, root)
     if "enum" in field:
         return " or ".join(map(json.dumps, field["enum"]))
@@ -127,9 +127,9 @@ def _example(stage: Stage) -> str:
     for other in usable_stages().values():
         makers.setdefault(other.makes, other.name)
     inputs = {
-        one.name: next((makers[kind] for kind in one.takes if kind in makers), "STEP")
-        for one in stage.inputs
-        if not one.optional
+        item.name: next((makers[kind] for kind in item.takes if kind in makers), "STEP")
+        for item in stage.inputs
+        if not item.optional
     }
     step = {"uses": stage.name, **({"inputs": inputs} if inputs else {}), **given}
     return yaml.safe_dump({"steps": {f"my_{stage.name}": step}}, sort_keys=False)
@@ -137,14 +137,14 @@ def _example(stage: Stage) -> str:
 
 def _required(group: Schema, root: Schema) -> dict[str, Any]:
     """The keys that have no default, with the example of each."""
-    found: dict[str, Any] = {}
+    required: dict[str, Any] = {}
     for key in group.get("required", ()):
         field = group["properties"][key]
         inner = _resolved(_choices(field)[0], root)
         if "examples" in field:
-            found[key] = field["examples"][0]
+            required[key] = field["examples"][0]
         elif "properties" in inner:
-            found[key] = _required(inner, root)
+            required[key] = _required(inner, root)
         else:
-            found[key] = f"<{_type(field, root)}>"
-    return found
+            required[key] = f"<{_type(field, root)}>"
+    return required

@@ -48,7 +48,7 @@ def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]
     shown = signature.parameters["config"].replace(annotation=Annotated[type(config), _Form(config)])
     # What Prefect reads the form's schema from.
     made.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[shown if one.name == "config" else one for one in signature.parameters.values()]
+        parameters=[shown if parameter.name == "config" else parameter for parameter in signature.parameters.values()]
     )
     return made
 
@@ -56,32 +56,34 @@ def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]
 def form_values(config: Config) -> dict[str, Any]:
     """Values that the form is filled with."""
     values = config.model_dump(mode="json", by_alias=True)
-    for name, key, place in _keys(config):
-        one = getattr(config, name)
-        if place is KeyPlace.FOLDED:
+    for name, key, key_place in _keys(config):
+        value = getattr(config, name)
+        if key_place is KeyPlace.FOLDED:
             values[key] = None
-        elif isinstance(one, Config):
-            values[key] = form_values(one)
+        elif isinstance(value, Config):
+            values[key] = form_values(value)
     return values
 
 
 def _keys(config: Config) -> list[tuple[str, str, KeyPlace]]:
-    """(attribute, key, place) of each key."""
-    found = []
+    """Return (attribute, key, place in the form) of each key."""
+    keys = []
     for name, field in type(config).model_fields.items():
-        one = getattr(config, name)
-        is_default = not field.is_required() and one == normal_default(type(config), name)
+        value = getattr(config, name)
+        is_default = not field.is_required() and value == normal_default(type(config), name)
         if not is_default:
-            place = KeyPlace.SET_GROUP if isinstance(one, Config) else KeyPlace.SET
-        elif is_group(field.annotation) or (one is None and any(map(is_group, get_args(field.annotation)))):
-            place = KeyPlace.FOLDED
-        elif isinstance(one, Config):
-            place = KeyPlace.GROUP
+            key_place = KeyPlace.SET_GROUP if isinstance(value, Config) else KeyPlace.SET
+        elif is_group(field.annotation) or (value is None and any(map(is_group, get_args(field.annotation)))):
+            key_place = KeyPlace.FOLDED
+        elif isinstance(value, Config):
+            key_place = KeyPlace.GROUP
         else:
             extra = field.json_schema_extra
-            place = KeyPlace.RUNNING if isinstance(extra, Mapping) and extra.get(OUTSIDE_IDENTITY) else KeyPlace.DEFAULT
-        found.append((name, field.alias or name, place))
-    return found
+            key_place = (
+                KeyPlace.RUNNING if isinstance(extra, Mapping) and extra.get(OUTSIDE_IDENTITY) else KeyPlace.DEFAULT
+            )
+        keys.append((name, field.alias or name, key_place))
+    return keys
 
 
 class _WithoutForm:
@@ -110,19 +112,19 @@ def _arranged(schema: Schema, config: Config, resolve: Callable[[Schema], Schema
     """The object schema of a config, its keys in their places, with the config's values as defaults."""
     arranged = deepcopy(resolve(schema))
     values = config.model_dump(mode="json", by_alias=True)
-    for number, (name, key, place) in enumerate(_keys(config)):
-        one, shown = getattr(config, name), arranged["properties"][key]
+    for number, (name, key, key_place) in enumerate(_keys(config)):
+        value, shown = getattr(config, name), arranged["properties"][key]
         title = shown.get("title") or key.replace("_", " ").capitalize()
-        told = {"description": shown["description"]} if "description" in shown else {}
-        if isinstance(one, Config):
+        description = {"description": shown["description"]} if "description" in shown else {}
+        if isinstance(value, Config):
             choices = [
-                _arranged(choice, one, resolve) if resolve(choice).get("title") == type(one).__name__ else choice
+                _arranged(choice, value, resolve) if resolve(choice).get("title") == type(value).__name__ else choice
                 for choice in shown.get("anyOf", [shown])
             ]
-            if place is KeyPlace.FOLDED:
+            if key_place is KeyPlace.FOLDED:
                 choices = [{"type": "null", "title": "defaults"}, {**choices[0], "title": "set here"}]
             shown = {"anyOf": choices} if len(choices) > 1 else choices[0]
-        default = None if place is KeyPlace.FOLDED else values[key]
-        position = 1000 * place + number
-        arranged["properties"][key] = {**shown, **told, "title": title, "default": default, "position": position}
+        default = None if key_place is KeyPlace.FOLDED else values[key]
+        position = 1000 * key_place + number
+        arranged["properties"][key] = {**shown, **description, "title": title, "default": default, "position": position}
     return arranged

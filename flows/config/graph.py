@@ -27,7 +27,10 @@ JUDGE = "judge"
 def graph(config: PipelineConfig, command: str = "") -> Graph:
     """The nodes of a pipeline, in an order in which they can run one after the other. They are built once per config.
 
-    command: the command line that runs it, for the report. Raises ConfigError where its steps make no graph.
+    Args:
+        command: the command line that runs it, for the report.
+
+    Raises ConfigError where its steps make no graph.
     """
     nodes = config.nodes(_build)
     return {name: _with_command(node, command) for name, node in nodes.items()}
@@ -56,7 +59,7 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
 
 
 def _judged(usual: Graph, config: PipelineConfig) -> Graph:
-    """With the step that is called judge, where it is a reward model, as what judges the usual PPO."""
+    """Return the graph in which a reward model named judge judges the usual RLHF."""
     step, aligned = config.steps.get(JUDGE), usual.get("rlhf")
     if step is None or step.uses != "reward_model" or aligned is None:
         return usual
@@ -64,11 +67,13 @@ def _judged(usual: Graph, config: PipelineConfig) -> Graph:
 
 
 def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
-    """With the named steps after what they need; their artifacts bear the stage's name, see `Node.stored_as`."""
+    """Return the graph with the named steps after those that they need; their artifacts have the stage's name, see
+    `Node.stored_as`.
+    """
     nodes: Graph = {}
 
     def add(name: str) -> None:
-        """Adds what it needs, then itself."""
+        """Add what it needs, then itself."""
         if name in nodes:
             return
         if name in usual:
@@ -109,7 +114,9 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
     for name, node in cut.items():
         # A validation is dropped if the node no longer descends from the data that it checks.
         reads = ancestors(cut, node.inputs.values())
-        requires = tuple(one for one in node.requires if node.path or reads.intersection(nodes[one].inputs.values()))
+        requires = tuple(
+            required for required in node.requires if node.path or reads.intersection(nodes[required].inputs.values())
+        )
         cut[name] = replace(node, requires=requires)
     replaced = ancestors(nodes, [name for name in adopted if name in nodes]) - set(adopted)
     needed = ancestors(cut, [name for name in cut if name not in replaced])
@@ -117,26 +124,28 @@ def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
 
 
 def _measured(nodes: Graph) -> Graph:
-    """With a measurement after each step that trains a model, which registrations of that model read too."""
-    found: Graph = {}
+    """Return the graph with a measurement after each step that trains a model, which registrations of that model read
+    too.
+    """
+    graph: Graph = {}
     measured = {name for name, node in nodes.items() if node.stage.measured_by and not node.adopted}
     for name, node in nodes.items():
         if name in measured:
-            own = _measurement(node)
-            found |= {name: replace(node, measurement=own), own.id: own}
+            measurement = _measurement(node)
+            graph |= {name: replace(node, measurement=measurement), measurement.id: measurement}
         elif node.stage.registers:
             read = {measurement_of(key): measurement_of(up) for key, up in node.inputs.items() if up in measured}
-            found[name] = replace(node, inputs={**node.inputs, **read})
+            graph[name] = replace(node, inputs={**node.inputs, **read})
         else:
-            found[name] = node
-    return found
+            graph[name] = node
+    return graph
 
 
 def _measurement(node: Node) -> Node:
     """The step that measures the model of another, of the same config and inputs."""
     stage = STAGES[node.stage.measured_by]
-    named = {one.name for one in stage.inputs}
-    of_training = {one.name for one in node.stage.inputs}  # those that `more` lets in have other names
+    named = {item.name for item in stage.inputs}
+    of_training = {item.name for item in node.stage.inputs}  # those that `more` lets in have other names
     inputs = {key: up for key, up in node.inputs.items() if key in named or (stage.more and key not in of_training)}
     return Node(
         measurement_of(node.id),
@@ -190,23 +199,23 @@ def models_before(nodes: Graph, name: str) -> Iterator[Node]:
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
     """The nodes that these need, themselves included."""
-    found: set[str] = set()
+    names: set[str] = set()
     left = list(ids)
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             left += nodes[name].upstream
-    return found
+    return names
 
 
 def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
     """The nodes downstream of these, themselves included."""
-    found = set(ids)
+    names = set(ids)
     for name, node in nodes.items():
-        if found.intersection(node.upstream):
-            found.add(name)
-    return found
+        if names.intersection(node.upstream):
+            names.add(name)
+    return names
 
 
 def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
@@ -232,9 +241,9 @@ def unknown_stages(nodes: Graph, ids: Iterable[str], option: str) -> list[Proble
 
 
 def with_measurements(nodes: Graph, ids: Iterable[str]) -> set[str]:
-    """These nodes and the measurements of those that train a model."""
+    """Return these nodes and the measurements of those that train a model."""
     names = set(ids)
-    return names | {own.id for name in names if (own := nodes[name].measurement) is not None}
+    return names | {measurement.id for name in names if (measurement := nodes[name].measurement) is not None}
 
 
 class Selection(Config):
@@ -255,7 +264,7 @@ class Selection(Config):
         """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every
         stage id that is unknown, and where the options together leave no stage."""
         given = {"--only": self.only, "--from": self.from_, "--until": self.until, "--force": self.force}
-        if problems := [one for option, ids in given.items() for one in unknown_stages(nodes, ids, option)]:
+        if problems := [problem for option, ids in given.items() for problem in unknown_stages(nodes, ids, option)]:
             raise ConfigError(*problems)
         allowed = set(nodes)
         if self.only:
@@ -266,6 +275,8 @@ class Selection(Config):
             allowed &= ancestors(nodes, with_measurements(nodes, self.until))
         if not allowed:
             narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
-            said = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
-            raise ConfigError(Problem("nothing_selected", said, "together they leave no stage to run", "leave one out"))
+            options = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
+            raise ConfigError(
+                Problem("nothing_selected", options, "together they leave no stage to run", "leave one out")
+            )
         return [name for name in nodes if name in allowed]

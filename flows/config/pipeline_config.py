@@ -114,7 +114,7 @@ class PipelineConfig(_Sections):
         """The section of this config class and the configs of the named steps of it."""
         section = self.of(kind)
         steps = [step.config for step in self.steps.values() if step.stage.config is kind]
-        return [*([section] if section else []), *(one for one in steps if isinstance(one, kind))]
+        return [*([section] if section else []), *(step for step in steps if isinstance(step, kind))]
 
 
 def dump(config: PipelineConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ SURE, DEEPEST = 0.8, 3
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     """One problem for each error that pydantic found, sorted by its place."""
-    found = []
+    problems = []
     items = error.errors(include_url=False)
     for item in items:
         # A list whose items are all wrong counts as empty: it is not, and its items are reported.
@@ -35,22 +35,22 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
         path, classes = _follow(root, item["loc"])
         dotted = ".".join(map(str, path))
         if item["type"] == "extra_forbidden":
-            found.append(_unknown_key(dotted, str(path[-1]), classes))
+            problems.append(_unknown_key(dotted, str(path[-1]), classes))
         elif item["type"] == "missing":
-            found.append(Problem("missing_key", dotted, "this key is missing", f"add {path[-1]}:"))
+            problems.append(Problem("missing_key", dotted, "this key is missing", f"add {path[-1]}:"))
         elif item["type"].startswith("union_tag") and (key := item["ctx"]["discriminator"].strip("'")) == "uses":
-            found.append(_unknown_stage(f"{dotted}.{key}", item["ctx"].get("tag")))
+            problems.append(_unknown_stage(f"{dotted}.{key}", item["ctx"].get("tag")))
         elif item["type"] == "union_tag_invalid":
             key, known = item["ctx"]["discriminator"].strip("'"), item["ctx"]["expected_tags"].replace("'", "")
             message = f"there is no such {key}, got {quoted(item['ctx']['tag'])}"
-            found.append(
+            problems.append(
                 Problem(
                     "bad_value", f"{dotted}.{key}", message, nearest(item["ctx"]["tag"], known.split(", "), "one of")
                 )
             )
         else:
-            found.append(Problem("bad_value", dotted, _expected(item)))
-    return sorted(set(found), key=lambda problem: problem.path)
+            problems.append(Problem("bad_value", dotted, _expected(item)))
+    return sorted(set(problems), key=lambda problem: problem.path)
 
 
 def _is_within(loc: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
@@ -74,21 +74,23 @@ def _expected(item: Any) -> str:
 def _unknown_stage(path: str, given: str | None) -> Problem:
     """The problem of a step that does not name its stage, or names an unknown one."""
     if given is None:
-        return Problem("missing_key", path, "a step says which stage it uses", f"one of {', '.join(usable_stages())}")
+        return Problem(
+            "missing_key", path, "a step names the stage that it uses", f"one of {', '.join(usable_stages())}"
+        )
     return Problem("unknown_stage", path, f"there is no stage {given}", nearest(given, usable_stages(), "one of"))
 
 
 def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 0.5) -> str:
     """The fix for an unknown name: the known name that is most like it, else all known names."""
-    found = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
-    return f"did you mean {found[0]}?" if found else f"{otherwise} {', '.join(known)}"
+    matches = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
+    return f"did you mean {matches[0]}?" if matches else f"{otherwise} {', '.join(known)}"
 
 
 def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Problem:
     keys = sorted({field.alias or name for cls in classes for name, field in cls.model_fields.items()})
     if not difflib.get_close_matches(key, keys, n=1, cutoff=SURE) and (deeper := _deeper(key, classes)):
-        place = f"{dotted.removesuffix(key)}{deeper}"
-        return Problem("unknown_key", dotted, "there is no such key here", f"did you mean {place}?")
+        suggestion = f"{dotted.removesuffix(key)}{deeper}"
+        return Problem("unknown_key", dotted, "there is no such key here", f"did you mean {suggestion}?")
     return Problem("unknown_key", dotted, "there is no such key", nearest(key, keys, "known keys:"))
 
 

@@ -14,7 +14,7 @@ from flows.config.pipeline_config import Graph
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from tasks.stage import Node
-from training.config import PretrainConfig, TrainerConfig
+from training.config import PretrainConfig, SftConfig, TrainerConfig
 from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.distributed.pipeline_cut import pipeline_problem
 from training.planner.stages import of_model
@@ -27,18 +27,18 @@ def rank_problems(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
     Args:
         training: the steps that train.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if launch.ranks > 1:
-        found += _uneven_batches(launch, nodes, training)
+        problems += _uneven_batches(launch, nodes, training)
     if launch.tensor_parallel > 1:
-        found += _unsplittable(launch, nodes, training)
-    found += _unshareable(launch, nodes, training)
+        problems += _unsplittable(launch, nodes, training)
+    problems += _unshareable(launch, nodes, training)
     if launch.pipeline_parallel > 1:
-        found += _no_pipelines(launch, nodes, training)
-    found += _no_experts(launch, nodes, training)
+        problems += _no_pipelines(launch, nodes, training)
+    problems += _no_experts(launch, nodes, training)
     if launch.precision == "fp8":
-        found += _no_float8(nodes, training)
-    return list(dict.fromkeys(found))  # several pretrainings may have the same fault
+        problems += _no_float8(nodes, training)
+    return list(dict.fromkeys(problems))  # several pretrainings may have the same fault
 
 
 def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
@@ -49,6 +49,20 @@ def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
     if node.config.optimizer.kind == "adafactor" and launch.ranks > 1 and cuts != "sharding: ddp":
         message = f"adafactor keeps rows and columns of whole matrices, which launch.{cuts} cuts"
         yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
+
+
+def quantized_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
+    """Frozen weights in 4 bits that ranks would share or cut."""
+    if not isinstance(node.config, SftConfig) or not node.config.lora or not node.config.lora.quantize:
+        return
+    cutting = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
+    cuts = [key for key in cutting if getattr(launch, key) > 1]
+    if launch.shards_weights and (launch.ranks > 1 or launch.offload):
+        cuts.append(f"sharding: {launch.sharding}")
+    if cuts:
+        message = f"weights in 4 bits are held by each rank as a whole, beside launch.{cuts[0]} they are not supported"
+        fix = "set launch.sharding: ddp or zero1 and no other parallelism, or leave quantize out"
+        yield Problem("contradiction", f"{node.key}.lora.quantize", message, fix)
 
 
 _BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
@@ -69,7 +83,7 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
             if warmup := section.batch_warmup:
                 key, size = "batch_warmup.first_tokens", warmup.first_tokens // shards.config.sequence_length
         else:
-            key = next(one for one in _BATCHES if hasattr(section, one))
+            key = next(candidate for candidate in _BATCHES if hasattr(section, candidate))
             size = getattr(section, key)
         if count > 1 and size % count:
             what = "sequences" if isinstance(section, PretrainConfig) else "examples"
@@ -81,8 +95,11 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
 def _pretrainings(
     nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
 ) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each pretraining. fresh_alone: only those whose model the config gives; a loaded model is
-    checked when the training begins."""
+    """Inputs and section of each pretraining.
+
+    Args:
+        fresh_alone: only those whose model the config gives; a loaded model is checked when the training begins.
+    """
     for node in map(nodes.__getitem__, training):
         if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
             yield node.inputs, section

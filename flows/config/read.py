@@ -97,34 +97,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = read_plain(text)
     except BadYaml as error:
-        place = f"{path}:{error.line}" if error.line else str(path)
-        raise ConfigError(Problem("bad_yaml", place, f"not valid YAML: {error}")) from None
+        location = f"{path}:{error.line}" if error.line else str(path)
+        raise ConfigError(Problem("bad_yaml", location, f"not valid YAML: {error}")) from None
     if not isinstance(data, dict):
         raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
     return data
 
 
 def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
-    """Sets a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
+    """Set a dotted key (`sft.optimizer.learning_rate`, `ingest.read.0.limit_mb`) to a value in YAML."""
     try:
         value = read_plain(text)
     except BadYaml as error:
         return [Problem("bad_setting", f"--set {key}", f"{text!r} is not valid YAML: {error}")]
-    place: Any = data
+    parent: Any = data
     *parents, last = key.split(".")
     for part in parents:
-        if isinstance(place, list) and part.isdecimal() and int(part) < len(place):
-            place = place[int(part)]
-        elif isinstance(place, dict):
-            if place.get(part) is None:
-                place[part] = {}
-            place = place[part]
+        if isinstance(parent, list) and part.isdecimal() and int(part) < len(parent):
+            parent = parent[int(part)]
+        elif isinstance(parent, dict):
+            if parent.get(part) is None:
+                parent[part] = {}
+            parent = parent[part]
         else:
             return [Problem("bad_setting", f"--set {key}", f"there is nothing at {part} to set a key of")]
-    if isinstance(place, list) and last.isdecimal() and int(last) < len(place):
-        place[int(last)] = value
-    elif isinstance(place, dict):
-        place[last] = value
+    if isinstance(parent, list) and last.isdecimal() and int(last) < len(parent):
+        parent[int(last)] = value
+    elif isinstance(parent, dict):
+        parent[last] = value
     else:
-        return [Problem("bad_setting", f"--set {key}", f"{last} is no key of what stands there")]
+        return [Problem("bad_setting", f"--set {key}", f"the value there has no key {last}")]
     return []

@@ -57,7 +57,11 @@ class Step(Config):
 
 def inherited(steps: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     """Steps as plain data. A step that `continues` another inherits its stage and the settings that it does not set
-    itself. sections: the pipeline's, as plain data."""
+    itself.
+
+    Args:
+        sections: the pipeline's, as plain data.
+    """
 
     def filled(name: str, trail: tuple[str, ...] = ()) -> Any:
         step = steps[name]

@@ -52,7 +52,7 @@ def _inputs(step: UsualStep, section: StageConfig | None, nodes: Collection[str]
     inputs = {}
     for name, candidates in step.inputs.items():
         is_read = name not in step.only_if or getattr(section, step.only_if[name], None)
-        made_by = next((one for one in candidates if one in nodes), None)
+        made_by = next((candidate for candidate in candidates if candidate in nodes), None)
         if is_read and made_by:
             inputs[name] = made_by
     return inputs | {name: name for name in step.further if name in nodes and name not in inputs.values()}
@@ -82,7 +82,7 @@ def items_to_clear(config: PipelineConfig) -> BenchmarkTextConfig | None:
         *config.all_of(GenerateInstructionsConfig),
     ]
     has_items = filled.tasks or filled.prompts or filled.pairs
-    return filled if has_items and any(one.decontaminate for one in pairs) else None
+    return filled if has_items and any(pair.decontaminate for pair in pairs) else None
 
 
 def cleared_of(section: StageConfig | None, items: str) -> dict[str, str]:
@@ -129,12 +129,12 @@ def missing_sections(config: PipelineConfig) -> Iterator[Problem]:
 
 def _needed(step: UsualStep) -> list[str]:
     """The inputs without which a section is an error."""
-    required = {one.name for one in STAGES[step.section].inputs if not one.optional}
+    required = {item.name for item in STAGES[step.section].inputs if not item.optional}
     return [name for name in step.inputs if name in required or name in step.needs]
 
 
 def _first_makers(candidates: Collection[str]) -> list[str]:
-    """Those of several steps that need none of the others: ingest of all that make documents."""
+    """Return those of several steps that need none of the others: ingest of all that make documents."""
     return [
         name
         for name in candidates

@@ -31,7 +31,7 @@ class Joint:
 
     @property
     def upstream(self) -> Iterator[tuple[str, str]]:
-        """(the key that names it, the step) for every step that this one waits for."""
+        """Yield (the key that names it, the step) for every step that this one waits for."""
         yield from ((f"inputs.{key}", name) for key, name in self.inputs.items())
         yield from ((f"requires.{index}", name) for index, name in enumerate(self.requires))
         if self.continues:
@@ -56,20 +56,25 @@ def joint_of(step: Any) -> Joint:
 
 
 def wiring_problems(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> list[Problem]:
-    """usual: the nodes of the sections, by their ids. Empty if the steps make a graph with them."""
+    """Return the problems of named steps: unknown stages, inputs and steps, and cycles.
+
+    Args:
+        steps: the named steps.
+        usual: the nodes of the sections, by their ids. Empty if the steps make a graph with them.
+    """
     stages = {name: joint.stage for name, joint in {**usual, **steps}.items()}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, joint in steps.items():
-        found += _of_name(name, joint, steps, usual)
+        problems += _of_name(name, joint, steps, usual)
         if joint.stage is not None:
-            found += _of_inputs(name, joint, joint.stage, stages)
-            found += _of_continuing(name, joint, joint.stage, stages)
+            problems += _of_inputs(name, joint, joint.stage, stages)
+            problems += _of_continuing(name, joint, joint.stage, stages)
         for index, required in enumerate(joint.requires):
             if required not in stages:
-                known = [one for one in stages if one != name]
+                known = [other for other in stages if other != name]
                 message, fix = f"there is no step {required}", nearest(required, known, "its steps:")
-                found.append(Problem("unknown_step", f"steps.{name}.requires.{index}", message, fix))
-    return [*found, *_cycles(steps, usual)]
+                problems.append(Problem("unknown_step", f"steps.{name}.requires.{index}", message, fix))
+    return [*problems, *_cycles(steps, usual)]
 
 
 def _of_name(name: str, joint: Joint, steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> Iterator[Problem]:
@@ -92,7 +97,7 @@ def _of_inputs(name: str, joint: Joint, stage: Stage, stages: Mapping[str, Stage
         path = f"steps.{name}.inputs.{key}"
         declared = stage.input(key)
         if declared is None:
-            inputs = [one.name for one in stage.inputs]
+            inputs = [item.name for item in stage.inputs]
             fix = nearest(key, inputs, "its inputs:") if inputs else "leave it out"
             yield Problem("unknown_input", path, f"{stage.name} has no such input", fix)
             continue
@@ -116,7 +121,7 @@ def _of_continuing(name: str, joint: Joint, stage: Stage, stages: Mapping[str, S
     if not joint.continues:
         return
     path, first = f"steps.{name}.continues.step", joint.continues
-    same = [other for other, one in stages.items() if one is stage and other != name]
+    same = [other for other, other_stage in stages.items() if other_stage is stage and other != name]
     if first not in stages:
         fix = nearest(first, same, f"these use {stage.name}:", 0.4)
         yield Problem("unknown_step", path, f"there is no step {first}", fix)

@@ -15,24 +15,27 @@ from flows.config.read import PipelineConfig
 from flows.deployment.pools import ensure_pool, job_variables, pool_of
 from flows.pipeline import pipeline as pipeline_flow
 from flows.prefect.schedules import Schedule, Timing, timing_by_now, timing_of
-from flows.runs.journal import WHOLE
+from flows.runs.journal import PIPELINE
 from infra.project import code_state
 from infra.store.roots import shown_root
 
 
 def deploy_pipeline(config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None) -> UUID:
-    """Creates or updates the deployment `<pipeline>/pipeline`, whose form is the config file's content.
+    """Create or update the deployment `<pipeline>/pipeline`, whose form is the config file's content.
 
-    schedule: when it runs by itself; None leaves the schedule unchanged. Raises ConfigError for one that never fires.
+    Args:
+        schedule: when it runs by itself; None leaves the schedule unchanged.
+
+    Raises ConfigError for one that never fires.
     """
     parameters = {"config": form_values(config), "root": shown_root(root), "config_path": config_path}
-    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{WHOLE}")
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{PIPELINE}")
     flow = with_form(pipeline_flow, config, config.name)
-    return apply_deployment(config, root, flow, WHOLE, parameters, config.description, timing)
+    return apply_deployment(config, root, flow, PIPELINE, parameters, config.description, timing)
 
 
 def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[str, UUID]:
-    """Makes or updates `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
+    """Make or update `<pipeline>/<stage>` for every stage, its form prefilled from the config file."""
     from flows.stage import FLOWS, form_of
 
     made = {}
@@ -48,7 +51,7 @@ def deploy_stages(config: PipelineConfig, root: Path, config_path: str) -> dict[
             "and_below": False,
             "root": shown_root(root),
         }
-        message = f"The stage {node.id} of {config.name} alone, with what its form says."
+        message = f"The stage {node.id} of {config.name} alone, with the settings of its form."
         flow = with_form(FLOWS[node.stage.name], shown, config.name)
         made[node.id] = apply_deployment(config, root, flow, node.id, parameters, message, Timing())
     return made
@@ -63,7 +66,7 @@ def apply_deployment(
     description: str,
     timing: Timing,
 ) -> UUID:
-    """Makes or updates a deployment of a flow, in the pool of the pipeline."""
+    """Make or update a deployment of a flow, in the pool of the pipeline."""
     ensure_pool(config)
     deployment: Any = flow.to_deployment(
         name=name,

@@ -32,7 +32,7 @@ def job_variables(config: PipelineConfig, root: Path) -> dict[str, Any]:
 
 
 def ensure_pool(config: PipelineConfig) -> None:
-    """Makes the pool where it is missing: what is deployed waits there for a worker.
+    """Make the pool where it is missing: what is deployed waits there for a worker.
 
     Raises ConfigError `foreign_pool` for one of another type, or whose template knows nothing of our Jobs.
     """
@@ -42,7 +42,7 @@ def ensure_pool(config: PipelineConfig) -> None:
     template = kube_runs.template()
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_work_pool(pool)
+            work_pool = client.read_work_pool(pool)
         except ObjectNotFound:
             made = (
                 WorkPoolCreate(name=pool, type="process")
@@ -54,11 +54,11 @@ def ensure_pool(config: PipelineConfig) -> None:
             return
     if is_ours:
         return
-    if found.type != kube_runs.TYPE:
-        raise _foreign(pool, f"it has the type {found.type}, not {kube_runs.TYPE}")
-    passed_on = found.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
+    if work_pool.type != kube_runs.TYPE:
+        raise _foreign(pool, f"it has the type {work_pool.type}, not {kube_runs.TYPE}")
+    passed_on = work_pool.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
     if passed_on != template["job_configuration"][kube_runs.MANIFEST]:
-        raise _foreign(pool, "its base job template has a Job of its own, in place of the one from launch.kubernetes")
+        raise _foreign(pool, "its base job template has a separate Job, in place of the one from launch.kubernetes")
 
 
 def _foreign(pool: str, message: str) -> ConfigError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config.graph import Selection
 from flows.config.read import PipelineConfig, dump
-from flows.runs.journal import PRIVATE, RESERVED_BYTES, WHOLE, RunJournal
+from flows.runs.journal import PIPELINE, PRIVATE, RESERVED_BYTES, RunJournal
 from infra.errors import Problem, StemmaError
 from infra.process.interrupts import NUMBERS, interrupt_received
 from infra.project import code_state
@@ -58,7 +58,7 @@ class RunRequest:
 
 
 WAITS = {
-    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule lets one run at a time",
+    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule allows one run at a time",
     "Late": "the worker has not taken the run yet: it is busy, or down (`stemma status`)",
 }
 """Why a run that was handed to the worker has not begun, by the name of its state."""
@@ -70,7 +70,7 @@ def start(
     tell: Callable[[str], None],
     is_cancelled: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """Runs the pipeline to its end and returns the document of the command contract. SIGINT cancels it.
+    """Run the pipeline to its end and return the document of the command contract. SIGINT cancels it.
 
     tell: called once with what a run waits for before it begins. is_cancelled: called instead of listening for signals,
         in a thread; then `flows.prefect.execution.SHARED` is set there too.
@@ -153,8 +153,8 @@ def _on_worker(
 
     from flows.deployment.pools import job_variables
 
-    asked = nullcontext(is_cancelled) if is_cancelled else interrupts()
-    with get_client(sync_client=True) as client, asked as interrupted:
+    interruption = nullcontext(is_cancelled) if is_cancelled else interrupts()
+    with get_client(sync_client=True) as client, interruption as interrupted:
         deployment = _deployment(request, client)
         run = client.create_flow_run_from_deployment(
             deployment,
@@ -173,10 +173,10 @@ def _deployment(request: RunRequest, client: SyncPrefectClient) -> UUID:
 
     code = code_state()
     with suppress(ObjectNotFound):
-        found = client.read_deployment_by_name(f"{request.pipeline.name}/{WHOLE}")
-        same_code = code["commit"] and not code["dirty"] and found.version == code["commit"]
-        if same_code and found.work_pool_name == pool_of(request.pipeline):
-            return found.id
+        deployment = client.read_deployment_by_name(f"{request.pipeline.name}/{PIPELINE}")
+        same_code = code["commit"] and not code["dirty"] and deployment.version == code["commit"]
+        if same_code and deployment.work_pool_name == pool_of(request.pipeline):
+            return deployment.id
     from flows.deployment.deploy import deploy_pipeline
 
     return deploy_pipeline(request.pipeline, request.root, request.config_path)
@@ -190,7 +190,7 @@ def _follow(
     interrupted: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Waits for the flow run's end; an interrupt cancels it, as the page's Cancel would.
+    """Wait for the flow run's end; an interrupt cancels it, as the page's Cancel would.
 
     If the server that passes the interrupt on does not answer, the run's own process is signalled. If that process is
     gone too, the wait ends.
@@ -202,6 +202,7 @@ def _follow(
     cancelling, signalled, message, away, taken_for_dead = False, False, "", False, False
     asked_at = time.monotonic()
     while (result := journal.result()) is None:
+        # Ask the server from time to time; the journal alone decides once the server is unreachable.
         if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
             try:
                 with _impatient():
@@ -213,11 +214,11 @@ def _follow(
                 if not is_unreachable(error):
                     raise
                 if not away:
-                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run goes on without it")
+                    tell(f"the Prefect server does not answer ({type(error).__name__}); the run continues without it")
                 away, state = True, None
                 if journal.has_died():
-                    gone = "its process is gone, and the Prefect server does not answer"
-                    return journal.result() or _lost(request, gone)
+                    reason = "its process is gone, and the Prefect server does not answer"
+                    return journal.result() or _lost(request, reason)
                 if interrupted() and not signalled:
                     if not _end_process(journal):
                         return _left_alone(request)
@@ -231,8 +232,8 @@ def _follow(
                     tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
                 taken_for_dead = True
             elif state is not None and state.is_final():
-                found = journal.result() or _result_elsewhere(request, journal)
-                return found or _lost(request, f"{state.name}: {state.message or 'no message'}")
+                outcome = journal.result() or _result_elsewhere(request, journal)
+                return outcome or _lost(request, f"{state.name}: {state.message or 'no message'}")
             if state is not None and state.name != message and state.name in WAITS:
                 message = state.name
                 tell(f"waiting: {WAITS[message]}")
@@ -241,7 +242,7 @@ def _follow(
 
 
 def _end_process(journal: RunJournal) -> bool:
-    """Asks the process of a run for an orderly end; False where there is none here that can be asked."""
+    """Ask the process of a run for an orderly end; False where there is none here that can be asked."""
     process = journal.process()
     if process is None:
         return False
@@ -265,11 +266,11 @@ def _result_elsewhere(request: RunRequest, journal: RunJournal) -> dict[str, Any
 def _lost(request: RunRequest, message: str) -> dict[str, Any]:
     """A run that ended without a result: its process died, never started, or had no room to record more."""
     status = "cancelled" if message.startswith("Cancel") else "failed"
-    said = f"the flow run ended without a result: {message}"
-    problem = Problem("run_lost", request.config_path, said, "run again")
+    description = f"the flow run ended without a result: {message}"
+    problem = Problem("run_lost", request.config_path, description, "run again")
     if status == "failed" and request.root.exists() and shutil.disk_usage(request.root).free < RESERVED_BYTES:
         problem = Problem(
-            "disk_full", str(request.root), f"the disk is full, and {said}", "free some space and run again"
+            "disk_full", str(request.root), f"the disk is full, and {description}", "free some space and run again"
         )
     return _without_result(request, status, problem)
 
@@ -310,7 +311,7 @@ def _error_kinds(kind: type[StemmaError]) -> Iterator[type[StemmaError]]:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns True once Ctrl-C or SIGTERM came, in place of an exception in the middle of the
+    """Yield a function that returns True once Ctrl-C or SIGTERM came, in place of an exception in the middle of the
     work."""
     heard = threading.Event()
     before = {number: signal.signal(number, lambda *_: heard.set()) for number in NUMBERS}

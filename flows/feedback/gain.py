@@ -18,7 +18,15 @@ from infra.store.store import Store
 FEEDBACK, JUDGED = "feedback", "judged"
 COMPARISON = "comparison.json"
 _OF_LABELS = ("judged_pairs", "judgements", "preferences", "ties", "agreement", "win_rates")
-TOLD = ("reward_gain", "judge_gain", "functions_gain", "verified_gain", "win_rate", "kl_to_sft", "kl_to_reference")
+SHOWN_FIGURES = (
+    "reward_gain",
+    "judge_gain",
+    "functions_gain",
+    "verified_gain",
+    "win_rate",
+    "kl_to_sft",
+    "kl_to_reference",
+)
 """Figures that a line of the command prints, where a model has them."""
 
 
@@ -37,29 +45,33 @@ def rounds_of(pipeline: str, root: Path) -> list[Path]:
 
 
 def compare_round(store: Store, folder: Path, model: str, after: str) -> dict[str, Any]:
-    """Compares the artifact `after`, which the round made, with the one that its answers were drawn from, as `stemma
-    compare` does, and keeps it in the round's folder.
+    """Compare the artifact `after`, which the round made, with the one that its answers were drawn from, as `stemma
+    compare` does, and keep it in the round's folder.
 
     {"round", "model", "before", "after", "labels", "figures", "paired"}: labels are the figures of judgements of this
     round and the one before it, [{"round", "judged_pairs", …}], figures those that differ or have an interval, with
-    their values before and after. model: the name that the export gives the model. Raises ConfigError where one of the
-    two is gone.
+    their values before and after.
+
+    Args:
+        model: the name that the export gives the model.
+
+    Raises ConfigError where one of the two is gone.
     """
     export = Export.read(folder)
     before = export.models[model]["artifact"]
     rounds = rounds_of(export.drawn["pipeline"], store.root)
-    recent = [one for one in rounds if one.name <= folder.name][-2:]
-    found: dict[str, Any] = {"round": folder.name, "model": model, "before": before, "after": after}
-    found["labels"] = [{"round": one.name, **_labels(one)} for one in recent]
+    recent = [round_folder for round_folder in rounds if round_folder.name <= folder.name][-2:]
+    comparison: dict[str, Any] = {"round": folder.name, "model": model, "before": before, "after": after}
+    comparison["labels"] = [{"round": round_folder.name, **_labels(round_folder)} for round_folder in recent]
     if before == after:
-        return _kept(folder, {**found, "figures": [], "paired": []})
+        return _kept(folder, {**comparison, "figures": [], "paired": []})
     document = compare(find(store, [before, after]))
     figures = [
         {name: row[name] for name in ("figure", "values", "intervals")}
         for row in document["figures"]
         if differs(row["values"])
     ]
-    return _kept(folder, {**found, "figures": figures, "paired": document["paired"]})
+    return _kept(folder, {**comparison, "figures": figures, "paired": document["paired"]})
 
 
 def last_comparison(pipeline: str, root: Path) -> dict[str, Any] | None:
@@ -68,34 +80,44 @@ def last_comparison(pipeline: str, root: Path) -> dict[str, Any] | None:
     return read_own_json(kept[-1]) if kept else None
 
 
-def as_line(found: Mapping[str, Any]) -> str:
+def as_line(comparison: Mapping[str, Any]) -> str:
     """The models and what is known of them in a line."""
-    rows = {row["figure"]: row for row in found["figures"]}
-    cells = [f"{name} {_before_and_after(rows[name])}" for name in TOLD if name in rows]
-    changed = f"{found['before']} → {found['after']}" if found["before"] != found["after"] else "the model is the same"
-    return f"round {found['round']}: {', '.join([changed, *cells])}"
+    rows = {row["figure"]: row for row in comparison["figures"]}
+    cells = [f"{name} {_before_and_after(rows[name])}" for name in SHOWN_FIGURES if name in rows]
+    changed = (
+        f"{comparison['before']} → {comparison['after']}"
+        if comparison["before"] != comparison["after"]
+        else "the model is the same"
+    )
+    return f"round {comparison['round']}: {', '.join([changed, *cells])}"
 
 
-def as_markdown(found: Mapping[str, Any]) -> str:
-    """For the Prefect page."""
+def as_markdown(comparison: Mapping[str, Any]) -> str:
+    """Return the comparison as Markdown for the Prefect page."""
     lines = [
-        "# What the round gained",
+        "# Gain of the round",
         "",
-        f"`{found['before']}` answered, `{found['after']}` learnt from the judgements.",
+        f"`{comparison['before']}` answered, `{comparison['after']}` learnt from the judgements.",
     ]
-    if found["before"] == found["after"]:
-        lines = ["# What the round gained", "", f"Nothing was learnt: the model is `{found['after']}` as before."]
+    if comparison["before"] == comparison["after"]:
+        lines = ["# Gain of the round", "", f"Nothing was learnt: the model is `{comparison['after']}` as before."]
     lines += [
         "",
         "| round | judged pairs | preferences | ties | agreement (α) | win rates |",
         "| --- | ---: | ---: | ---: | --- | --- |",
     ]
-    for one in found["labels"]:
-        alpha = one["agreement"]
-        rates = [f"{row['model']} over {row['over']} {_interval(row)}" for row in one["win_rates"]]
-        cells = [one["round"], one["judged_pairs"], one["preferences"], one["ties"], _interval(alpha) if alpha else "–"]
+    for labels in comparison["labels"]:
+        alpha = labels["agreement"]
+        rates = [f"{row['model']} over {row['over']} {_interval(row)}" for row in labels["win_rates"]]
+        cells = [
+            labels["round"],
+            labels["judged_pairs"],
+            labels["preferences"],
+            labels["ties"],
+            _interval(alpha) if alpha else "–",
+        ]
         lines.append(_row([*cells, "; ".join(rates) or "–"]))
-    if found["paired"]:
+    if comparison["paired"]:
         lines += [
             "",
             "Over the same items, after less before:",
@@ -103,15 +125,16 @@ def as_markdown(found: Mapping[str, Any]) -> str:
             "| figure | difference, 95 % interval | |",
             "| --- | --- | --- |",
         ]
-        for row in found["paired"]:
+        for row in comparison["paired"]:
             change = number_with_bounds(row["difference"], [row["low"], row["high"]])
             lines.append(
                 _row([row["figure"], change, "more than chance" if row["shown"] else "no difference is shown"])
             )
-    if found["figures"]:
+    if comparison["figures"]:
         lines += ["", "| figure | before | after |", "| --- | ---: | ---: |"]
         lines += [
-            _row([row["figure"], *map(number_with_bounds, row["values"], row["intervals"])]) for row in found["figures"]
+            _row([row["figure"], *map(number_with_bounds, row["values"], row["intervals"])])
+            for row in comparison["figures"]
         ]
         lines += [
             "",
@@ -120,9 +143,9 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kept(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    replace_files(folder, {}, {COMPARISON: json.dumps(found, indent=1) + "\n"})
-    return found
+def _kept(folder: Path, comparison: dict[str, Any]) -> dict[str, Any]:
+    replace_files(folder, {}, {COMPARISON: json.dumps(comparison, indent=1) + "\n"})
+    return comparison
 
 
 def _labels(folder: Path) -> dict[str, Any]:

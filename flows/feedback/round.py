@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
@@ -17,16 +18,20 @@ from prefect.runtime import flow_run
 from prefect.states import Failed, State
 
 from evaluation.people.pairs import KEY, PREFERENCES, TIES, Export
+from flows.config.forms import renamed
 from flows.config.graph import Selection
 from flows.config.pipeline_config import PipelineConfig, dump
 from flows.config.read import load, parse
+from flows.deployment.deploy import apply_deployment
 from flows.feedback.gain import FEEDBACK, JUDGED, as_markdown, compare_round, pairs_of, rounds_of
 from flows.prefect.execution import RUNNER, PipelineRun
+from flows.prefect.schedules import Schedule, timing_by_now, timing_of
 from flows.runs.journal import new_run_id
 from infra.errors import ConfigError, Problem, StemmaError
 from infra.project import root_of
 from infra.run import Run
 from infra.store.reference import opened
+from infra.store.roots import shown_root
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -44,11 +49,13 @@ def feedback_round(
     wait_days: float = 30.0,
     root: str = "",
 ) -> State:
-    """Draws two answers of a model per prompt, waits until they are judged, and runs the pipeline with the pairs of
-    this round and all before it among its preferences. The page then shows the model's gain.
+    """Draw two answers of a model per prompt, wait until they are judged, and run the pipeline with the pairs of this
+    round and all before it among its preferences. The page then shows the model's gain.
 
-    config_path: of the pipeline, read when the round begins and again when it goes on. model: a step's newest artifact.
-    wait_days: days without judgements after which the run fails.
+    Args:
+        config_path: of the pipeline, read when the round begins and again when it goes on.
+        model: a step's newest artifact.
+        wait_days: days without judgements after which the run fails.
     """
     try:
         config, store = load(Path(config_path), root=lambda: root_of(root)), Store(root_of(root))
@@ -91,7 +98,7 @@ def with_feedback(config: PipelineConfig, root: Path) -> PipelineConfig:
 
 
 def go_on(export: Export) -> str:
-    """Resumes the round that this export belongs to, where it waits; the id of its run, "" where none waits.
+    """Resume the round that this export belongs to, where it waits; the id of its run, "" where none waits.
 
     Prefect's client must point at the server.
     """
@@ -109,7 +116,7 @@ def go_on(export: Export) -> str:
 def _no_preferences(config: PipelineConfig) -> Problem | None:
     if config.section("preferences") is not None:
         return None
-    message = "a round adds pairs to what the section preferences reads, and there is none"
+    message = "a round adds pairs to the sources of the section preferences, and there is none"
     return Problem("missing_section", "preferences", message, "add preferences:, reward_model: and rlhf:")
 
 
@@ -132,12 +139,12 @@ def _draw(
     from training.generation.candidates import Drawing, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
-    place = opened(store, model, models)[0]
+    model_folder = opened(store, model, models)[0]
     noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
     # Each round asks other prompts.
     drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
     work = Run(store.root / ".work" / FEEDBACK)
-    write_export({model: place}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
+    write_export({model: model_folder}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
 
 
 def _tell_judges(folder: Path, config_path: str) -> None:
@@ -161,3 +168,14 @@ def _tell_gain(store: Store, folder: Path, model: str, after: str) -> None:
         create_markdown_artifact(text, key="round", description="Gain of the round")
     except Exception as error:
         get_run_logger().warning(f"the gain of the round could not be measured: {type(error).__name__}: {error}")
+
+
+def deploy_feedback(
+    config: PipelineConfig, root: Path, config_path: str, schedule: Schedule | None = None, **parameters: Any
+) -> UUID:
+    """Makes or updates `<pipeline>/feedback-round`. parameters: of `flows.feedback.round.feedback_round`."""
+    timing = timing_of(schedule) if schedule else timing_by_now(f"{config.name}/{ROUND}")
+    message = "Draws answers, waits until people have judged them, and trains on what they chose."
+    flow = renamed(feedback_round, config.name)
+    given = {**parameters, "config_path": str(Path(config_path).absolute()), "root": shown_root(root)}
+    return apply_deployment(config, root, flow, ROUND, given, message, timing)

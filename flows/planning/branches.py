@@ -39,7 +39,11 @@ _ORDER = (
 
 def branch_notes(nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, str]:
     """A line or two for each step that goes on from a state of another step of the pipeline: the learning rate before
-    the state and after it, and what changes the order of the data. rows: of the plan, for what is built by now."""
+    the state and after it, and what changes the order of the data.
+
+    Args:
+        rows: of the plan, for what is built by now.
+    """
     return {
         name: note
         for name, node in nodes.items()
@@ -62,7 +66,7 @@ def file_notes(nodes: Graph) -> dict[str, str]:
 def _put_aside(sources: Sequence[object], section: str) -> Iterator[str]:
     for index, source in enumerate(sources):
         if isinstance(source, FileDocuments) and source.broken_files == "quarantine":
-            there = (place for place in source.places() if not isinstance(place, Path) or place.exists())
+            there = (file for file in source.places() if not isinstance(file, Path) or file.exists())
             for unread in unread_files(source, there):
                 yield f"{section}.read.{index}: put aside, since no reader reads them: {unread.note}"
 
@@ -72,7 +76,7 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
 
     Raises ConfigError for a template that tuning cannot use.
     """
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for name, node in nodes.items():
         if not isinstance(node.config, BaseModelConfig | PretrainConfig):
             continue
@@ -91,7 +95,7 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
         try:
             tokenizer = load_pretrained_tokenizer(folder, f"{node.key}.path")
             chat = chat_of(tokenizer, folder)
-            found[name] = f"{name} keeps its own chat template: {shown_template(chat)}"
+            notes[name] = f"{name} keeps its own chat template: {shown_template(chat)}"
             for key, values in _values_for(name, nodes):
                 chat_of(tokenizer, folder, values, key)
         except StageError as error:
@@ -100,7 +104,7 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
             reason = str(error).strip().splitlines()[0]
             message = f"transformers cannot read the tokenizer in {folder}: {reason}"
             raise ConfigError(Problem("bad_model", f"{node.key}.path", message)) from error
-    return found
+    return notes
 
 
 def _keeps_template(config: BaseModelConfig | PretrainConfig) -> TypeGuard[BaseModelConfig]:
@@ -126,7 +130,7 @@ def _values_for(name: str, nodes: Graph) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen: Iterable[str], store: Store) -> None:
-    """Raises ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
+    """Raise ConfigError `no_state` for chosen steps that would be built from a state which `stemma gc --states`
     removed: else the run ends there, after all that comes before was built."""
     problems: list[Problem] = []
     for name in chosen:
@@ -140,7 +144,9 @@ def refuse_removed_states(nodes: Graph, rows: Mapping[str, PlannedStage], chosen
         artifact = store.peek(first.manifest, STATES, folder=first.path)
         state = state_at(artifact, step, node.key, node.continues_at())
         if not state.files(first.manifest):
-            problems += (replace(one, path=f"{node.key}.continues") for one in removed_state(step, state).problems)
+            problems += (
+                replace(problem, path=f"{node.key}.continues") for problem in removed_state(step, state).problems
+            )
     if problems:
         raise ConfigError(*problems)
 
@@ -166,7 +172,7 @@ def _order(node: Node, after: TrainerConfig, first: Node) -> str:
 
 
 def _same_data(node: Node, first: Node) -> bool:
-    return all(node.inputs.get(name) == one for name, one in first.inputs.items())
+    return all(node.inputs.get(name) == source for name, source in first.inputs.items())
 
 
 def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, PlannedStage]) -> str:
@@ -208,7 +214,7 @@ def _rates(section: TrainerConfig, total: int | None, epoch: int | None, batch: 
 
 
 def _epoch_batches(section: TrainerConfig, trained: int) -> int | None:
-    """Batches of an epoch, from what a finished training of whole epochs came to."""
+    """Return the batches of an epoch, from the length of a finished training of full epochs."""
     duration = parse_duration(section.duration)  # type: ignore[attr-defined]
     return int(trained / duration.value) if trained and duration.unit == "epochs" and duration.value % 1 == 0 else None
 

@@ -38,7 +38,7 @@ MFU = 0.4
 
 
 @dataclass(frozen=True)
-class Found:
+class InspectedSource:
     """Some files behind a path and how they are read.
 
     source: config keys that name the files. keys: those that define how to read them, where they differ from their
@@ -77,75 +77,81 @@ class Fit:
     seconds: float | None
 
 
-def look(path: str, wish: Wish = ANY, choose: Choose | None = None) -> tuple[list[Found], list[str]]:
+def look(path: str, wish: Wish = ANY, choose: Choose | None = None) -> tuple[list[InspectedSource], list[str]]:
     """The files behind a path, folder or glob by form, and notes of what is left out.
 
     Raises ConfigError as `corpus.recognition.forms.groups_of`, `two_readings` where two are as likely and there is no
     `choose`, and StageError as the readers do.
     """
     groups, notes = groups_of(path, wish)
-    found = []
+    sources = []
     for group in groups:
         reading = group.readings[0]
         if len(group.readings) > 1:
             reading = (choose or refuse_two)(path, group.readings)
-        found.append(_sized(path, group, reading))
-    return found, notes
+        sources.append(_sized(path, group, reading))
+    return sources, notes
 
 
 def refuse_two(path: str, readings: Sequence[Reading]) -> Reading:
-    """Raises ConfigError `two_readings` with all of them, and the options that decide."""
+    """Raise ConfigError `two_readings` with all of them, and the options that decide."""
     listed = "; or ".join(map(str, readings))
-    fixes = " or ".join(dict.fromkeys(deciding_option(path, one, readings) for one in readings))
+    fixes = " or ".join(dict.fromkeys(deciding_option(path, reading, readings) for reading in readings))
     raise ConfigError(Problem("two_readings", path, f"two readings are alike: {listed}", f"decide by {fixes}"))
 
 
 def deciding_option(path: str, reading: Reading, readings: Sequence[Reading]) -> str:
     """The option of `stemma init` that asks for this one of several readings."""
-    if len({one.kind for one in readings}) > 1:
+    if len({other.kind for other in readings}) > 1:
         return f"--as {path}={reading.kind}"
     return f"--text-field {path}={reading.text_field}"
 
 
-def _sized(path: str, group: Group, reading: Reading) -> Found:
-    places = group.places
-    disk = sum(size_of(place) for place in places)
-    is_packed = PurePosixPath(places[0].name).suffix.lower() in COMPRESSION_SUFFIXES
+def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
+    files = group.files
+    disk = sum(size_of(file) for file in files)
+    is_packed = PurePosixPath(files[0].name).suffix.lower() in COMPRESSION_SUFFIXES
     unpacked = disk * (COMPRESSED if is_packed else 1.0)
     keys = dict(reading.keys)
     if not group.sample:
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
-        is_long = group.format == "text" and unpacked > len(places) * LONG_TEXT
-        count = int(unpacked) // CUT if is_long else len(places)
+        is_long = group.format == "text" and unpacked > len(files) * LONG_TEXT
+        count = int(unpacked) // CUT if is_long else len(files)
         keys |= {"cut_characters": CUT} if is_long else {}
-        return Found(path, "documents", len(places), disk, (), keys, count, int(unpacked), reading.why, group.source)
+        return InspectedSource(
+            path, "documents", len(files), disk, (), keys, count, int(unpacked), reading.why, group.source
+        )
     count = _records(group, unpacked)
-    texts = [value for one in group.sample if isinstance(value := pick(one.value, reading.text_field), str)]
+    texts = [value for record in group.sample if isinstance(value := pick(record.value, reading.text_field), str)]
     mean = sum(len(text.encode("utf-8", "replace")) for text in texts) / len(group.sample)
     text_bytes = int(count * mean) if reading.kind == "documents" else 0
     fields = tuple(group.fields)
-    return Found(path, reading.kind, len(places), disk, fields, keys, count, text_bytes, reading.why, group.source)
+    return InspectedSource(
+        path, reading.kind, len(files), disk, fields, keys, count, text_bytes, reading.why, group.source
+    )
 
 
 def _records(group: Group, unpacked: float) -> int:
     """Records in all files of a group, about: of Parquet by the rows of the first file, else by the mean record."""
-    first = group.places[0]
+    first = group.files[0]
     if group.format == "parquet" and isinstance(first, Path):
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(first) as file:
             return max(1, round(file.metadata.num_rows * unpacked / size_of(first)))
-    lines = [json.dumps(one.value, ensure_ascii=False, default=str).encode("utf-8", "replace") for one in group.sample]
+    lines = [
+        json.dumps(record.value, ensure_ascii=False, default=str).encode("utf-8", "replace") for record in group.sample
+    ]
     names = sum(len(name) + 6 for name in group.fields) if group.format == "csv" else 0
     mean = sum(map(len, lines)) / len(lines) - names
     return max(1, round(unpacked / max(1.0, mean)))
 
 
 def fit(text_bytes: int) -> Fit:
-    """Sizes for so much text: the largest preset that it can train, by 20 tokens a parameter and up to 4 readings."""
+    """Return sizes for this much text: the largest preset that it trains at 20 tokens per parameter and 4 epochs."""
     tokens = max(1, int(text_bytes / BYTES_A_TOKEN))
     causal = sorted(
-        ((name, one) for name, one in PRESETS.items() if one.family in ("llama", "gpt2")),
+        ((name, preset) for name, preset in PRESETS.items() if preset.family in ("llama", "gpt2")),
         key=lambda pair: pair[1].parameters,
     )
     fitting = [pair for pair in causal if pair[1].parameters * TOKENS_A_PARAMETER <= READINGS * tokens]
@@ -169,11 +175,11 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
     return 6 * preset.parameters * tokens / (MFU * peak) if peak else None
 
 
-def first_config(name: str, sources: Sequence[Found], fitted: Fit) -> str:
+def first_config(name: str, sources: Sequence[InspectedSource], fitted: Fit) -> str:
     """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
-    kinds = {one.kind for one in sources}
+    kinds = {source.kind for source in sources}
     lines = [
-        "# Made by `stemma init` from what the files hold; sizes are estimates. Look it over, then:",
+        "# Made by `stemma init` from the content of the files; sizes are estimates. Review it, then:",
         "#   stemma check THIS_FILE",
         "#   stemma run THIS_FILE",
         f"name: {name}",
@@ -207,15 +213,15 @@ def _why(fitted: Fit) -> str:
     return f"the largest that about {compact(fitted.tokens)} tokens can train"
 
 
-def _section(section: str, kind: Kind, sources: Sequence[Found]) -> list[str]:
+def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
     lines = [f"{section}:", "  read:"]
-    for one in sources:
-        if one.kind != kind:
+    for source in sources:
+        if source.kind != kind:
             continue
-        about = f"{one.files:,} file{'s' * (one.files != 1)}, {one.disk_bytes / 1e6:,.1f} MB"
-        lines.append(f"    # {about}; {one.why}")
-        lines += [f"    # fields: {', '.join(one.fields)}"] if one.fields else []
-        named = {**one.source, **one.keys}
+        about = f"{source.files:,} file{'s' * (source.files != 1)}, {source.disk_bytes / 1e6:,.1f} MB"
+        lines.append(f"    # {about}; {source.why}")
+        lines += [f"    # fields: {', '.join(source.fields)}"] if source.fields else []
+        named = {**source.source, **source.keys}
         lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
         if kind == "documents":
             lines.append("      # say more for the reports: name: books, licence: CC-BY-4.0, language: en")
@@ -244,24 +250,27 @@ def _quoted(text: str) -> str:
     return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
-def looked_at(
+def inspect_sources(
     paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
-) -> tuple[list[Found], list[str]]:
-    """Files found behind all paths, and notes of what is left out. wishes: by path.
+) -> tuple[list[InspectedSource], list[str]]:
+    """Files found behind all paths, and notes of what is left out.
 
     Raises ConfigError with everything that is wrong, and where no documents are among them.
+
+    Args:
+        wishes: by path.
     """
-    found: list[Found] = []
+    sources: list[InspectedSource] = []
     notes: list[str] = []
     problems: list[Problem] = []
     for path in paths:
         try:
             some, left_out = look(path, (wishes or {}).get(path, ANY), choose)
-            found += some
+            sources += some
             notes += left_out
         except (ConfigError, StageError) as error:
             problems += error.problems
-    kinds = {one.kind for one in found}
+    kinds = {source.kind for source in sources}
     if not problems and "documents" not in kinds:
         fix = "name files of text, or of records with one long text field"
         problems.append(Problem("no_documents", "", "expected documents to pretrain on, found pairs only", fix))
@@ -270,10 +279,15 @@ def looked_at(
         problems.append(Problem("no_instructions", "", "expected instructions beside the preferences", fix))
     if problems:
         raise ConfigError(*problems)
-    return found, notes
+    return sources, notes
 
 
 def source_problems(config: PipelineConfig) -> list[Problem]:
     """Problems that `check` would find with the first records of the sources of a config."""
     sections = (getattr(config, name, None) for name in ("ingest", "instructions", "preferences"))
-    return [problem for one in sections if isinstance(one, READS_RECORDS) for problem in first_record_problems(one)]
+    return [
+        problem
+        for section in sections
+        if isinstance(section, READS_RECORDS)
+        for problem in first_record_problems(section)
+    ]

@@ -38,7 +38,7 @@ from training.sandbox.runner import find as find_sandbox
 def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, StageNeeds]:
     """Needs of each training step that is to be built and whose model's sizes the config gives."""
     device = device_of(config.launch) or device_at_hand(config.launch)
-    found = {}
+    needed = {}
     for name, row in rows.items():
         node = nodes[name]
         if row.status != "build" or node.adopted or node.measures or not isinstance(node.config, TrainerConfig):
@@ -50,22 +50,22 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Planned
         shards = rows.get(node.inputs.get("shards", ""))
         figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
         tokens, scorers = figures.get("train_tokens"), _scorers(nodes, name, arch)
-        found[name] = needs(node.config, arch, length, config.launch, device, tokens, scorers)
-    return found
+        needed[name] = needs(node.config, arch, length, config.launch, device, tokens, scorers)
+    return needed
 
 
-def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]) -> None:
-    """Raises ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
+def refuse(config: PipelineConfig, nodes: Graph, needed: Mapping[str, StageNeeds]) -> None:
+    """Raise ConfigError for steps that the named device does not hold. A machine that is only at hand refuses nothing:
     the run may be meant for another."""
     if (device := device_of(config.launch)) is None:
         return
     problems = []
-    for name, one in found.items():
+    for name, need in needed.items():
         arch, settings = architecture_of(nodes, name), nodes[name].config
-        if not one.fits and arch is not None and isinstance(settings, TrainerConfig):
+        if not need.fits and arch is not None and isinstance(settings, TrainerConfig):
             length, scorers = sequence_length(nodes, name, arch), _scorers(nodes, name, arch)
             ways = launch_that_fits(settings, arch, length, config.launch, device, scorers)
-            problems.append(problem(nodes[name].key, one, ways))
+            problems.append(problem(nodes[name].key, need, ways))
     if problems:
         raise ConfigError(*problems)
 
@@ -73,7 +73,7 @@ def refuse(config: PipelineConfig, nodes: Graph, found: Mapping[str, StageNeeds]
 def refuse_run(
     config: PipelineConfig, nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]
 ) -> None:
-    """Raises ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
+    """Raise ConfigError for unknown hardware, for chosen steps that the ranks cannot share, that the named device does
     not hold or this machine cannot begin, and where their checkpoints cannot be uploaded to."""
     rows, missing = _rows(nodes, chosen, store, force)
     built = [name for name in chosen if name not in rows or rows[name].status == "build"]
@@ -84,8 +84,8 @@ def refuse_run(
         *model_folder_problems(nodes, built, weights=False),
     ]:
         raise ConfigError(*problems)
-    place = config.launch.checkpoint_remote
-    if config.launch.hardware is None and place is None and gpus is None:
+    remote = config.launch.checkpoint_remote
+    if config.launch.hardware is None and remote is None and gpus is None:
         return  # a missing source is reported by its own stage, and branches without it go on
     if missing is not None:
         raise missing
@@ -93,8 +93,8 @@ def refuse_run(
     refuse(config, nodes, needed)
     if gpus and (problems := gpus.memory_problems(nodes, needed)):
         raise ConfigError(*problems)
-    if place and any(nodes[name].stage.makes_weights for name in built):
-        _refuse_place(place)
+    if remote and any(nodes[name].stage.makes_weights for name in built):
+        _refuse_place(remote)
 
 
 def model_folder_problems(nodes: Graph, steps: Collection[str], *, weights: bool = True) -> list[Problem]:
@@ -113,10 +113,10 @@ def model_folder_problems(nodes: Graph, steps: Collection[str], *, weights: bool
         for kind, key, folder in _model_folders(node.key, node.config):
             if not folder.is_dir():
                 continue  # its own stage reports it
-            found = folder_problems(folder, key, tokenizer=True)
-            if weights and not found:
-                found = _weights_problems(kind, key, folder)
-            problems += found
+            faults = folder_problems(folder, key, tokenizer=True)
+            if weights and not faults:
+                faults = _weights_problems(kind, key, folder)
+            problems += faults
     return problems
 
 
@@ -148,7 +148,7 @@ def _weights_problems(kind: str, key: str, folder: Path) -> list[Problem]:
 
 
 def steps_to_build(nodes: Graph, chosen: Sequence[str], store: Store, force: tuple[str, ...]) -> list[str]:
-    """Those of the chosen steps that are not reused; all of them where sources are missing."""
+    """Return the chosen steps that are not reused; all of them if sources are missing."""
     rows, _ = _rows(nodes, chosen, store, force)
     return [name for name in chosen if name not in rows or rows[name].status == "build"]
 
@@ -168,13 +168,13 @@ class GpusHere:
     """The GPUs that trainings of a run would use on this machine.
 
     answer: what the installed torch sees; driver: what nvidia-smi reports. processes: ranks on this machine, a GPU
-        each. asked: True if `launch.device` asks for a GPU.
+        each. requested: True if `launch.device` asks for a GPU.
     """
 
     answer: TorchAnswer
     driver: DriverAnswer
     processes: int
-    asked: bool
+    requested: bool
 
     @classmethod
     def of(cls, launch: LaunchConfig, nodes: Graph, built: Sequence[str]) -> GpusHere | None:
@@ -186,16 +186,20 @@ class GpusHere:
 
     def problems(self) -> list[Problem]:
         """Return why torch cannot use them."""
-        return gpu_problems(self.answer, self.driver, asked=self.asked)
+        return gpu_problems(self.answer, self.driver, requested=self.requested)
 
     def memory_problems(self, nodes: Graph, needed: Mapping[str, StageNeeds]) -> list[Problem]:
-        """Return which of them another process has filled. needed: by step, as planned for them."""
+        """Return which of them another process has filled.
+
+        Args:
+            needed: by step, as planned for them.
+        """
         used = self.answer.gpus[: self.processes]
         problems = []
-        for name, one in needed.items():
+        for name, need in needed.items():
             # A GPU that the planner does not know was planned as a CPU, whose kernels take other memory.
-            if one.device in DEVICES:
-                problems += memory_problems(used, self.driver, one.memory_gb * 1e9, nodes[name].key)
+            if need.device in DEVICES:
+                problems += memory_problems(used, self.driver, need.memory_gb * 1e9, nodes[name].key)
         return problems
 
 
@@ -204,37 +208,37 @@ def _cannot_begin(launch: LaunchConfig, nodes: Graph, built: Sequence[str], gpus
     machine."""
     if launch.cluster != "local" or not any(nodes[name].stage.trains for name in built):
         return []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if launch.nodes > 1:
         try:
             ClusterNode.of(launch, os.environ)
         except StageError as error:
-            found += error.problems
+            problems += error.problems
     if launch.device == "gpu" and not has_gpu():
         message = "expected a CUDA GPU, found none"
-        found.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
+        problems.append(Problem("no_gpu", "launch.device", message, "set launch.device to auto or cpu"))
     if gpus:
-        found += gpus.problems()
+        problems += gpus.problems()
     if any(_runs_answers(nodes, name) for name in built):
         try:
             find_sandbox(launch.sandbox)
         except StageError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def _runs_answers(nodes: Graph, name: str) -> bool:
     """Return True if the step reads prompts whose answers are code that is run."""
     read = [nodes[up].config for up in nodes[name].inputs.values() if up in nodes]
-    sources = [source for one in read if isinstance(one, InstructionsConfig) for source in one.read]
+    sources = [source for config in read if isinstance(config, InstructionsConfig) for source in config.read]
     return any(isinstance(source, InstructionOptions) and source.verify == "tests" for source in sources)
 
 
-def _refuse_place(place: str) -> None:
+def _refuse_place(url: str) -> None:
     from infra.io.s3_write import check_writable
 
     try:
-        check_writable(place)
+        check_writable(url)
     except StageError as error:
         # A server that does not answer now may do so when the training begins.
         if wrong := [problem for problem in error.problems if problem.code != "source_unreachable"]:
@@ -249,19 +253,22 @@ def check_hardware(config: PipelineConfig, steps: Collection[str] | None = None)
     """
     nodes = graph(config)
     training = [name for name, node in nodes.items() if not node.measures and (steps is None or name in steps)]
-    found = rank_problems(config.launch, nodes, training)
+    problems = rank_problems(config.launch, nodes, training)
     if config.launch.hardware is None or config.launch.hardware in DEVICES:
-        return found
+        return problems
     fix = nearest(config.launch.hardware, DEVICES, "known:", 0.4)
     unknown = Problem("unknown_hardware", "launch.hardware", f"there is no device {config.launch.hardware!r}", fix)
-    return [*found, unknown]
+    return [*problems, unknown]
 
 
 def _scorers(nodes: Graph, name: str, arch: Architecture) -> list[int]:
-    """Parameters of each reward model and judge that a step reads. arch: the step's own model; scorers whose size the
-    config does not give are assumed to be as large."""
-    read = [one for one in nodes[name].inputs.values() if nodes[one].stage.makes == "reward_model"]
-    return [(architecture_of(nodes, one) or arch).parameters for one in read]
+    """Parameters of each reward model and judge that a step reads.
+
+    Args:
+        arch: the step's own model; scorers whose size the config does not give are assumed to be as large.
+    """
+    read = [model for model in nodes[name].inputs.values() if nodes[model].stage.makes == "reward_model"]
+    return [(architecture_of(nodes, model) or arch).parameters for model in read]
 
 
 def sequence_length(nodes: Graph, name: str, arch: Architecture) -> int:

@@ -1,4 +1,4 @@
-"""Draws the steps of a config as an SVG: layers from left to right, in rows, with an arrow for what reads what.
+"""The picture of a config: its steps as boxes, with an arrow from each input.
 
 python -m flows.planning.picture configs/quickstart.yaml > docs/pictures/quickstart.svg
 """
@@ -6,54 +6,37 @@ python -m flows.planning.picture configs/quickstart.yaml > docs/pictures/quickst
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.pages.lineage import Edge, layers_of, ordered_layers
+from evaluation.pages.lineage import Edge
+from evaluation.pages.pipeline import STYLE, Box, Drawing, draw
 from flows.config.graph import Graph, graph
 from flows.config.read import load
 from infra.store.measurements import TRAINED
 
-LAYERS_A_ROW = 6
-WIDTH, HEIGHT, COLUMN_GAP, LINE_GAP, ROW_GAP, MARGIN = 122, 40, 22, 12, 36, 18
-STYLE = """
-text{font-family:system-ui,sans-serif;font-size:13px;fill:#1b1f24}text.small{font-size:10.5px;fill:#57606a}
-rect{fill:#f6f8fa;stroke:#8c959f}rect.model{fill:#ddf4ff;stroke:#0969da}path{fill:none;stroke:#8c959f;stroke-width:1.4}
-marker path{fill:#8c959f;stroke:none}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}text.small{fill:#9198a1}rect{fill:#161b22;stroke:#6e7681}
-rect.model{fill:#0c2d4d;stroke:#4493f8}path{stroke:#6e7681}marker path{fill:#6e7681;stroke:none}}
-"""
-HEAD = (
-    '<marker id="head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
-    "</marker>"
-)
-
 _WORDS = {"verdict": "validated", "measurement": "measured"}
 
 
-def pipeline_picture(nodes: Graph) -> str:
-    """The picture. Validations and the scores of a model are named in the box of what they are about; an arrow that
-    follows from others is left out."""
+def drawing_of(nodes: Graph) -> Drawing:
+    """Return the drawing of a pipeline. Validations and the scores of a model are named in the box of what they are
+    about; an arrow that follows from others is left out."""
     about = {name: _about(nodes, name) for name in nodes}
-    boxes = [name for name in nodes if about[name] == name]
     pairs = {(about[source], about[name]) for name, node in nodes.items() for source in node.upstream}
     edges = _without_shortcuts([Edge(*pair) for pair in sorted(pairs) if pair[0] != pair[1]])
-    layers, steps = ordered_layers(boxes, edges, layers_of(boxes, edges))
-    places, width, height = _places(layers)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="the steps of the pipeline"><style>{STYLE}</style><defs>{HEAD}</defs>'
-    ]
-    for source, target in steps:
-        head = ' marker-end="url(#head)"' if target in nodes else ""
-        parts.append(f'<path d="{_arrow(places[source], places[target], width)}"{head}/>')
-    passing = [place for name, place in places.items() if name not in nodes]
-    parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]
-    for name in boxes:
-        small = [other for other in nodes if other != name and about[other] == name]
-        parts.append(_box(nodes, name, small, *places[name]))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    boxes = []
+    for name in (name for name in nodes if about[name] == name):
+        stage = nodes[name].stage
+        within = tuple(other for other in nodes if other != name and about[other] == name)
+        notes = tuple(_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within)
+        purposes = [f"{name}: {stage.about}", *(f"{other}: {nodes[other].stage.about}" for other in within)]
+        boxes.append(Box(name, within, notes, "\n".join(purposes), stage.makes_weights))
+    return Drawing(tuple(boxes), tuple((edge.source, edge.target) for edge in edges))
+
+
+def pipeline_picture(nodes: Graph) -> str:
+    """Return the picture of a pipeline as an SVG file."""
+    return draw(drawing_of(nodes), style=STYLE)
 
 
 def _about(nodes: Graph, name: str) -> str:
@@ -78,44 +61,6 @@ def _without_shortcuts(edges: Sequence[Edge]) -> list[Edge]:
     return [
         edge for edge in edges if not any(reaches(other, edge.target) for other in targets[edge.source] - {edge.target})
     ]
-
-
-def _places(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
-    """The upper left corner of each box, and of where an arrow passes a layer; width and height of it all."""
-    places: dict[str, tuple[int, int]] = {}
-    top = 4
-    for first in range(0, len(layers), LAYERS_A_ROW):
-        row = layers[first : first + LAYERS_A_ROW]
-        for column, layer in enumerate(row):
-            for line, name in enumerate(layer):
-                places[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
-        top += max(len(layer) for layer in row) * (HEIGHT + LINE_GAP) - LINE_GAP + ROW_GAP
-    columns = min(LAYERS_A_ROW, len(layers))
-    return places, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
-
-
-def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
-    """An arrow from the right side of one box to the left side of the other; into another row along the margins and
-    above its boxes."""
-    x, start, to_x, end = source[0] + WIDTH, source[1] + HEIGHT // 2, target[0], target[1] + HEIGHT // 2
-    if to_x > x:
-        middle = (x + to_x) // 2
-        return f"M{x},{start}C{middle},{start} {middle},{end} {to_x},{end}"
-    above = target[1] - ROW_GAP // 2
-    return f"M{x},{start}H{width - 6}V{above}H6V{end}H{to_x}"
-
-
-def _box(nodes: Graph, name: str, within: Sequence[str], x: int, y: int) -> str:
-    stage = nodes[name].stage
-    said = [_WORDS.get(nodes[other].stage.makes, nodes[other].stage.name) for other in within]
-    kind = ' class="model"' if stage.makes_weights else ""
-    title = "\n".join([f"{name}: {stage.about}", *(f"{other}: {nodes[other].stage.about}" for other in within)])
-    small = f'<text class="small" x="{x + 9}" y="{y + 32}">{escape(" · ".join(said))}</text>' if said else ""
-    return (
-        f"<g><title>{escape(title)}</title>"
-        f'<rect{kind} x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7"/>'
-        f'<text x="{x + 9}" y="{y + (17 if said else 25)}">{escape(name)}</text>{small}</g>'
-    )
 
 
 if __name__ == "__main__":

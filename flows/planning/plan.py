@@ -67,8 +67,10 @@ def plan(
 ) -> dict[str, PlannedStage]:
     """Every stage's row. Raises StageError with every missing source.
 
-    strict_versions: whether what other versions of packages made is built again.
-    look: whether to read the first records of the sources of what is to be built too, and raise what is wrong there.
+    Args:
+        look: whether to read the first records of the sources of what is to be built too, and raise what is wrong
+            there.
+        strict_versions: whether what other versions of packages made is built again.
     """
     rows: dict[str, PlannedStage] = {}
     problems: list[Problem] = []
@@ -76,10 +78,10 @@ def plan(
         try:
             rows[node.id] = _row(node, rows, store, node.id in force, read_all, strict_versions)
         except StemmaError as error:
-            problems += map(node.place, error.problems)
+            problems += map(node.relocated, error.problems)
             rows[node.id] = PlannedStage(node, "build", (Change("none", "a source is missing"),))
         if look and rows[node.id].status == "build":
-            problems += map(node.place, _of_first_records(node))
+            problems += map(node.relocated, _of_first_records(node))
     if problems:
         # What names a source's files is read for its digest and for its first records.
         raise StageError(*dict.fromkeys(problems))
@@ -105,7 +107,7 @@ def _row(
         store.hashes.digests(node.sources())  # reports now what is missing, not when its turn comes
         message = ", ".join(waits_for)
         return PlannedStage(
-            node, "build", (Change("upstream", f"{message} will be built; reused if that comes out the same"),)
+            node, "build", (Change("upstream", f"{message} will be built; reused if its bytes are the same"),)
         )
     inputs = {key: rows[name].manifest for key, name in node.inputs.items()}
     there = {key: manifest for key, manifest in inputs.items() if manifest}
@@ -117,8 +119,8 @@ def _row(
     if manifest is None:
         because = tuple(changes(request, (other for _, other in store.manifests(node.folder))))
         return PlannedStage(node, "build", because, request.fingerprint)
-    place = store.path(manifest)
-    if damage := store.differences(place, manifest, read_all=read_all):
+    folder = store.path(manifest)
+    if damage := store.differences(folder, manifest, read_all=read_all):
         message = f"its artifact is damaged: {damage[0]}"
         return PlannedStage(node, "build", (Change("damaged", message),), request.fingerprint)
     if forced:
@@ -126,7 +128,7 @@ def _row(
     others = tuple(made_by_others(node, manifest))
     if others and strict_versions:
         return PlannedStage(node, "build", others, request.fingerprint)
-    return PlannedStage(node, "reuse", (), manifest.fingerprint, manifest, place, others)
+    return PlannedStage(node, "reuse", (), manifest.fingerprint, manifest, folder, others)
 
 
 def run_command(config_path: str, store: Store, *words: str) -> str:
@@ -145,7 +147,7 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
         return {}
     rows = plan(nodes, store)
     missing: dict[str, Problem] = {}
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     for name in nodes:
         if name not in needed:
             continue
@@ -159,9 +161,9 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
                 run_command(config_path, store, "--until", name),
             )
         else:
-            found[name] = manifest
+            manifests[name] = manifest
     # The command that builds one also builds what that one needs: no need to name those too.
     implied = {up for name in missing for up in ancestors(nodes, [name]) if up != name}
     if missing:
         raise MissingUpstream(*(problem for name, problem in missing.items() if name not in implied))
-    return found
+    return manifests

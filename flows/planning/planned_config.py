@@ -49,40 +49,40 @@ def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(Problem("unknown_sizes", f"{nodes[name].key}.model.transformers", message, fix))
     duration, batch = parse_duration(section.duration), section.global_batch_tokens
     tokens = {"tokens": duration.value, "batches": duration.value * batch}.get(duration.unit)
-    found: dict[str, Any] = {
+    wishes: dict[str, Any] = {
         "arch": arch,
         "model": section.model.model_dump(mode="json", exclude_unset=True),
         "length": sequence_length(nodes, name, arch),
         "batch_tokens": batch,
     }
     if tokens is not None:
-        found["tokens"] = tokens
+        wishes["tokens"] = tokens
     if pipeline.launch.hardware:
-        found |= {"gpu": pipeline.launch.hardware, "gpus": pipeline.launch.ranks}
-    return found
+        wishes |= {"gpu": pipeline.launch.hardware, "gpus": pipeline.launch.ranks}
+    return wishes
 
 
-def planned_config(found: Mapping[str, Any], name: str) -> str:
+def planned_config(plan: Mapping[str, Any], name: str) -> str:
     """The YAML text for a document of `stemma plan`. Raises ConfigError where no layout that `launch:` knows fits."""
-    layout = found["runnable"]
+    layout = plan["runnable"]
     if layout is None:
         message = (
             "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, "
             "and a plan sets launch: to no other"
         )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
-    processes = _processes(found["gpus"], found["devices_of_node"], layout["tp"])
-    nodes = found["gpus"] // processes
+    processes = _processes(plan["gpus"], plan["devices_of_node"], layout["tp"])
+    nodes = plan["gpus"] // processes
     called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
-    recipe = found["model"].replace("gpt-", "gpt3-")
-    distance = max(1, min(found["failures"]["checkpoint_every_batches"], found["batches"]))
+    recipe = plan["model"].replace("gpt-", "gpt3-")
+    distance = max(1, min(plan["failures"]["checkpoint_every_batches"], plan["batches"]))
     return "\n".join(
         [
             "# Made by `stemma plan --write`. Say where your text is, then:",
             "#   stemma check THIS_FILE",
             "#   stemma run THIS_FILE",
-            f"# Planned: {found['hours']:.3g} h ({found['hours_low']:.3g} to {found['hours_high']:.3g}) and "
-            f"{found['cost_usd']:,.0f} USD on {found['gpus']} {found['gpu']}.",
+            f"# Planned: {plan['hours']:.3g} h ({plan['hours_low']:.3g} to {plan['hours_high']:.3g}) and "
+            f"{plan['cost_usd']:,.0f} USD on {plan['gpus']} {plan['gpu']}.",
             f"name: {called}",
             "seed: 17",
             "",
@@ -95,18 +95,18 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             "clean:",
             "dedupe:",
             "",
-            f"tokenizer: {{vocab_size: {found['vocabulary']}}}",
-            f"shard: {{sequence_length: {found['sequence_length']}, compression: zstd}}",
+            f"tokenizer: {{vocab_size: {plan['vocabulary']}}}",
+            f"shard: {{sequence_length: {plan['sequence_length']}, compression: zstd}}",
             "",
             "pretrain:",
             *([f"  recipe: {recipe} # rates and decay of Brown et al. 2020"] if recipe in RECIPES else []),
-            f"  model: {_model(found, layout['vocabulary_multiple'])}",
-            f"  duration: {found['batches'] * found['batch_tokens']:_} tokens",
-            f"  global_batch_tokens: {found['batch_tokens']}",
+            f"  model: {_model(plan, layout['vocabulary_multiple'])}",
+            f"  duration: {plan['batches'] * plan['batch_tokens']:_} tokens",
+            f"  global_batch_tokens: {plan['batch_tokens']}",
             *(["  batch_warmup: null"] if recipe in RECIPES else []),
-            *([] if recipe in RECIPES else [f"  optimizer: {{learning_rate: {_rate(found['parameters']):.1e}}}"]),
+            *([] if recipe in RECIPES else [f"  optimizer: {{learning_rate: {_rate(plan['parameters']):.1e}}}"]),
             "  schedule: {warmup: 1 %}",
-            f"  checkpoint_every: {distance} batches # by Daly 2006 for {found['gpus']} devices",
+            f"  checkpoint_every: {distance} batches # by Daly 2006 for {plan['gpus']} devices",
             "",
             "benchmarks:",
             "safety:",
@@ -114,7 +114,7 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
             "report:",
             "",
             "launch:",
-            f"  hardware: {found['gpu']}",
+            f"  hardware: {plan['gpu']}",
             f"  processes: {processes} # one a GPU",
             *([f"  nodes: {nodes} # say by launch.cluster what starts them"] if nodes > 1 else []),
             *_groups(layout),
@@ -127,18 +127,18 @@ def planned_config(found: Mapping[str, Any], name: str) -> str:
     )
 
 
-def write_config(found: Mapping[str, Any], place: Path) -> None:
-    """Writes the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
+def write_config(plan: Mapping[str, Any], path: Path) -> None:
+    """Write the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
     that `planned_config` raises."""
-    if place.exists():
-        raise ConfigError(Problem("file_exists", str(place), "there is such a file already", "name another by --write"))
-    text = planned_config(found, place.stem)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, text)
+    if path.exists():
+        raise ConfigError(Problem("file_exists", str(path), "there is such a file already", "name another by --write"))
+    text = planned_config(plan, path.stem)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
     try:
-        load(place)
+        load(path)
     except ConfigError:
-        place.unlink()
+        path.unlink()
         raise
 
 
@@ -158,26 +158,26 @@ def _groups(layout: Mapping[str, Any]) -> list[str]:
         ("pp", "pipeline_parallel", "these hold some of the layers each"),
         ("ep", "expert_parallel", "these hold some of the experts each"),
     )
-    lines = [f"  {key}: {layout[short]} # {said}" for short, key, said in kinds if layout[short] > 1]
+    lines = [f"  {key}: {layout[short]} # {comment}" for short, key, comment in kinds if layout[short] > 1]
     return [*lines, "  trainer: native"] if lines else []
 
 
-def _model(found: Mapping[str, Any], multiple: int) -> str:
+def _model(plan: Mapping[str, Any], multiple: int) -> str:
     """multiple: of rows of the embedding, which ranks share; beside what the model has of itself."""
-    if found["model_config"] is not None:
-        model = dict(found["model_config"])
+    if plan["model_config"] is not None:
+        model = dict(plan["model_config"])
         if multiple > 1:
             model["vocab_multiple"] = math.lcm(multiple, model.get("vocab_multiple", 1))
         return json.dumps(model)
     rows = f", vocab_multiple: {multiple}" if multiple > 1 else ""
-    if found["model"] in known_presets():
-        longer = f", positions: {found['sequence_length']}" if found["sequence_length"] > found["positions"] else ""
-        return f"{{preset: {found['model']}{longer}{rows}}}"
-    sizes = found["sizes"]
+    if plan["model"] in known_presets():
+        longer = f", positions: {plan['sequence_length']}" if plan["sequence_length"] > plan["positions"] else ""
+        return f"{{preset: {plan['model']}{longer}{rows}}}"
+    sizes = plan["sizes"]
     keys = {
         "family": "llama",
         **{name: sizes[name] for name in ("layers", "width", "heads", "mlp_width")},
-        "positions": found["sequence_length"],
+        "positions": plan["sequence_length"],
         "tie_embeddings": str(sizes["tied"]).lower(),
     }
     return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + rows + "}"

@@ -40,7 +40,8 @@ _MADE_UP_FOR = [*_WAITING, StateType.RUNNING, StateType.COMPLETED, StateType.FAI
 def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
     """The state that a run of a deployment is to end with at once; None if it may start.
 
-    any_code: for deployments that `stemma deploy` did not make, and that run whatever code there is.
+    Args:
+        any_code: for deployments that `stemma deploy` did not make, and that run whatever code there is.
     """
     name = flow_run.get_id()
     if not name:
@@ -58,14 +59,14 @@ def turned_away(config_path: str, *, any_code: bool = False) -> State | None:
 
 
 def _other_code(run: FlowRun, config_path: str) -> Problem | None:
-    ours = str(code_state()["commit"])
-    theirs = run.deployment_version or ""
-    if not ours or not theirs or ours == theirs:
+    local_commit = str(code_state()["commit"])
+    deployed_commit = run.deployment_version or ""
+    if not local_commit or not deployed_commit or local_commit == deployed_commit:
         return None
     return Problem(
         "other_code",
         "",
-        f"this was deployed by code {theirs[:12]}, and the worker has code {ours[:12]}",
+        f"this was deployed by code {deployed_commit[:12]}, and the worker has code {local_commit[:12]}",
         f"stemma deploy {config_path or 'CONFIG'} with the code that is to run it",
     )
 
@@ -99,18 +100,18 @@ def _missed(client: SyncPrefectClient, run: FlowRun) -> str:
             expected_start_time=FlowRunFilterExpectedStartTime(after_=due + timedelta(seconds=1), before_=now),
         ),
     )
-    later = [one for one in later if one.auto_scheduled]
+    later = [other for other in later if other.auto_scheduled]
     return f"skipped: due at {due:%Y-%m-%d %H:%M} UTC, and a later date is due too, or was run" if later else ""
 
 
 def _queued_in_time(client: SyncPrefectClient, run: FlowRun, due: datetime) -> bool:
     """Return True if a worker took the run up when it was due, and it has waited for another run to end since."""
     states, name = client.read_flow_run_states(run.id), AwaitingConcurrencySlot().name
-    return any(one.name == name and one.timestamp - due <= GRACE for one in states)
+    return any(state.name == name and state.timestamp - due <= GRACE for state in states)
 
 
 RETRY_S = 15.0
-LOST = "the slot of this run was not renewed; it goes on, and another run of its deployment may begin"
+LOST = "the slot of this run was not renewed; it continues, and another run of its deployment may begin"
 
 _renew_until_it_fails = _leases._lease_renewal_loop
 _log = logging.getLogger(__name__)
@@ -126,5 +127,5 @@ async def _renew_for_ever(lease_id: UUID, lease_duration: float) -> None:
 
 
 def keep_slots() -> None:
-    """Makes Prefect's engine in this process go on when a slot cannot be renewed."""
+    """Make Prefect's engine in this process go on when a slot cannot be renewed."""
     _leases._lease_renewal_loop = _renew_for_ever

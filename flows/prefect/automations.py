@@ -22,19 +22,19 @@ _REPLACED = "stemma: mark runs whose process is gone"
 
 
 def ensure_automations() -> list[str]:
-    """Creates missing automations and changes those that differ; returns the names of all that exist now.
+    """Create missing automations and change those that differ; return the names of all that exist now.
 
     A notice stays unchanged while its variable is not set, and is deleted when the variable is `off`.
     """
-    there = {found.name: found for found in _ours()}
+    there = {existing.name: existing for existing in _existing()}
     if replaced := there.pop(_REPLACED, None):
         replaced.delete()
     for automation in map(_notice, channels()):
-        found = there.get(automation.name)
-        if found is None:
+        existing = there.get(automation.name)
+        if existing is None:
             automation.create()
-        elif _meaning(found) != _meaning(automation):
-            automation.id = found.id
+        elif _meaning(existing) != _meaning(automation):
+            automation.id = existing.id
             automation.update()
         there[automation.name] = automation
     for name in switched_off():
@@ -68,12 +68,12 @@ _BODY = (
 )
 
 
-def _ours() -> Sequence[Automation]:
+def _existing() -> Sequence[Automation]:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found: list[Any] = client.request("POST", "/automations/filter", json={}).json()
-    automations = [Automation.model_validate(item) for item in found]
+        rows: list[Any] = client.request("POST", "/automations/filter", json={}).json()
+    automations = [Automation.model_validate(item) for item in rows]
     return [item for item in automations if item.name == _REPLACED or item.name.startswith(NOTICE_NAME)]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,11 +24,12 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.config.graph import Graph, Selection, descendants, graph
 from flows.config.read import PipelineConfig, dump
 from flows.planning.branches import refuse_removed_states
+from flows.planning.picture import drawing_of
 from flows.planning.plan import locate_upstream, plan
 from flows.prefect.admission import keep_slots
 from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
-from flows.runs.journal import PRIVATE, RunJournal, StageRow
+from flows.runs.journal import PICTURE, PRIVATE, RunJournal, StageRow
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
@@ -38,6 +40,7 @@ from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
 from infra.servers.prefect.run_ends import end_of
+from infra.servers.settings import run_page
 from infra.store.at_work import GoingRun
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -129,16 +132,16 @@ class PipelineRun:
         )
 
     def run(self) -> State:
-        """Runs what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
+        """Run what is selected, to its end or until SIGINT or SIGTERM ask for an orderly one."""
         with self.stop.on_signals(), nullcontext() if self.shared else closing(self.warm_start):
             return self._run()
 
     def _run(self) -> State:
-        begun, ticks = time.time(), time.monotonic()  # a clock may be set while it runs
+        started_at, ticks = time.time(), time.monotonic()  # a clock may be set while it runs
         problems: tuple[Problem, ...] = ()
         status = "failed"
         try:
-            self._begin(begun)
+            self._begin(started_at)
             self.store.leases.check()
             chosen = self.selection.choose(self.nodes)
             launch = self.config.launch
@@ -193,10 +196,12 @@ class PipelineRun:
                 self.skipped(row.stage, self.blockers_of(row.stage))
 
     def _upcoming(self, name: str) -> list[Node]:
-        """This node and those below it, as far as this run is to see to them and has not yet."""
+        """Return this node and those below it that this run has still to process."""
         below = descendants(self.nodes, [name])
         return [
-            self.nodes[one] for one, row in list(self.journal.rows.items()) if one in below and row.status == "waiting"
+            self.nodes[other]
+            for other, row in list(self.journal.rows.items())
+            if other in below and row.status == "waiting"
         ]
 
     def _turns(self, weights: Mapping[str, int]) -> PrioritySemaphore:
@@ -278,7 +283,7 @@ class PipelineRun:
         self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
 
     def later(self, call: Callable[[], object], key: str = "") -> None:
-        """Makes a call to the Prefect server on the side, in the context of the task that asks for it. One that still
+        """Make a call to the Prefect server on the side, in the context of the task that asks for it. One that still
         waits under the same key gives way."""
         self.page.queue.tell(call, key)
 
@@ -296,7 +301,7 @@ class PipelineRun:
             self.journal.traceback(name, traceback_of(error))
         return failure_of(error, name, self.store.root)
 
-    def _begin(self, begun: float) -> None:
+    def _begin(self, started_at: float) -> None:
         trial = self.journal.trial()
         if trial is None and self.store.remote is not None:
             trial = self.store.remote.runs.trial(self.journal.run_id)
@@ -306,9 +311,13 @@ class PipelineRun:
             selection=self.selection.model_dump(mode="json"),
             flow_run_id=self.context.flow_run_id,
             flow_run_url=self.context.flow_run_url,
+            page_url=run_page(self.store.root, self.journal.run_id),
         )
+        with suppress(OSError):  # a run without room for its picture goes on without
+            picture = json.dumps(drawing_of(self.nodes).as_json())
+            (self.journal.folder / PICTURE).write_text(picture, encoding="utf8")
         if self.store.remote is not None:
-            since = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
+            since = datetime.fromtimestamp(started_at, UTC).isoformat(timespec="seconds")
             about = {"pipeline": self.config.name, "host": socket.gethostname(), "since": since}
             runs, run_id = self.store.remote.runs, self.journal.run_id
             self.going = GoingRun(self.store, runs, run_id, about, self._say_waiting, self.stop.is_set)
@@ -318,7 +327,7 @@ class PipelineRun:
             messages.PipelineStarted(
                 self.journal.run_id,
                 self.config.name,
-                begun,
+                started_at,
                 dump(self.config),
                 self.context.flow_run_id,
                 self.context.flow_run_url,
@@ -346,7 +355,7 @@ class PipelineRun:
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
-        chosen = {name: one for name, one in self.manifests.items() if name in self.journal.rows}
+        chosen = {name: manifest for name, manifest in self.manifests.items() if name in self.journal.rows}
         self.page.show(self.store, chosen)
         if kind := TOLD_AT_THE_END.get(status):
             self.page.notify(kind, f"{self.config.name} {status}", error)
@@ -376,7 +385,9 @@ class PipelineRun:
         """The run's end, with what runs are compared by and the pages about all of it, reused or built."""
         folders = [self.store.peek(manifest, *messages.WHOLE_RUN) for manifest in self.manifests.values()]
         files = (folder / name for folder in folders for name in messages.WHOLE_RUN)
-        figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in self.manifests.items()})
+        figures = pipeline_figures(
+            {name: manifest.result.get("figures", {}) for name, manifest in self.manifests.items()}
+        )
         shown = tuple(str(file) for file in files if file.exists())
         return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown)
 
@@ -387,8 +398,8 @@ class PipelineRun:
         self._say("waiting", message)
 
     def _say(self, name: str, message: str) -> None:
-        said = {"kind": "event", "time": time.time(), "name": name, "message": message}
-        self.journal.message(self.config.name, said)
+        record = {"kind": "event", "time": time.time(), "name": name, "message": message}
+        self.journal.message(self.config.name, record)
 
 
 def refused_by(registration: Path) -> list[Problem]:
@@ -396,8 +407,8 @@ def refused_by(registration: Path) -> list[Problem]:
     path = registration / REGISTRATION
     if not path.is_file():
         return []
-    found = read_own_json(path)
-    return [Problem(**reason) for reason in found.get("reasons", [])] if found.get("status") == "rejected" else []
+    content = read_own_json(path)
+    return [Problem(**reason) for reason in content.get("reasons", [])] if content.get("status") == "rejected" else []
 
 
 def page_lost() -> Problem:
@@ -406,7 +417,7 @@ def page_lost() -> Problem:
         "page_lost",
         "",
         "the Prefect server did not answer when the run ended: its page does not say how it ended",
-        "what was built is whole and in the store; stemma up starts the server again",
+        "finished artifacts are in the store; stemma up starts the server again",
     )
 
 

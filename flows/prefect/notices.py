@@ -70,7 +70,7 @@ def _address(name: Name) -> str:
 
 
 def save_block(channel: Channel) -> UUID:
-    """Keeps the channel's address in Prefect, under the same name each time."""
+    """Keep the channel's address in Prefect, under the same name each time."""
     saved = channel.block.save(f"stemma-notice-{channel.name}", overwrite=True)
     assert isinstance(saved, UUID)
     return saved

@@ -57,7 +57,8 @@ class RunPage:
     def show(self, store: Store, manifests: Mapping[str, Manifest]) -> None:
         """The table that a person sees first when opening the flow run, and the report's claims with what to open.
 
-        manifests: of the artifacts that this run built or reused, by step.
+        Args:
+            manifests: of the artifacts that this run built or reused, by step.
         """
         url = run_url(store.root, self._journal.run_id)
         if url:
@@ -68,7 +69,7 @@ class RunPage:
             stages, message = self._stages(manifests), f"Stages of {self._pipeline}"
             self.queue.tell(lambda: create_markdown_artifact(stages, key="stages", description=message))
         if report := manifests.get("report"):
-            folders = [store.peek(one, *WHOLE_RUN) for one in manifests.values()]
+            folders = [store.peek(manifest, *WHOLE_RUN) for manifest in manifests.values()]
             text = self._report(store, store.peek(report, CLAIMS, *WHOLE_RUN), folders)
             self.queue.tell(lambda: create_markdown_artifact(text, key="report", description="Report"))
 
@@ -88,8 +89,8 @@ class RunPage:
         lines = []
         claims = report / CLAIMS
         if claims.is_file():
-            found = read_own_json(claims)
-            lines += [f"- {one['sign']} **{one['title']}** {one['text']}" for one in found]
+            rows = read_own_json(claims)
+            lines += [f"- {row['sign']} **{row['title']}** {row['text']}" for row in rows]
         links = []
         for name in WHOLE_RUN:
             there = any((folder / name).is_file() for folder in folders)

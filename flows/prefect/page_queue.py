@@ -52,7 +52,7 @@ class PageQueue:
         self.was_lost = False
 
     def tell(self, make: Callable[[], object], key: str = "") -> None:
-        """Makes the call soon, in the caller's context. A waiting call under the same key gives way."""
+        """Make the call soon, in the caller's context. A waiting call under the same key gives way."""
         with self._changed:
             key = key or f"call {next(self._numbers)}"
             self._waiting[key] = _Call(copy_context(), make)
@@ -62,7 +62,7 @@ class PageQueue:
             self._changed.notify_all()
 
     def flush(self, patience_s: float) -> int:
-        """Waits until all is sent, but once the server does not answer at most `patience_s` seconds.
+        """Wait until all is sent, but once the server does not answer at most `patience_s` seconds.
 
         Returns how many calls the page misses by then.
         """
@@ -81,7 +81,7 @@ class PageQueue:
             return len(self._waiting) + self._given_up
 
     def close(self) -> None:
-        """Makes no further call."""
+        """Make no further call."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -106,7 +106,7 @@ class PageQueue:
                     pause = FIRST_PAUSE_S if self._flushing else min(2 * pause, LONGEST_PAUSE_S)
 
     def _rest(self, pause_s: float) -> None:
-        """Waits before the next try; the wait is cut short once a caller waits for the end."""
+        """Wait before the next try; the wait is cut short once a caller waits for the end."""
         before = self._flushing
         self._changed.wait_for(lambda: self._closed or self._flushing > before, pause_s)
 
@@ -122,7 +122,7 @@ class PageQueue:
                     self.lost.set()
                     self.was_lost = True
                     what = type(error).__name__
-                    self._trouble(f"the Prefect server does not answer ({what}); the run goes on without its page")
+                    self._trouble(f"the Prefect server does not answer ({what}); the run continues without its page")
                 return False
             kind = f"{type(error).__name__}: {error}".splitlines()[0]
             if kind not in self._refused:
@@ -130,7 +130,7 @@ class PageQueue:
                 self._trouble(f"the page misses {key}: {kind}")
         if self.lost.is_set():
             self.lost.clear()
-            self._trouble("the Prefect server answers again; it is told what it missed")
+            self._trouble("the Prefect server answers again; it receives what it missed")
         return True
 
     def _trouble(self, message: str) -> None:

@@ -39,7 +39,7 @@ class Promoted:
 
 
 def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
-    """Promotes the registration that `text` names, or the newest one of the model that it names.
+    """Promote the registration that `text` names, or the newest one of the model that it names.
 
     Raises ConfigError `unknown_artifact`, `not_registered`; GateRefused `rejected` for a model that its gates refused,
     which nothing overrides, and `worse` for one that is worse than the promoted one on the same items with 95 %
@@ -65,10 +65,10 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
     compared = _compared(store, before, manifest) if before else []
     worse = [row for row in compared if row["worse"]]
     if worse and not force:
-        said = "; ".join(
+        details = "; ".join(
             f"{row['figure']} {row['difference']:+.4g} ({row['low']:+.4g} to {row['high']:+.4g})" for row in worse
         )
-        message = f"it is worse than {before.registration if before else ''} on the same items: {said}"
+        message = f"it is worse than {before.registration if before else ''} on the same items: {details}"
         raise GateRefused(Problem("worse", address, message, "--force promotes it all the same"))
     promotions.promote(name, now, before)
     _tell(store, name, manifest)
@@ -76,10 +76,13 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
 
 
 def rollback(store: Store, name: str | None) -> Promoted:
-    """Puts the model in force that was promoted before. name: may be left out where one name alone is promoted.
+    """Promote the model that was in force before the current one.
 
     Raises ConfigError `which_name`; StageError `nothing_to_roll_back`, `damaged`, `model_gone` where what it would put
     in force is not whole.
+
+    Args:
+        name: may be left out where one name alone is promoted.
     """
     promotions = Promotions(store.root)
     known = sorted(promotions.all())
@@ -88,14 +91,14 @@ def rollback(store: Store, name: str | None) -> Promoted:
     name = name or (known[0] if known else "")
     if len(history := promotions.history(name)) > 1:
         folder = store.root / history[-2].registration
-        if (found := store.read(folder)) is None:
+        if (registered := store.read(folder)) is None:
             message = f"{history[-2].registration}, which was promoted before, is not in the store"
             raise stage_error("model_gone", name, message, "promote another model; stemma run builds it again")
-        require_whole(store, store.fetch(found, folder), found)
-        _require_model(store, history[-2].registration, found.inputs["model"])
+        require_whole(store, store.fetch(registered, folder), registered)
+        _require_model(store, history[-2].registration, registered.inputs["model"])
     now, before = promotions.rollback(name)
-    if (found := store.read(store.root / now.registration)) is not None:
-        _tell(store, name, found)
+    if (registered := store.read(store.root / now.registration)) is not None:
+        _tell(store, name, registered)
     return Promoted(name, now, before, [])
 
 
@@ -103,18 +106,18 @@ def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
     folder, manifest = resolve(store, text, [REGISTER])
     if manifest.stage == REGISTER:
         return folder, manifest
-    if (found := newest_registration(store, manifest.digest)) is None:
+    if (registration := newest_registration(store, manifest.digest)) is None:
         message = f"{manifest.stage}/{manifest.fingerprint} was not registered"
         raise ConfigError(Problem("not_registered", text, message, "run a pipeline whose config has `register`"))
-    return found
+    return registration
 
 
 def _require_model(store: Store, address: str, model: Input) -> None:
-    found = locate(store, model)
-    if found is None:
+    located = locate(store, model)
+    if located is None:
         message = f"the model that it registered, {model.path}, is not in the store, or has other bytes by now"
         raise stage_error("model_gone", address, message, "stemma run CONFIG builds it again")
-    require_whole(store, *found)
+    require_whole(store, *located)
 
 
 def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[str, Any]]:
@@ -124,36 +127,36 @@ def _compared(store: Store, before: Promotion, manifest: Manifest) -> list[dict[
         return []
     rows = []
     for step, first, second in _pairs(_evaluations(store, old), _evaluations(store, manifest)):
-        for one in paired_figures(first, second):
+        for pair in paired_figures(first, second):
             rows.append(
                 {
-                    "figure": f"{step}: {one.figure}" if step else one.figure,
-                    "difference": one.difference.value,
-                    "low": one.difference.low,
-                    "high": one.difference.high,
-                    "worse": is_worse(one),
+                    "figure": f"{step}: {pair.figure}" if step else pair.figure,
+                    "difference": pair.difference.value,
+                    "low": pair.difference.low,
+                    "high": pair.difference.high,
+                    "worse": is_worse(pair),
                 }
             )
     return sorted(rows, key=lambda row: str(row["figure"]))
 
 
-def is_worse(one: Paired) -> bool:
+def is_worse(pair: Paired) -> bool:
     """Return True if the whole interval is on the worse side; the length of continuations has no worse side."""
-    if one.unit == "characters":
+    if pair.unit == "characters":
         return False
-    return one.difference.low > 0 if one.figure in LESS_IS_BETTER else one.difference.high < 0
+    return pair.difference.low > 0 if pair.figure in LESS_IS_BETTER else pair.difference.high < 0
 
 
 def _evaluations(store: Store, registration: Manifest) -> dict[str, dict[str, Artifact]]:
     """Steps of benchmarks and of safety of the model that was registered, by kind and name."""
     digest = registration.inputs["model"].digest
-    found: dict[str, dict[str, Artifact]] = {kind: {} for kind in _KINDS}
-    for name, one in registration.inputs.items():
-        kind = next((kind for kind in _KINDS if one.stage.startswith(kind)), "")
-        manifest = store.read(store.root / one.path) if kind else None
+    evaluations: dict[str, dict[str, Artifact]] = {kind: {} for kind in _KINDS}
+    for name, source in registration.inputs.items():
+        kind = next((kind for kind in _KINDS if source.stage.startswith(kind)), "")
+        manifest = store.read(store.root / source.path) if kind else None
         if manifest and "model" in manifest.inputs and manifest.inputs["model"].digest == digest:
-            found[kind][name] = read_artifacts({kind: store.fetch(manifest, store.root / one.path)})[kind]
-    return found
+            evaluations[kind][name] = read_artifacts({kind: store.fetch(manifest, store.root / source.path)})[kind]
+    return evaluations
 
 
 def _pairs(

@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Cron
 from pydantic import ValidationError
 
-from flows.runs.journal import WHOLE
+from flows.runs.journal import PIPELINE
 from infra.errors import ConfigError, Problem
 
 LONGEST_MONTH = {month: 29 if month == 2 else 30 if month in (4, 6, 9, 11) else 31 for month in range(1, 13)}
@@ -28,9 +28,10 @@ EXPECTED = 'five fields were expected, minute hour day month weekday, e.g. "0 2 
 def next_dates(cron: str, timezone: str, count: int = 3, start: datetime | None = None) -> list[datetime]:
     """The next times of a cron expression, with their offset from UTC, as the server computes them.
 
-    start: the earliest; now by default.
-
     Raises ConfigError for an unknown time zone, for what is no cron expression, and for one that never fires.
+
+    Args:
+        start: the earliest; now by default.
     """
     # Every run imports this file; importing Prefect's server takes two seconds and more.
     from prefect.server.schemas.schedules import CronSchedule
@@ -75,7 +76,7 @@ _STRATEGIES = {"queue": ConcurrencyLimitStrategy.ENQUEUE, "skip": ConcurrencyLim
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a pipeline runs by itself.
+    """Schedule on which a pipeline runs by itself.
 
     timezone: an IANA name. overlap: what a run does that is due while another of the pipeline runs: wait for it, or
     not run. catch_up: which of the dates that were missed, because nothing ran, are made up for: the latest one, all,
@@ -98,7 +99,7 @@ class Timing:
 
 
 def timing_of(schedule: Schedule) -> Timing:
-    """Raises ConfigError for a schedule that never fires or is none."""
+    """Raise ConfigError for a schedule that never fires or is none."""
     next_dates(schedule.cron, schedule.timezone)
     return Timing(
         [Cron(schedule.cron, timezone=schedule.timezone)],
@@ -111,20 +112,20 @@ def timing_by_now(deployment: str) -> Timing:
     """The current timing of a deployment; Prefect would drop it if the deployment were made again without it."""
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_deployment_by_name(deployment)
+            deployed = client.read_deployment_by_name(deployment)
         except ObjectNotFound:
             return Timing()
     kept = ("schedule", "active", "parameters", "slug", "max_scheduled_runs")
     schedules = [
         DeploymentScheduleCreate(**{key: getattr(item, key) for key in kept if hasattr(item, key)})
-        for item in found.schedules
+        for item in deployed.schedules
     ]
-    options, limit = found.concurrency_options, found.global_concurrency_limit
+    options, limit = deployed.concurrency_options, deployed.global_concurrency_limit
     strategy = options.collision_strategy if options else ConcurrencyLimitStrategy.ENQUEUE
     return Timing(
         schedules,
         ConcurrencyLimitConfig(limit=limit.limit, collision_strategy=strategy) if limit else None,
-        [tag for tag in found.tags if tag.startswith(CATCH_UP_TAG)],
+        [tag for tag in deployed.tags if tag.startswith(CATCH_UP_TAG)],
     )
 
 
@@ -138,33 +139,33 @@ def schedule_rows(pipeline: str) -> list[dict[str, Any]]:
 
 
 def switch(pipeline: str, *, active: bool) -> list[dict[str, Any]]:
-    """Pauses or resumes a pipeline's schedules; runs that have begun go on. Returns its schedules after the change.
+    """Pause or resume a pipeline's schedules; runs that have begun go on. Returns its schedules after the change.
 
     Raises ConfigError if the pipeline is not deployed or has no schedule.
     """
     with get_client(sync_client=True) as client:
-        found = _deployment(client, pipeline)
-        if not found.schedules:
+        deployment = _deployment(client, pipeline)
+        if not deployment.schedules:
             fix = f'stemma deploy CONFIG --cron "0 2 * * *" gives {pipeline} one'
             raise ConfigError(Problem("no_schedule", pipeline, "this pipeline has no schedule", fix))
-        for item in found.schedules:
-            client.update_deployment_schedule(found.id, item.id, active)
+        for item in deployment.schedules:
+            client.update_deployment_schedule(deployment.id, item.id, active)
         return _rows(_deployment(client, pipeline))
 
 
 def _deployment(client: SyncPrefectClient, pipeline: str) -> DeploymentResponse:
     try:
-        return client.read_deployment_by_name(f"{pipeline}/{WHOLE}")
+        return client.read_deployment_by_name(f"{pipeline}/{PIPELINE}")
     except ObjectNotFound:
         message = "this pipeline is not deployed"
         raise ConfigError(Problem("not_deployed", pipeline, message, "stemma deploy CONFIG")) from None
 
 
-def _rows(found: DeploymentResponse) -> list[dict[str, Any]]:
-    strategy = found.concurrency_options.collision_strategy if found.concurrency_options else None
-    tags = [tag.removeprefix(CATCH_UP_TAG) for tag in found.tags if tag.startswith(CATCH_UP_TAG)]
+def _rows(deployment: DeploymentResponse) -> list[dict[str, Any]]:
+    strategy = deployment.concurrency_options.collision_strategy if deployment.concurrency_options else None
+    tags = [tag.removeprefix(CATCH_UP_TAG) for tag in deployment.tags if tag.startswith(CATCH_UP_TAG)]
     rows = []
-    for item in found.schedules:
+    for item in deployment.schedules:
         cron, timezone = getattr(item.schedule, "cron", ""), getattr(item.schedule, "timezone", None) or "UTC"
         dates = next_dates(cron, timezone) if cron and item.active else []
         rows.append(

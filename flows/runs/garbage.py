@@ -42,10 +42,10 @@ class Pins:
         self._url = f"{url}/pins.json" if url else ""
 
     def read(self) -> list[str]:
-        """Raises StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
-        return self._found()[0]
+        """Raise StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
+        return self._read()[0]
 
-    def _found(self) -> tuple[list[str], str | None]:
+    def _read(self) -> tuple[list[str], str | None]:
         """The pins, and the ETag of the object that they were read from."""
         pins, etag = self._of_url() if self._url else (read_state(self._path, _LOST, []), None)
         if not isinstance(pins, list) or not all(isinstance(pin, str) for pin in pins):
@@ -53,15 +53,15 @@ class Pins:
         return pins, etag
 
     def _of_url(self) -> tuple[Any, str | None]:
-        found = read_object(self._url)
+        stored = read_object(self._url)
         try:
-            return (parse_own_json(found[0]), found[1]) if found else ([], None)
+            return (parse_own_json(stored[0]), stored[1]) if stored else ([], None)
         except ValueError as error:
             raise damaged(self._path, f"{self._url}: {error}", _LOST) from error
 
     def add(self, artifact: str) -> None:
         with self._alone():
-            pins, etag = self._found()
+            pins, etag = self._read()
             self._write(sorted({*pins, artifact}), etag)
 
     def remove(self, artifact: str) -> bool:
@@ -69,7 +69,7 @@ class Pins:
         if artifact not in self.read():
             return False
         with self._alone():
-            pins, etag = self._found()
+            pins, etag = self._read()
             if artifact not in pins:
                 return False
             self._write([pin for pin in pins if pin != artifact], etag)
@@ -99,7 +99,7 @@ ASK_AGAIN_S = 1.0
 """Seconds before the needs of runs are read again from all their journals: not for each of a thousand folders."""
 REGISTER = "register"
 
-Place = tuple[Path, Manifest]
+StoredArtifact = tuple[Path, Manifest]
 
 
 @dataclass(frozen=True)
@@ -126,22 +126,24 @@ class Survey:
 
 
 def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = True) -> Survey:
-    """Sorts a store into needed and not.
+    """Return the needed artifacts of a store and the garbage in it.
 
-    Needed are, each with all that it descends from or requires: what the newest finished run of every pipeline came
-    to (for a run of a part, also the newest of the other parts, back to the last whole run); every registered model;
-    pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted artifacts, unless
-    `spare_adopted` is False.
+    Needed are, each with all that it descends from or requires: the artifacts of the newest finished run of every
+    pipeline (for a run of a part, also the newest of the other parts, back to the last full run); every registered
+    model; pins; what a run in progress or a living lease refers to; the best trial of each sweep; adopted
+    artifacts, unless `spare_adopted` is False.
 
-    spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no reason.
+    Args:
+        spare_states: whether states of needed trainings stay (infra/store/states.py); what went on from one is no
+            reason.
     """
-    found = Survey(problems=[*_unreadable(store), *_lost_runs(store)])
+    result = Survey(problems=[*_unreadable(store), *_lost_runs(store)])
     everything = list(store.manifests())
     ancestors: dict[str, str] = {}
-    for reason, places in _roots(store, everything, spare_adopted):
-        family = ancestry(store, places)
-        for place in places:
-            found.needed.setdefault(artifact_member(store, *place).id, reason)
+    for reason, artifacts in _roots(store, everything, spare_adopted):
+        family = ancestry(store, artifacts)
+        for artifact in artifacts:
+            result.needed.setdefault(artifact_member(store, *artifact).id, reason)
         for member in family.artifacts:
             ancestors.setdefault(member.id, f"an ancestor of what is {reason}")
         for member in family.members.values():
@@ -150,42 +152,45 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
             # Another artifact of its address was asked for with the same inputs: its ancestors are those of the lost.
             if member.stand_in is None:
                 child = next(link.child for link in family.links if link.parent == member.id)
-                message = f"is not in the store, so that nobody can tell what else {child} descends from"
-                found.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
-    found.needed = ancestors | found.needed
+                message = f"is not in the store, so that the other ancestors of {child} are unknown"
+                result.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
+    result.needed = ancestors | result.needed
     members = [artifact_member(store, folder, manifest) for folder, manifest in everything]
-    freed = _freed(store, [place for place, one in zip(everything, members, strict=True) if one.id not in found.needed])
+    freed = _freed(
+        store,
+        [artifact for artifact, member in zip(everything, members, strict=True) if member.id not in result.needed],
+    )
     for (folder, manifest), member in zip(everything, members, strict=True):
-        if member.id not in found.needed:
-            found.artifacts.append(Garbage(member.id, folder, freed[folder], _why_not(manifest, folder)))
+        if member.id not in result.needed:
+            result.artifacts.append(Garbage(member.id, folder, freed[folder], _why_not(manifest, folder)))
         elif not spare_states:
-            found.states += _states(member.id, folder, manifest)
-    found.work = list(_stale_work(store))
-    return found
+            result.states += _states(member.id, folder, manifest)
+    result.work = list(_stale_work(store))
+    return result
 
 
-def _freed(store: Store, places: list[Place]) -> dict[Path, int]:
+def _freed(store: Store, artifacts: list[StoredArtifact]) -> dict[Path, int]:
     """The bytes that each of these artifacts frees if all go; a file that several of them have counts with the last."""
     freed: dict[Path, int] = {}
     names: Counter[tuple[int, int]] = Counter()
-    for folder, manifest in places:
+    for folder, manifest in artifacts:
         if store.remote is not None:
             freed[folder] = sum(file.size for file in manifest.files)
             continue
         freed[folder] = 0
         for file in manifest.files:
             with suppress(OSError):  # a missing file frees nothing
-                found = os.stat(folder / file.path)
-                names[found.st_dev, found.st_ino] += 1
-                if names[found.st_dev, found.st_ino] == found.st_nlink:
-                    freed[folder] += found.st_size
+                status = os.stat(folder / file.path)
+                names[status.st_dev, status.st_ino] += 1
+                if names[status.st_dev, status.st_ino] == status.st_nlink:
+                    freed[folder] += status.st_size
     return freed
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
-    """Removes folders and returns the removed ones.
+    """Remove folders and return the removed ones.
 
-    A folder that is being built is left alone. So is one that a run came to need since the survey: removing many takes
+    A folder that is being built is left alone. So is one that a run has needed since the survey: removing many takes
     a while. A folder is renamed before it is deleted, so that no reader ever takes a half-deleted one for an artifact.
     """
     removed = []
@@ -207,7 +212,7 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> list[Garbage]:
 
 @contextmanager
 def _left_alone(store: Store, key: str) -> Iterator[bool]:
-    """Yields True if no builder works on it, and none starts within the block.
+    """Yield True if no builder works on it, and none starts within the block.
 
     A lease is a row that has to be written. Where the disk is full no other builder can take one either, and what is
     removed makes room for the next.
@@ -236,44 +241,46 @@ def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage
 
 
 def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
-    """Takes states out of their artifacts; returns those that were removed. What is being built is left alone."""
+    """Take states out of their artifacts; return those that were removed. What is being built is left alone."""
     removed = []
     for item in states:
         artifact = item.folder.parents[2]
         with _left_alone(store, f"{artifact.parent.name}/{artifact.name.partition('.')[0]}") as is_ours:
             manifest = store.read(artifact)
-            state = next((one for one in kept_states(artifact) if one.folder == item.folder), None)
+            state = next((kept for kept in kept_states(artifact) if kept.folder == item.folder), None)
             if is_ours and manifest is not None and state is not None:
                 remove_state(artifact, manifest, state)
                 removed.append(item)
     return removed
 
 
-def refuse_if_unsure(found: Survey) -> None:
-    """Raises StageError if what is needed is not known for certain."""
-    if found.problems:
-        first = found.problems[0]
+def refuse_if_unsure(survey: Survey) -> None:
+    """Raise StageError if what is needed is not known for certain."""
+    if survey.problems:
+        first = survey.problems[0]
         message = f"nothing was removed: {first.message}" + (
-            f" ({len(found.problems)} such)" * (len(found.problems) > 1)
+            f" ({len(survey.problems)} such)" * (len(survey.problems) > 1)
         )
         raise stage_error(first.code, first.path, message, first.fix)
 
 
-def _roots(store: Store, everything: list[Place], spare_adopted: bool) -> Iterator[tuple[str, list[Place]]]:
-    yield "registered", [place for place in everything if place[1].stage == REGISTER]
+def _roots(
+    store: Store, everything: list[StoredArtifact], spare_adopted: bool
+) -> Iterator[tuple[str, list[StoredArtifact]]]:
+    yield "registered", [artifact for artifact in everything if artifact[1].stage == REGISTER]
     pins = set(Pins(store.root).read())
-    yield "pinned", [place for place in everything if artifact_member(store, *place).id in pins]
+    yield "pinned", [artifact for artifact in everything if artifact_member(store, *artifact).id in pins]
     yield "in use", list(_in_use(store))
     journals = _journals(store)
-    for name in sorted({begun["pipeline"] for _, begun in journals}):
-        runs = [(journal, begun) for journal, begun in journals if begun["pipeline"] == name]
+    for name in sorted({start["pipeline"] for _, start in journals}):
+        runs = [(journal, start) for journal, start in journals if start["pipeline"] == name]
         yield f"of the newest run of {name}", list(_newest(store, runs))
     for sweep, run_id in best_runs(store):
         result = RunJournal(store.layout.runs, run_id).result() or {"stages": []}
         rows = [row for row in result["stages"] if row["status"] in HAS_ARTIFACT]
-        yield f"of the best trial of sweep {sweep}", [place for row in rows if (place := _place(store, row))]
+        yield f"of the best trial of sweep {sweep}", [artifact for row in rows if (artifact := _located(store, row))]
     if spare_adopted:
-        yield "imported", [place for place in everything if place[1].adopted is not None]
+        yield "imported", [artifact for artifact in everything if artifact[1].adopted is not None]
 
 
 def _lost_runs(store: Store) -> Iterator[Problem]:
@@ -288,45 +295,45 @@ def _journals(store: Store) -> list[tuple[RunJournal, dict]]:
     runs = store.runs()
     folders = sorted(runs.iterdir(), reverse=True) if runs.is_dir() else []
     journals = [RunJournal(runs, folder.name) for folder in folders]
-    return [(journal, begun) for journal in journals if "pipeline" in (begun := journal.begun())]
+    return [(journal, start) for journal in journals if "pipeline" in (start := journal.start_record())]
 
 
-def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[Place]:
+def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[StoredArtifact]:
     seen: set[str] = set()
-    for journal, begun in runs:
+    for journal, start in runs:
         result = journal.result()
         if result is None:
             continue
         rows = {row["stage"]: row for row in result["stages"] if row["status"] in HAS_ARTIFACT}
         for row in rows.values():
-            if row["stage"] not in seen and (place := _place(store, row)):
-                yield place
-        if begun.get("time", 0) > time.time() + STALE_S:
+            if row["stage"] not in seen and (artifact := _located(store, row)):
+                yield artifact
+        if start.get("time", 0) > time.time() + STALE_S:
             continue  # the clock was ahead then, and has been set since: any other may be newer
         seen |= set(rows)
-        if result["status"] == "done" and _is_whole(begun):
+        if result["status"] == "done" and _is_whole(start):
             return
 
 
-def _is_whole(begun: dict) -> bool:
-    selection = begun.get("selection")
+def _is_whole(start: dict) -> bool:
+    selection = start.get("selection")
     return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
 
 
-def _in_use(store: Store) -> Iterator[Place]:
+def _in_use(store: Store) -> Iterator[StoredArtifact]:
     """Artifacts that runs which have not ended made so far or read of earlier runs, artifacts that are being built
     again, and artifacts that builds in progress read."""
     for journal, _ in _journals(store):
         if journal.result() is None and _goes_on(journal):
             lines = journal.read()
             rows = [line for line in lines if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
-            yield from (place for row in rows if (place := _place(store, row)))
-            reads = [Input(**one) for line in lines if line["kind"] == READS for one in line["artifacts"]]
-            yield from (place for each in reads if (place := locate(store, each)))
-    for one in store.remote.runs.going() if store.remote else ():
-        if time.time() - one["modified"] < STALE_S:
-            wanted = [Input(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in one["artifacts"]]
-            yield from (place for each in wanted if (place := locate(store, each)))
+            yield from (artifact for row in rows if (artifact := _located(store, row)))
+            reads = [Input(**row) for line in lines if line["kind"] == READS for row in line["artifacts"]]
+            yield from (artifact for each in reads if (artifact := locate(store, each)))
+    for run in store.remote.runs.going() if store.remote else ():
+        if time.time() - run["modified"] < STALE_S:
+            inputs = [Input(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in run["artifacts"]]
+            yield from (artifact for each in inputs if (artifact := locate(store, each)))
     for key in store.being_built():
         stage, _, name = key.partition("/")
         if manifest := store.find(stage, name):
@@ -357,7 +364,7 @@ def _inputs_of_build(work: Path) -> list[Path]:
     return [Path(folder) for folder in job["inputs"].values()]
 
 
-def _place(store: Store, row: dict) -> Place | None:
+def _located(store: Store, row: dict) -> StoredArtifact | None:
     """The artifact of a step. Its folder may have another name than the step."""
     stage = Path(row["path"]).parent.name if row.get("path") else row["stage"]
     name = row["fingerprint"]
@@ -377,7 +384,7 @@ def _unreadable(store: Store) -> Iterator[Problem]:
     for stage in store.stages():
         for folder in store.folders(stage):
             if store.read(folder) is None:
-                message = "cannot be read, so that nobody can tell what its artifact descends from"
+                message = "cannot be read, so that the ancestors of its artifact are unknown"
                 yield Problem(
                     "unreadable_manifest", str(folder / MANIFEST), message, "move the folder out of the store"
                 )
@@ -395,13 +402,13 @@ def _stale_work(store: Store) -> Iterator[Garbage]:
 
 
 def _last_touch(folder: Path) -> tuple[float, int]:
-    """When a folder or anything below it was last written, and the bytes of its files. A build that is going makes and
+    """Return the last time that anything below a folder was written, and the bytes of its files. A build makes and
     removes files meanwhile: what is gone counts as nothing."""
     touched, size = 0.0, 0
-    for place, folders, files in os.walk(folder):
+    for directory, folders, files in os.walk(folder):
         for name in (".", *folders, *files):
             with suppress(FileNotFoundError):
-                found = os.lstat(os.path.join(place, name))
-                touched = max(touched, found.st_mtime)
-                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+                status = os.lstat(os.path.join(directory, name))
+                touched = max(touched, status.st_mtime)
+                size += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return touched, size

@@ -1,6 +1,7 @@
 """Progress of a pipeline run, in a folder of the store, for its followers: <root>/runs/<run id>/.
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
+picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs
 """
@@ -27,7 +28,9 @@ from infra.run import read_journal
 from infra.store.manifest import Manifest
 from infra.store.store import is_full
 
-WHOLE = "pipeline"
+PICTURE = "picture.json"
+
+PIPELINE = "pipeline"
 """The deployment of a whole pipeline: `<pipeline>/pipeline`."""
 
 PRIVATE = "STEMMA_PRIVATE_SERVER"
@@ -68,7 +71,7 @@ class ReservedSpace:
         self._path = path
 
     def take(self) -> None:
-        """Raises OSError if there is no room for it."""
+        """Raise OSError if there is no room for it."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
@@ -92,7 +95,7 @@ class RunJournal:
         self._unwritten: dict[str, Any] | None = None
 
     def make_trial(self, **facts: str) -> None:
-        """Says of a run that is about to begin that it is a trial of a sweep: `pipeline` is what its journal calls it,
+        """Record that a run that is about to begin is a trial of a sweep: `pipeline` is its name in the journal,
         so that it is taken for no run of the config's own; `name` and `sweep_build_id` are for MLflow."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "trial.json").write_text(json.dumps(facts), encoding="utf8")
@@ -100,8 +103,8 @@ class RunJournal:
     def trial(self) -> dict[str, str] | None:
         """The facts that `make_trial` wrote; None for a run that is no trial."""
         path = self.folder / "trial.json"
-        found: dict[str, str] | None = read_own_json(path) if path.exists() else None
-        return found
+        trial: dict[str, str] | None = read_own_json(path) if path.exists() else None
+        return trial
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""
@@ -119,9 +122,9 @@ class RunJournal:
     def reads(self, artifacts: Iterable[Manifest]) -> None:
         """Record the artifacts of earlier runs that a run of a part of its pipeline reads: `stemma gc` spares them
         while the run goes on."""
-        wanted = [asdict(one.as_input()) for one in artifacts]
-        if wanted:
-            self._write({"kind": READS, "artifacts": wanted})
+        inputs = [asdict(manifest.as_input()) for manifest in artifacts]
+        if inputs:
+            self._write({"kind": READS, "artifacts": inputs})
 
     def message(self, stage: str, message: Mapping[str, Any]) -> None:
         """A progress line or an event of a stage, see `infra.run`."""
@@ -143,7 +146,7 @@ class RunJournal:
             return
         self._write({"kind": "end", "status": document["status"]})
 
-    def begun(self) -> dict[str, Any]:
+    def start_record(self) -> dict[str, Any]:
         """The facts of the run's beginning: its first line, empty if there is none."""
         try:
             with open(self.path, encoding="utf8") as file:
@@ -155,7 +158,7 @@ class RunJournal:
     def lost_beginning(self) -> Problem | None:
         """The problem of a run that produced something but whose owner cannot be read, as after a power cut. A run that
         was killed while it wrote its first line produced nothing."""
-        if "pipeline" in self.begun():
+        if "pipeline" in self.start_record():
             return None
         try:
             with open(self.path, "rb") as file:
@@ -164,7 +167,7 @@ class RunJournal:
             line = b""
         if not (line.endswith(b"\n") or b"\0" in line or (self.folder / "result.json").is_file()):
             return None
-        message = "its beginning cannot be read, so that nobody can tell what the newest run of its pipeline needs"
+        message = "its beginning cannot be read, so that the needs of the newest run of its pipeline are unknown"
         return Problem("damaged_state", str(self.path), message, _LOST)
 
     def works(self) -> bool:
@@ -211,7 +214,7 @@ class RunJournal:
                     self._append(text)
 
     def _append(self, text: str) -> None:
-        """Adds a whole line or nothing."""
+        """Add a whole line or nothing."""
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
             with open(self.path, "a", encoding="utf8") as file:
@@ -222,17 +225,17 @@ class RunJournal:
             raise
 
 
-def _is_result(found: Any) -> bool:
+def _is_result(content: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and {"status", "stages"} <= found.keys()
-        and isinstance(found["stages"], list)
-        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in found["stages"])
+        isinstance(content, dict)
+        and {"status", "stages"} <= content.keys()
+        and isinstance(content["stages"], list)
+        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in content["stages"])
     )
 
 
 def new_run_id() -> str:
-    """Sorts by time to the microsecond, and never comes again: 20261121-071500-123456-1f2e3d."""
+    """Return a unique id, sortable by time to the microsecond: 20261121-071500-123456-1f2e3d."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S-%f}-{uuid.uuid4().hex[:6]}"
 

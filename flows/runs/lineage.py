@@ -43,13 +43,13 @@ def _node(member: Member, read: dict[str, dict[str, Any]], store: Store) -> dict
     if member.manifest is not None and member.folder is not None:
         return {"id": member.id, "kind": "artifact", **_artifact(store, member.folder, member.manifest)}
     assert member.input is not None
-    gone = member.input
+    missing = member.input
     return {
         "id": member.id,
         "kind": "gone",
-        "stage": gone.stage,
-        "fingerprint": gone.fingerprint,
-        "digest": gone.digest,
+        "stage": missing.stage,
+        "fingerprint": missing.fingerprint,
+        "digest": missing.digest,
     }
 
 

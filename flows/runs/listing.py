@@ -19,23 +19,23 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 def runs(store: Store) -> Iterator[dict[str, Any]]:
     """The runs, newest first: {"run_id", "pipeline", "config", "status", "started", "seconds", "built", "reused"}."""
-    place = store.runs()
-    folders = sorted(place.iterdir(), reverse=True) if place.is_dir() else []
+    runs_folder = store.runs()
+    folders = sorted(runs_folder.iterdir(), reverse=True) if runs_folder.is_dir() else []
     for folder in folders:
-        journal = RunJournal(place, folder.name)
-        begun, result = journal.begun(), journal.result()
-        if not begun:
+        journal = RunJournal(runs_folder, folder.name)
+        start, result = journal.start_record(), journal.result()
+        if not start:
             continue
         alive = result is None and journal.works()
         so_far = {line["stage"]: line for line in journal.read() if line["kind"] == "stage"} if not result else {}
         rows = result["stages"] if result else list(so_far.values())
         yield {
             "run_id": journal.run_id,
-            "pipeline": begun.get("pipeline", ""),
-            "config": begun.get("config", ""),
+            "pipeline": start.get("pipeline", ""),
+            "config": start.get("config", ""),
             "status": result["status"] if result else "running" if alive else "lost",
-            "started": datetime.fromtimestamp(begun["time"], UTC).isoformat(timespec="seconds"),
-            "seconds": result.get("seconds") if result else round(time.time() - begun["time"], 3) if alive else None,
+            "started": datetime.fromtimestamp(start["time"], UTC).isoformat(timespec="seconds"),
+            "seconds": result.get("seconds") if result else round(time.time() - start["time"], 3) if alive else None,
             "built": sum(row["status"] == "built" for row in rows),
             "reused": sum(row["status"] == "reused" for row in rows),
         }

@@ -26,11 +26,11 @@ class Stop:
         self._flow_run_id = flow_run_id
         self._grace_s = grace_s
         self._elsewhere = elsewhere
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._by: signal.Signals | None = None
 
     def is_set(self) -> bool:
-        return self._asked.is_set() or self._elsewhere()
+        return self._requested.is_set() or self._elsewhere()
 
     def patience_s(self) -> float:
         """Seconds that a stage has to save and end."""
@@ -38,13 +38,13 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Listens while the body runs; only the main thread can."""
+        """Listen while the body runs; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before: Mapping[signal.Signals, Any] = {number: signal.signal(number, self._ask) for number in NUMBERS}
         if interrupt_received.is_set():
-            self._asked.set()
+            self._requested.set()
         try:
             yield
         finally:
@@ -53,7 +53,7 @@ class Stop:
 
     def _ask(self, number: int, _: Any) -> None:
         self._by = signal.Signals(number)
-        self._asked.set()
+        self._requested.set()
 
     def _cancelled_in_page(self) -> bool:
         """Prefect's worker sends SIGTERM as well; False where no server answers."""

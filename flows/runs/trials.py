@@ -26,7 +26,7 @@ from infra.store.store import Store
 
 Status = Literal["waiting", "running", "done", "failed", "pruned"]
 ENDED = frozenset({"done", "failed", "pruned"})
-_LOST = "delete the sweep's folder: the command then begins anew, and reuses every artifact"
+_LOST = "delete the sweep's folder: the command then starts again, and reuses every artifact"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trials:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keeps a second command from running the same trials. Raises ConfigError if one does already."""
+        """Keep a second command from running the same trials. Raises ConfigError if one does already."""
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,25 +82,25 @@ class Trials:
 
     def about(self) -> dict[str, Any]:
         """The record that `describe` wrote; empty for a sweep that never began. Raises StageError `damaged_state`."""
-        found: dict[str, Any] = read_state(self.folder / "sweep.json", _LOST, {})
-        return found
+        record: dict[str, Any] = read_state(self.folder / "sweep.json", _LOST, {})
+        return record
 
     def describe(self, about: Mapping[str, Any]) -> None:
         _write(self.folder / "sweep.json", about)
 
     def all(self) -> list[Trial]:
         """Those that began, by number. Raises StageError `damaged_state`."""
-        found = []
+        trials = []
         for path in sorted(self._trials.glob("[0-9]*.json")):
             try:
                 data = read_state(path, _LOST, {})
-                found.append(Trial(**{**data, "tried": tuple(data["tried"])}))
+                trials.append(Trial(**{**data, "tried": tuple(data["tried"])}))
             except (TypeError, KeyError):
                 raise damaged(path, "not as expected", _LOST) from None
-        return found
+        return trials
 
     def save(self, trial: Trial) -> None:
-        """Writes it whole, and on the disk: a trial that is begun is known before its run is."""
+        """Write it whole, and on the disk: a trial that is begun is known before its run is."""
         _write(self._trials / f"{trial.number:04}.json", asdict(trial))
 
 
@@ -115,7 +115,7 @@ def best_runs(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def keep_best(store: Store, trials: Trials) -> None:
-    """Tells other machines of a root on an object store which trial `stemma gc` is to leave. Raises StageError."""
+    """Publish to other machines of a root on an object store the trial that `stemma gc` keeps. Raises StageError."""
     if store.remote is not None and (best := _best(trials)):
         store.remote.runs.put_best(trials.folder.name, _who(store), best)
 

@@ -24,21 +24,21 @@ def verdict(
     """
     if stopped:
         return Cancelled.status, Cancelled().problems
-    found = {name: list(error.problems) or [_unexplained(name, "failed")] for name, error in errors.items()}
+    faults = {name: list(error.problems) or [_unexplained(name, "failed")] for name, error in errors.items()}
     without = {name for name, row in rows.items() if row.status not in HAS_ARTIFACT} | set(errors)
     for name, row in rows.items():
         # A blocker outside of the run's rows would have been built before it began.
         waits = row.status == "skipped" and any(up in without for up in upstream.get(name, ()))
-        if name in without and name not in found and not waits:
-            found[name] = [_unexplained(name, row.status)]
-    if not found:
+        if name in without and name not in faults and not waits:
+            faults[name] = [_unexplained(name, row.status)]
+    if not faults:
         return "done", ()
     problems = tuple(
         problem if problem.path else Problem(problem.code, name, problem.message, problem.fix)
-        for name, message in found.items()
+        for name, message in faults.items()
         for problem in message
     )
-    words = {errors[name].status if name in errors else "failed" for name in found}
+    words = {errors[name].status if name in errors else "failed" for name in faults}
     return min(words, key=URGENCY.index), problems
 
 

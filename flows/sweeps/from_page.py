@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
@@ -17,9 +18,12 @@ from prefect.states import Cancelled, Completed, Failed, State
 from pydantic import BaseModel, Field
 
 from evaluation.pages.sweep_page import bounds, isoflop_sentences, law_sentences, number
+from flows.config.forms import renamed
 from flows.config.graph import graph
 from flows.config.read import PipelineConfig
+from flows.deployment.deploy import apply_deployment
 from flows.prefect.admission import turned_away
+from flows.prefect.schedules import Timing
 from flows.runs.journal import RunJournal
 from flows.runs.trials import Trials
 from flows.sweeps.definition import MEASURED, Pruner, Sampler, Wishes, define
@@ -29,6 +33,7 @@ from flows.sweeps.whole import whole_sweep
 from infra.errors import Problem, StemmaError
 from infra.lineage.ledger import run_url
 from infra.project import root_of
+from infra.store.roots import shown_root
 from infra.store.store import Store
 from training.config import TrainerConfig
 
@@ -165,3 +170,14 @@ def _link(trial: dict[str, Any], store: Store) -> str:
 def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *cells)]
+
+
+def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
+    """Makes or updates `<pipeline>/sweep`, whose form asks for keys and values."""
+    parameters = {
+        "config_path": str(Path(config_path).absolute()),
+        "keys": first_keys(config),
+        "root": shown_root(root),
+    }
+    message = f"Runs {config.name} with several values of its keys, and says which is best."
+    return apply_deployment(config, root, renamed(sweep_run, config.name), SWEEP, parameters, message, Timing())

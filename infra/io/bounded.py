@@ -62,21 +62,21 @@ class TooLong:
 
 
 @contextmanager
-def opened(place: Place) -> Iterator[io.BufferedReader]:
+def opened(source: Place) -> Iterator[io.BufferedReader]:
     """The bytes of a file or object; gzip, zstd, bzip2 and xz are decompressed, by their first bytes.
 
     Raises StageError: `missing_source`; `corrupt_file` for an archive that is truncated or damaged.
     """
-    with open_place(place) as file:
+    with open_place(source) as file:
         kind = compression(file)
         try:
             yield _decompressed(file, kind)
         except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise _corrupt(place, kind, error) from None
+            raise _corrupt(source, kind, error) from None
         except OSError as error:
             # pyarrow's decompressors report all their errors as plain OSError.
             if kind and error.errno is None:
-                raise _corrupt(place, kind, error) from None
+                raise _corrupt(source, kind, error) from None
             raise
 
 
@@ -162,8 +162,8 @@ def read_text(path: Path, max_bytes: int = FILE_BYTES, encoding: str = "utf-8-si
 class Expansion:
     """Content of a compressed file, counted while it is read as a whole, against its size on disk."""
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._size = place, size_of(place)
+    def __init__(self, source: Place) -> None:
+        self._place, self._size = source, size_of(source)
         self._most_bytes = min(FILE_BYTES, max(SMALL_BYTES, EXPANSION * self._size))
         self._most_values = max(SMALL_VALUES, self._size)
         self._bytes, self._values = 0, 0
@@ -178,15 +178,15 @@ class Expansion:
             over = f"{self._most_bytes / 1e6:,.0f} MB" if is_bytes else f"{self._most_values:,} values"
             limit = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
             message = f"expected a file of at most {limit}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
-            raise stage_error("too_big", str(self._place), message, "decompress it, and look at what it holds")
+            raise stage_error("too_big", str(self._place), message, "decompress it, and inspect its content")
 
 
-def read_expanded(place: Place) -> bytes:
+def read_expanded(source: Place) -> bytes:
     """Return all bytes of a file, decompressed. Raises StageError as `opened` and `Expansion.add` do."""
-    if isinstance(place, Path):
-        _refuse_device(place)
-    expansion, parts = Expansion(place), []
-    with opened(place) as stream:
+    if isinstance(source, Path):
+        _refuse_device(source)
+    expansion, parts = Expansion(source), []
+    with opened(source) as stream:
         while part := stream.read(SKIP_BYTES):
             parts.append(part)
             expansion.add(len(part), sum(map(part.count, (b",", b"[", b"{", b"\n", b"\t"))))
@@ -289,6 +289,6 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _corrupt(place: Place, kind: str, error: Exception) -> Exception:
+def _corrupt(source: Place, kind: str, error: Exception) -> Exception:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return stage_error("corrupt_file", str(place), f"not a whole {kind} file: {reason}", "fetch it again")
+    return stage_error("corrupt_file", str(source), f"not a whole {kind} file: {reason}", "fetch it again")

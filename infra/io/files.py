@@ -19,7 +19,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def give_usual_rights(folder: Path, paths: Iterable[Path]) -> None:
     """Give these files the permissions of a new file in this folder: some libraries, including safetensors, make the
-    files that they write readable by the owner only, whatever the umask says."""
+    files that they write readable by the owner only, regardless of the umask."""
     probe = folder / f".rights.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

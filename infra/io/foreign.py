@@ -19,6 +19,13 @@ CONVERT = (
     "where you trust it, load it with transformers and save its weights and tokenizer as an architecture that "
     "transformers ships (llama, qwen3, …), without its Python files"
 )
+ADAPTERS = "adapter_config.json"
+"""PEFT's file. transformers loads a folder with it as the model that it names, wherever that is, with adapters."""
+MERGE = (
+    "merge them with PEFT, and give that folder: PeftModel.from_pretrained(base model, folder).merge_and_unload()"
+    ".save_pretrained(new folder), with the tokenizer's files; adapters of this project are already merged in the "
+    "model that they were exported from"
+)
 UNOPENED = ("name_or_path", "_name_or_path", "special_tokens_map_file")
 """Former locations of a model, as recorded by save_pretrained: they are never opened."""
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz", ".npy")
@@ -27,7 +34,8 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz",
 
 @dataclass(frozen=True)
 class Danger:
-    """code: `foreign_code` for a model's own code, else `unsafe_file`. message: what is wrong. fix: what to do."""
+    """code: `foreign_code` for a model's own code, `adapter` for adapters, else `unsafe_file`. message: what is wrong.
+    fix: what to do."""
 
     path: Path
     message: str
@@ -69,8 +77,11 @@ def dangers(folder: Path) -> Iterator[Danger]:
 def check_model(folder: Path, where: str = "") -> None:
     """Check a model's or tokenizer's folder before a library reads it; pickles next to safetensors are never opened.
 
-    where: the dotted key that names the folder. Raises StageError: `foreign_code` for a folder that contains code,
-    `unsafe_file` for paths that leave it.
+    Args:
+        where: the dotted key that names the folder.
+
+    Raises StageError: `foreign_code` for a folder that contains code, `unsafe_file` for paths that leave it, `adapter`
+    for a folder of adapters, which `stemma export --adapters` writes.
     """
     for danger in dangers(folder):
         if danger.path.suffix.lower() not in PICKLES:
@@ -84,28 +95,33 @@ def _bad_names(index: Path) -> Iterator[str]:
     yield from problems
     for name in _named_files(data):
         if names_outside(str(name)):
-            yield f"names {name}, which lies outside of the folder"
+            yield f"names {name}, which is outside of the folder"
 
 
 def _bad_settings(config: Path) -> Iterator[Danger]:
     """Code that a model's or tokenizer's config names, and files that it names and that lie elsewhere."""
     data, problems = _read(config)
     yield from (Danger(config, problem) for problem in problems)
+    if config.name == ADAPTERS:
+        base = data.get("base_model_name_or_path") if isinstance(data, dict) else None
+        message = f"the folder contains adapters of {_shortened(base) if base else 'a model'}, not a model"
+        yield Danger(config, message, "adapter", MERGE)
+        return
     for key, value in _settings(data):
         kernel = key.endswith("attn_implementation") and "/" in str(value)
         if value and (key in CODE_KEYS or kernel):
             told_code = f"names code of its own under {key} ({_shortened(value)}), which is never run here"
             yield Danger(config, told_code, "foreign_code", CONVERT)
-        elif key == "base_model_name_or_path" and config.name == "adapter_config.json":
-            yield Danger(config, f"an adapter of another model ({_shortened(value)}); merge it into that model first")
         elif key not in UNOPENED and _is_file_key(key):
             for name in value if isinstance(value, list) else [value]:
                 if isinstance(name, str) and names_outside(name):
-                    yield Danger(config, f"names {name[:80]} under {key}, which lies outside of the folder")
+                    yield Danger(config, f"names {name[:80]} under {key}, which is outside of the folder")
 
 
 def _is_file_key(key: str) -> bool:
-    """`vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are opened, from wherever they are."""
+    """Return True for keys of files: `vocab_file`, `tokenizer_file`, `fast_tokenizer_files`, `source_spm`, … are
+    opened, from wherever they are.
+    """
     return key in ("vocab", "merges") or key.rpartition("_")[2] in ("file", "files", "spm", "path", "dir", "folder")
 
 

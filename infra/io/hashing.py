@@ -113,7 +113,7 @@ class HashBook:
         if source.derive is not None:
             return self._derived(source, source.derive)
         files = self.source_files(source)
-        read = [(place.name, files[place]) for place in by_name(files)]
+        read = [(file.name, files[file]) for file in by_name(files)]
         if read != sorted(read):
             read = [(f"{name}/{number}", sha) for number, (name, sha) in enumerate(read)]
         return digest_files(read)

@@ -36,7 +36,7 @@ class BadJson(StageError, ValueError):
 
 def parse_json(
     text: str | bytes,
-    place: Path | str = "",
+    location: Path | str = "",
     line: int = 0,
     *,
     expected: str = "JSON",
@@ -48,8 +48,8 @@ def parse_json(
 
     Args:
         text: JSON; bytes are UTF-8. A byte order mark in front is skipped.
-        place: file, URL or the like that an error names.
-        line: line of `place` that `text` is, from 1; 0 if `text` is all of it.
+        location: file, URL or the like that an error names.
+        line: line of `location` that `text` is, from 1; 0 if `text` is all of it.
         expected: noun phrase for the error message.
         nan: accept NaN and infinity, which configs of some models hold.
         surrogates: accept halves of surrogate pairs, for a caller that repairs them.
@@ -64,7 +64,7 @@ def parse_json(
         value = _decoder(nan, unique_keys).decode(decoded)
         _check(value, decoded, surrogates)
     except (ValueError, RecursionError) as error:
-        _refuse(error, place, line, expected)
+        _refuse(error, location, line, expected)
     return value
 
 
@@ -73,12 +73,12 @@ def read_json(path: Path, *, expected: str = "JSON", nan: bool = False, unique_k
     return parse_json(path.read_bytes(), path, expected=expected, nan=nan, unique_keys=unique_keys)
 
 
-def parse_own_json(text: str | bytes, place: Path | str = "", line: int = 0) -> Any:
+def parse_own_json(text: str | bytes, location: Path | str = "", line: int = 0) -> Any:
     """Return the value of JSON that Python's `json` wrote. Raises BadJson, for what is cut short or damaged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        _refuse(error, place, line, "JSON")
+        _refuse(error, location, line, "JSON")
 
 
 def read_own_json_lines(path: Path) -> Iterator[Any]:
@@ -120,7 +120,7 @@ def _decoder(nan: bool, unique_keys: bool) -> json.JSONDecoder:
 
 
 def _check(value: Any, text: str, surrogates: bool) -> None:
-    """Raises ValueError for half a surrogate pair, and for deep nesting. Values are looked at only where the text gives
+    """Raise ValueError for half a surrogate pair, and for deep nesting. Values are looked at only where the text gives
     cause, since that takes longer than the parsing."""
     halves = not surrogates and _may_hold_halves(text)
     if not halves and text.count("[") + text.count("{") <= DEEPEST:

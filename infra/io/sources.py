@@ -83,11 +83,11 @@ class Source:
     fix: str = "correct the path in the config"
 
 
-FOLLOW = "name what the link leads to in the config, or set follow_links: true beside paths if the links are yours"
+FOLLOW = "name what the link leads to in the config, or set follow_links: true next to paths if you trust the links"
 
 
 def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_IN) -> tuple[Path, ...]:
-    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing stands for itself. URLs
+    """Return the files behind paths, folders and globs, sorted; a pattern that matches nothing is returned as is. URLs
     are left out.
 
     Args:
@@ -169,26 +169,26 @@ def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
     return tuple(sorted(matched_objects))
 
 
-def open_place(place: Place) -> BinaryIO:
+def open_place(file: Place) -> BinaryIO:
     """The bytes of a file or object. Raises StageError `missing_source`; reading an object, what `infra.io.s3`
     raises."""
-    if isinstance(place, S3Object):
-        return open_object(place)
+    if isinstance(file, S3Object):
+        return open_object(file)
     try:
-        return place.open("rb")
+        return file.open("rb")
     except FileNotFoundError:
-        raise stage_error("missing_source", str(place), "no such file", "correct the path in the config") from None
+        raise stage_error("missing_source", str(file), "no such file", "correct the path in the config") from None
     except IsADirectoryError:
-        raise stage_error("missing_source", str(place), "expected a file, found a folder") from None
+        raise stage_error("missing_source", str(file), "expected a file, found a folder") from None
 
 
-def size_of(place: Place) -> int:
-    """Bytes of a file or object; 0 for a file that is not there."""
-    if isinstance(place, S3Object):
-        return place.size
-    return place.stat().st_size if place.is_file() else 0
+def size_of(file: Place) -> int:
+    """Return the bytes of a file or object; 0 for a file that does not exist."""
+    if isinstance(file, S3Object):
+        return file.size
+    return file.stat().st_size if file.is_file() else 0
 
 
-def by_name(places: Iterable[Place]) -> list[Place]:
+def by_name(files: Iterable[Place]) -> list[Place]:
     """Files in the order in which they are read, which does not change when the folder around all of them moves."""
-    return sorted(places, key=lambda place: (place.name, str(place)))
+    return sorted(files, key=lambda file: (file.name, str(file)))

@@ -46,7 +46,7 @@ def in_words(path: Path, lost: str) -> Iterator[None]:
 
 
 def check(path: Path, lost: str) -> None:
-    """Reads a whole table. Raises StageError `damaged_state`; a file that is not there is none."""
+    """Read a whole table. Raises StageError `damaged_state`; a file that is not there is none."""
     if path.exists():
         with in_words(path, lost):
             connection = sqlite3.connect(path, timeout=60)

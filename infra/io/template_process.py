@@ -28,7 +28,7 @@ TEXT_CHARACTERS = 10_000_000
 """The most that one request may render."""
 LENGTH = struct.Struct("<q")
 
-_ONES = (
+_BELOW_TWENTY = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )  # fmt: skip
@@ -36,15 +36,15 @@ _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def in_words(number: int) -> str:
-    """`twenty-one` for 21, `minus two` for -2. Raises ValueError beyond 99."""
+    """Return a number in words: `twenty-one` for 21, `minus two` for -2. Raises ValueError beyond 99."""
     if number < 0:
         return f"minus {in_words(-number)}"
     if number > 99:
         raise ValueError(f"numbers are written in words up to 99, not {number}")
     if number < 20:
-        return _ONES[number]
-    tens, ones = divmod(number, 10)
-    return _TENS[tens] + (f"-{_ONES[ones]}" if ones else "")
+        return _BELOW_TWENTY[number]
+    tens, units = divmod(number, 10)
+    return _TENS[tens] + (f"-{_BELOW_TWENTY[units]}" if units else "")
 
 
 _TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
@@ -98,7 +98,7 @@ def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers its starter until that closes the pipe."""
+    """Answer its starter until that closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")

@@ -82,7 +82,7 @@ def _ask(question: list[Any]) -> Iterator[list[Any] | None]:
         process = _started()
         assert process.stdin is not None and process.stdout is not None
         try:
-            with suppress(BrokenPipeError):  # the answer tells
+            with suppress(BrokenPipeError):  # its answer reports the error
                 process.stdin.write(LENGTH.pack(len(content)) + content)
                 process.stdin.flush()
             answer = _receive(process.stdout)

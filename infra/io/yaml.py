@@ -72,13 +72,13 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(
-                problem="a text was expected as a key; {{ … }} must stand in quotes", problem_mark=key_node.start_mark
+                problem="a text was expected as a key; {{ … }} must be in quotes", problem_mark=key_node.start_mark
             )
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if key in first_lines:
             raise yaml.MarkedYAMLError(
-                problem=f"the key {quoted(key)} stands twice, first in line {first_lines[key]}",
+                problem=f"the key {quoted(key)} occurs twice, first in line {first_lines[key]}",
                 problem_mark=key_node.start_mark,
             )
         first_lines[key] = line
@@ -90,7 +90,9 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     try:
         return int(text, 0) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
     except (ValueError, OverflowError):
-        raise yaml.MarkedYAMLError(problem=f"{quoted(text, 40)} is no number", problem_mark=node.start_mark) from None
+        raise yaml.MarkedYAMLError(
+            problem=f"{quoted(text, 40)} is not a number", problem_mark=node.start_mark
+        ) from None
 
 
 _KEPT = ("null", "bool", "str", "seq")
@@ -197,7 +199,7 @@ def check_size(value: Any) -> None:
             raise BadYaml(f"more than {MOST_VALUES:,} values, aliases written out")
         texts = [item, *item] if isinstance(item, dict) else [item]
         if any(isinstance(text, str) and not text.isascii() and _SURROGATE.search(text) for text in texts):
-            raise BadYaml("half of a surrogate pair was found, which is no text")
+            raise BadYaml("half of a surrogate pair was found, which is not text")
         if isinstance(item, dict | list):
             inner = item.values() if isinstance(item, dict) else item
             stack.append(iter([(child, depth + 1) for child in inner]))

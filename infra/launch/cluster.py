@@ -264,7 +264,7 @@ class _Nodes:
             state.machine for name in nodes if (state := self._seen[name].state).state in ("leaving", "gone")
         ]
         if over is not None and over.problem.code == "job_failed" and leaving_machines:
-            message = f"the scheduler told the job to end, on {', '.join(leaving_machines)}"
+            message = f"the scheduler ended the job, on {', '.join(leaving_machines)}"
             return Over(replace(over.problem, code="time_limit", message=message), False)
         return over
 

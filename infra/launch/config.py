@@ -174,7 +174,11 @@ class LaunchConfig(Config):
                 yield Problem("missing_package", f"launch.{key}", message, f"{fix}, or leave launch.{key} out")
 
     def checkpoint_place(self, build: str) -> str:
-        """Return the place of a build's uploaded checkpoints, empty for none. build: <stage>/<fingerprint>."""
+        """Return the place of a build's uploaded checkpoints, empty for none.
+
+        Args:
+            build: <stage>/<fingerprint>.
+        """
         return f"{self.checkpoint_remote.rstrip('/')}/{build}" if self.checkpoint_remote else ""
 
     @property
@@ -304,7 +308,7 @@ class LaunchConfig(Config):
         wrong += self._uneven("pipeline_parallel", "context_parallel", "tensor_parallel")
         grouped = [key for key in ("tensor_parallel", "context_parallel") if getattr(self, key) > 1]
         if grouped and self.sharding != "ddp":
-            wrong.append(f"sharding: ddp beside {' and '.join(grouped)}, not {self.sharding}")
+            wrong.append(f"sharding: ddp together with {' and '.join(grouped)}, not {self.sharding}")
         elif self.shards_weights:
             wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
         if self.compile == "on":
@@ -328,7 +332,7 @@ class LaunchConfig(Config):
                 else f"a divisor of the {stage_ranks} ranks, not {self.expert_parallel}"
             )
         if self.tensor_parallel > 1 and self.sharding != "ddp":
-            wrong.append(f"sharding: ddp beside tensor_parallel, not {self.sharding}")
+            wrong.append(f"sharding: ddp together with tensor_parallel, not {self.sharding}")
         elif self.shards_weights:
             wrong.append(f"sharding: ddp or zero1, not {self.sharding}")
         if self.compile == "on":

@@ -41,7 +41,9 @@ for number in range(torch.cuda.device_count()):
 def examine(folders: Sequence[Path], *, gpus: bool) -> tuple[list[str], dict[str, float]]:
     """Return the problems of this machine, one sentence each, and the speeds of its exercises.
 
-    folders: those that a training writes to. gpus: True if the machine has GPUs, which must work too.
+    Args:
+        folders: those that a training writes to.
+        gpus: True if the machine has GPUs, which must work too.
     """
     checks: list[tuple[str, Callable[[], dict[str, float]]]] = [("arithmetic", _multiply), ("memory", _remember)]
     checks += [(f"disk of {folder}", lambda folder=folder: _write(folder)) for folder in folders]  # type: ignore[misc]
@@ -60,7 +62,8 @@ def examine(folders: Sequence[Path], *, gpus: bool) -> tuple[list[str], dict[str
 def slow_machines(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Return the machines that are so slow that others would wait for them, with a reason each.
 
-    figures: what `examine` measured on each of the machines that will train together, by name.
+    Args:
+        figures: what `examine` measured on each of the machines that will train together, by name.
     """
     slow: dict[str, str] = {}
     for name, (does, unit) in _EXERCISES.items():

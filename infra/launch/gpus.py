@@ -112,7 +112,11 @@ def has_gpu() -> bool:
 
 
 def describe(free: bool = True) -> TorchAnswer:
-    """Return what the torch of this process sees. free: True asks for free memory, which opens every GPU."""
+    """Return what the torch of this process sees.
+
+    Args:
+        free: True asks for free memory, which opens every GPU.
+    """
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -178,27 +182,27 @@ def ask_driver() -> DriverAnswer:
     return DriverAnswer(version, "", tuple(_processes(processes)), present or bool(version))
 
 
-def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, asked: bool) -> list[Problem]:
+def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, requested: bool) -> list[Problem]:
     """Return the reasons why torch cannot use the GPUs of this machine.
 
     Args:
-        asked: True if the config asks for a GPU (`launch.device: gpu`). Otherwise a CPU-only build of torch and GPUs
-            that CUDA_VISIBLE_DEVICES hides count as a choice.
+        requested: True if the config asks for a GPU (`launch.device: gpu`). Otherwise a CPU-only build of torch and
+            GPUs that CUDA_VISIBLE_DEVICES hides count as a choice.
     """
     key = "launch.device"
     problems = list(_two_cudas(key))
     if answer.other_libraries:
-        message = f"{', '.join(answer.other_libraries)} took the place of the libraries that torch came with"
+        message = f"{', '.join(answer.other_libraries)} replaced the libraries that torch was installed with"
         problems.append(
             Problem("other_cuda", key, message, "take the other CUDA's folders out of LD_LIBRARY_PATH and LD_PRELOAD")
         )
     if answer.cuda is None:
-        if asked and not answer.usable:  # one for ROCm has no CUDA and is usable
+        if requested and not answer.usable:  # one for ROCm has no CUDA and is usable
             message = f"expected a torch with CUDA, the installed torch {answer.torch} is built for CPUs alone"
             problems.append(Problem("torch_without_cuda", key, message, f"install a build for CUDA, {_ON_CPU}"))
         return problems
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDES_ALL
-    if not answer.usable and (asked or (driver.present and not is_hidden)):
+    if not answer.usable and (requested or (driver.present and not is_hidden)):
         problems.append(_unusable(answer, driver, key))
     for number, gpu in enumerate(answer.gpus):
         if not supports(answer.architectures, gpu.capability):

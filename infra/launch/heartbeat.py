@@ -119,7 +119,8 @@ class Hang:
 def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patience_s: float) -> tuple[int, ...]:
     """Return the ranks furthest behind, once none of them has given a sign of life for `patience_s`; none before.
 
-    beats: the last sign of each of the ranks that train together.
+    Args:
+        beats: the last sign of each of the ranks that train together.
     """
     watched = {rank: beat for rank, beat in beats.items() if beat.phase != "not watched"}
     # Only the ranks furthest behind can be the cause. They get the full time even if the others have waited longer.
@@ -131,7 +132,8 @@ def stuck_ranks(beats: Mapping[int, Beat], silent_s: Mapping[int, float], patien
 def find_hang(folder: Path, pids: Mapping[int, int], patience_s: float) -> Hang | None:
     """Return a hang among the ranks of this node, after writing all their stacks to `folder`; None if there is none.
 
-    patience_s: seconds for which a watched rank may give no sign of life.
+    Args:
+        patience_s: seconds for which a watched rank may give no sign of life.
     """
     beats = {rank: beat for rank in pids if (beat := read_beat(folder, rank)) and beat.phase != "not watched"}
     silent_s = {rank: time.monotonic() - beat.time for rank, beat in beats.items()}

@@ -28,7 +28,9 @@ _OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT
 def passed_on(environment: Mapping[str, str], *, scheduled: bool = False) -> dict[str, str]:
     """Return the variables that a training on another machine gets from this one.
 
-    scheduled: True if a scheduler there assigns the GPUs."""
+    Args:
+        scheduled: True if a scheduler there assigns the GPUs.
+    """
     local_only = (*_OURS_ALONE, *(["CUDA_VISIBLE_DEVICES"] if scheduled else []))
     return {
         name: value for name, value in environment.items() if name.startswith(_PASSED_ON) and name not in local_only
@@ -81,7 +83,7 @@ class Hosts:
             "too_few_hosts",
             "launch.hosts",
             f"expected {self._launch.nodes} hosts that work, got {len(usable)}: {reasons}",
-            "mend them, or name others",
+            "correct them, or name others",
         )
         return Over(problem, None)
 

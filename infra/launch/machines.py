@@ -49,7 +49,8 @@ class Machines(Protocol):
     def release(self, leaving_s: float = 0.0) -> None:
         """Give the machines back; return when, as far as can be known, none of our processes runs there.
 
-        leaving_s: seconds in which agents that were ordered to leave may end by themselves.
+        Args:
+            leaving_s: seconds in which agents that were ordered to leave may end by themselves.
         """
 
     def pass_on_log(self) -> None:

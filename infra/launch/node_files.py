@@ -118,7 +118,11 @@ class Watch:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def silent_s(self, signs: Mapping[str, int]) -> dict[str, float]:
-        """Return the seconds since each writer's last new sign. signs: the counts that were just read."""
+        """Return the seconds since each writer's last new sign.
+
+        Args:
+            signs: the counts that were just read.
+        """
         now = time.monotonic()
         for name, sign in signs.items():
             if name not in self._seen or self._seen[name][0] != sign:

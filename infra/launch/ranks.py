@@ -119,7 +119,11 @@ class Ranks:
         environment: Mapping[str, str],
         node: ClusterNode | None = None,
     ) -> None:
-        """Start the ranks. node: this machine; by default as in the environment, see `ClusterNode.of`."""
+        """Start the ranks.
+
+        Args:
+            node: this machine; by default as in the environment, see `ClusterNode.of`.
+        """
         node = node or ClusterNode.of(launch, environment)
         self.first = node.number * launch.processes
         self._processes: list[subprocess.Popen[bytes]] = []

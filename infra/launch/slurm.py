@@ -98,7 +98,11 @@ class Slurm(OneJob):
             _command("scancel", self._job)
 
     def release(self, leaving_s: float = 0.0) -> None:
-        """Cancel the job, and return when it is gone. leaving_s: seconds in which it may first end by itself."""
+        """Cancel the job, and return when it has ended.
+
+        Args:
+            leaving_s: seconds in which it may first end by itself.
+        """
         if not self._job:
             return
         end = time.monotonic() + leaving_s
@@ -151,7 +155,7 @@ class Slurm(OneJob):
         answer = _command("sbatch", "--parsable", *options, text=script)
         if answer.returncode:
             code = "scheduler_unreachable" if _is_unreachable(answer.stderr) else "slurm_refused"
-            fix = "sbatch tells why; launch.slurm says what is asked for"
+            fix = "sbatch gives the reason; launch.slurm has what is requested"
             raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {answer.stderr.strip()}", fix))
         self._job = answer.stdout.strip().partition(";")[0]
         self._record.write_text(self._job)

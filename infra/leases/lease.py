@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from infra.leases import table as lease_table
 from infra.leases.place import opened
-from infra.leases.table import TABLE_ERRORS, Holder, LeaseTable, TableAway, TableMoved
+from infra.leases.table import TABLE_ERRORS, Holder, LeaseTable, TableAway
 from infra.process.lifetime import end_orphans, signal_group, start_ticks, this_machine
 
 PATIENCE_S = 300.0
@@ -133,14 +133,10 @@ def _ignore_table_errors() -> suppress:
 
 
 class Leases:
-    """The leases of a store: at most one holder per key, `stage/fingerprint`.
+    """The leases of a store: at most one holder per key, `stage/fingerprint`."""
 
-    reopen: finds the new table of the leases if they are moved.
-    """
-
-    def __init__(self, table: LeaseTable, reopen: Callable[[], LeaseTable] | None = None) -> None:
+    def __init__(self, table: LeaseTable) -> None:
         self.table = table
-        self._reopen = reopen
 
     def acquire(
         self,
@@ -160,12 +156,6 @@ class Leases:
                 acquired, holder = self.table.take(
                     key, candidate, lambda current: current.is_dead(watch.silent_s(current))
                 )
-            except TableMoved:
-                if self._reopen is None:
-                    raise
-                self.table = self._reopen()
-                self.table.check()
-                continue
             except TableAway as error:
                 watch.forget()
                 acquired, holder = False, None

@@ -7,8 +7,8 @@ For a root on an object store the file is <url>/leases.json, and PostgreSQL is r
 
 All processes that use a store must see the same leases, or two would build one artifact. So the file decides, not the
 environment of a process: the first process that opens a store writes it, and a process that cannot reach the database
-named there is refused. Leases move from SQLite to PostgreSQL when a process with a configured PostgreSQL opens the
-store and nothing is being built. They never move back by themselves.
+named there is refused. To move the leases, a person who knows that nothing runs on the store deletes `leases.*`: the
+next run chooses again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.errors import ConfigError, Problem, stage_error
+from infra.errors import ConfigError, Problem, StageError, stage_error
 from infra.io.files import sync
 from infra.io.json import parse_own_json
 from infra.io.s3 import read_object
@@ -30,7 +30,7 @@ from infra.io.tables import check as check_table
 from infra.io.tables import damaged, in_words, read_state
 from infra.leases.postgres import PostgresTable
 from infra.leases.sqlite import SqliteTable
-from infra.leases.table import Holder, LeaseTable
+from infra.leases.table import LeaseTable
 from infra.servers.databases.database import DATABASE, EXPECTED, SQLITE, Postgres, database, requested_database
 from infra.servers.settings import settings_of
 from infra.store.layout import Layout
@@ -73,8 +73,9 @@ def table(layout: Layout) -> LeaseTable:
             record = _record_first(layout, LeaseDatabase(postgres_table.place, postgres_table.store))
     if record.database != SQLITE:
         return _in_postgres(record)
-    sqlite_table = _in_sqlite(layout)
-    return _move_to_postgres(layout, sqlite_table, target) if target is not None else sqlite_table
+    if target is not None:
+        raise _in_sqlite_already(target)
+    return _in_sqlite(layout)
 
 
 def existing(layout: Layout) -> LeaseTable | None:
@@ -113,6 +114,8 @@ def check(layout: Layout) -> None:
     if record is not None and record.database != SQLITE:
         _in_postgres(record).check()
     elif target is not None:
+        if record is not None or (not layout.url and _file(layout).exists()):
+            raise _in_sqlite_already(target)
         target.connect().close()
 
 
@@ -135,6 +138,15 @@ def _in_sqlite(layout: Layout) -> SqliteTable:
         return SqliteTable(file)
 
 
+def _in_sqlite_already(target: Postgres) -> StageError:
+    fix = (
+        f"when nothing runs on this store, delete the files .state/leases.*; to stay with SQLite, set {DATABASE} to"
+        f" {SQLITE}"
+    )
+    message = f"the leases of this store are in SQLite, and the configured database is {target.public_url}"
+    return stage_error("leases_elsewhere", DATABASE, message, fix)
+
+
 def _in_postgres(record: LeaseDatabase) -> PostgresTable:
     """Open the leases in PostgreSQL. If the environment names another URL, it may be another name of the same database:
     only that database knows the store's id."""
@@ -153,27 +165,6 @@ def _postgres_of(record: LeaseDatabase) -> Postgres:
     postgres = database(record.database)
     assert postgres is not None
     return postgres
-
-
-def _move_to_postgres(layout: Layout, sqlite_table: SqliteTable, target: Postgres) -> LeaseTable:
-    """Move the leases to PostgreSQL and return the new table; return the old one unchanged while a build is in
-    progress. Holders that seem dead are moved too: a holder elsewhere is not taken for dead by its clock alone."""
-
-    def move(rows: list[tuple[str, Holder]]) -> bool:
-        if any(not holder.is_dead() for _, holder in rows):
-            return False
-        postgres_table = PostgresTable.made(target)
-        for key, holder in rows:
-            postgres_table.take(key, holder, lambda current: False)
-        hidden = _hidden(layout, LeaseDatabase(postgres_table.place, postgres_table.store))
-        hidden.replace(_place_file(layout))
-        sync(layout.state)
-        return True
-
-    with in_words(sqlite_table.path, _LOST):
-        sqlite_table.leave(move)
-    record = _recorded(layout)
-    return sqlite_table if record is None or record.database == SQLITE else _in_postgres(record)
 
 
 def _file(layout: Layout) -> Path:

@@ -10,10 +10,8 @@ from dataclasses import astuple
 from pathlib import Path
 
 from infra.errors import Problem
-from infra.leases.table import Holder, TableAway, TableMoved
+from infra.leases.table import Holder, TableAway
 
-_IN_USE, _MOVED = 0, 1
-"""Values of SQLite's `user_version`: whether leases are still here. Each transaction that takes one reads it."""
 _BUSY_S = 60
 
 
@@ -32,7 +30,6 @@ class SqliteTable:
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
         with self._changing() as table:
             table.execute("BEGIN IMMEDIATE")
-            self._refuse_if_moved(table)
             current = _read(table, key)
             if current is not None and not is_free(current):
                 return False, current
@@ -45,7 +42,8 @@ class SqliteTable:
 
     def rows(self) -> list[tuple[str, Holder]]:
         with self._changing() as table:
-            return _rows(table)
+            query = "SELECT key, token, host, pid, pid_started, work_group, renewed FROM leases ORDER BY key"
+            return [(row[0], Holder(*row[1:])) for row in table.execute(query)]
 
     def renew(self, key: str, token: str, group: int | None = None) -> bool:
         with self._changing() as table:
@@ -64,26 +62,6 @@ class SqliteTable:
 
     def reference(self) -> Mapping[str, str]:
         return {"sqlite": str(self.path)}
-
-    def leave(self, move: Callable[[list[tuple[str, Holder]]], bool]) -> None:
-        """Give the leases up for another table, unless that was done before.
-
-        move: called with all leases, which cannot change meanwhile; copies them there and returns True if it did. From
-        then on this table holds no leases, and none can be taken here. If it returns False or raises, nothing changes.
-        """
-        with self._changing() as table:
-            table.execute("BEGIN IMMEDIATE")
-            if self._is_here(table) and move(_rows(table)):
-                table.execute("DELETE FROM leases")
-                table.execute(f"PRAGMA user_version = {_MOVED}")
-
-    def _is_here(self, table: sqlite3.Connection) -> bool:
-        return bool(table.execute("PRAGMA user_version").fetchone()[0] == _IN_USE)
-
-    def _refuse_if_moved(self, table: sqlite3.Connection) -> None:
-        if not self._is_here(table):
-            message = "the leases of this store went to a PostgreSQL database while this process worked with this file"
-            raise TableMoved(Problem("leases_elsewhere", str(self.path), message, "run again"))
 
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -109,8 +87,3 @@ def _read(table: sqlite3.Connection, key: str) -> Holder | None:
         "SELECT token, host, pid, pid_started, work_group, renewed FROM leases WHERE key = ?", (key,)
     ).fetchone()
     return Holder(*row) if row else None
-
-
-def _rows(table: sqlite3.Connection) -> list[tuple[str, Holder]]:
-    query = "SELECT key, token, host, pid, pid_started, work_group, renewed FROM leases ORDER BY key"
-    return [(row[0], Holder(*row[1:])) for row in table.execute(query)]

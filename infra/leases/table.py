@@ -59,10 +59,6 @@ class TableAway(StageError):
     """The table does not answer now, and may later: locked by another process, its server down or out of reach."""
 
 
-class TableMoved(StageError):
-    """The leases are in another table since this one was opened."""
-
-
 TABLE_ERRORS = (StageError, sqlite3.OperationalError)
 """Exceptions of a table that cannot be read or written, permanently or not."""
 
@@ -76,9 +72,7 @@ class LeaseTable(Protocol):
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
         """Make `mine` the holder if there is none, or if `is_free` returns True for the current holder.
 
-        Returns (True, the replaced holder, if any) or (False, the holder; None if it changed while we looked).
-        Raises TableMoved.
-        """
+        Returns (True, the replaced holder, if any) or (False, the holder; None if it changed while we looked)."""
 
     def read(self, key: str) -> Holder | None: ...
 

@@ -63,7 +63,7 @@ class Delivery:
         self._root = root
         self._ledger = ledger
         self._experiments: dict[str, str] = {}
-        # The registry looks logged models up at the global address, whatever its client was told.
+        # The registry looks logged models up at the global address, regardless of its client's settings.
         mlflow.set_tracking_uri(uri)
         if uri == database_uri(root):
             prepare(root)
@@ -76,7 +76,7 @@ class Delivery:
         self._registry = Registry(root, self._client, ledger)
 
     def deliver(self, message: Message, sender: Mapping[str, Any]) -> None:
-        """Raises UnknownBuild, MlflowException, or an OSError for files that cannot be read."""
+        """Raise UnknownBuild, MlflowException, or an OSError for files that cannot be read."""
         match message:
             case PipelineStarted():
                 self._pipeline_started(message, sender)
@@ -251,7 +251,7 @@ class Delivery:
             experiment: Experiment | None = self._client.get_experiment_by_name(pipeline)
             if experiment is None:
                 location = f"mlflow-artifacts:/{page.slug(pipeline)}"
-                # The kind tells the page to open on runs and their curves.
+                # With this kind the page opens on runs and their curves.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 self._experiments[pipeline] = self._client.create_experiment(pipeline, location, tags)
             else:

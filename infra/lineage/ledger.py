@@ -116,7 +116,7 @@ class Ledger:
         return _delivered(row) if row else None
 
     def attempt(self, build_id: str, parent_id: str, about: dict[str, Any], sender: dict[str, Any]) -> None:
-        """Notes that a run is about to be made: a second attempt may find that the first one got through."""
+        """Record that a run is about to be made: a second attempt may find that the first one got through."""
         self._execute(
             "INSERT INTO runs (build_id, parent_id, about, sender) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             build_id,
@@ -150,7 +150,7 @@ class Ledger:
         self._execute("INSERT INTO tails (build_id, path) VALUES (?, ?) ON CONFLICT DO NOTHING", build_id, path)
 
     def tails(self) -> list[tuple[str, str, int]]:
-        """(build_id, path, offset in bytes) of the metric files that are being followed."""
+        """Return (build_id, path, offset in bytes) of the metric files that are being followed."""
         return [tuple(row) for row in self._fetch_all("SELECT build_id, path, offset FROM tails")]
 
     def advance(self, build_id: str, offset: int) -> None:
@@ -167,7 +167,7 @@ class Ledger:
         self._execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", digest, experiment_id, model_id)
 
     def set_row(self, parent_id: str, stage: str, **values: Any) -> None:
-        """Adds to what the pipeline's page says about a stage."""
+        """Add to the pipeline page's row of a stage."""
         row = self._fetch_one("SELECT row FROM rows WHERE parent_id = ? AND stage = ?", parent_id, stage)
         merged = (parse_own_json(row[0]) if row else {}) | values
         self._execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", parent_id, stage, json.dumps(merged))
@@ -178,7 +178,7 @@ class Ledger:
         return dict(sorted(rows.items(), key=lambda item: item[1].get("time", 0.0)))
 
     def failed(self, name: str) -> int:
-        """Counts one more failure of a message; returns how many there were."""
+        """Count one more failure of a message; return how many there were."""
         self._execute(
             "INSERT INTO failures VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET attempts = attempts + 1",
             name,

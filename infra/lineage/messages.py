@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 WHOLE_RUN = ("report.html", "aux/corpus_report.html", "MODEL_CARD.md")
-"""Files of an artifact that tell of the whole pipeline run, and lie with its run in MLflow."""
+"""Files of an artifact that describe the entire pipeline run, and are with its run in MLflow."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -53,7 +53,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Message:
-    """Base of all messages: `build_id` says whom it is about."""
+    """Base of all messages: `build_id` is that of its subject."""
 
     kind: ClassVar[str] = ""
     build_id: str
@@ -148,7 +148,7 @@ class StageReused(Message):
 @dataclass(frozen=True)
 class PipelineFinished(Message):
     """figures: those by which runs are compared, of built and reused stages alike, as `step.figure`; artifacts: files
-    that tell of the whole run (WHOLE_RUN)."""
+    that describe the entire run (WHOLE_RUN)."""
 
     kind = "pipeline_finished"
     status: Status

@@ -98,9 +98,12 @@ class Point(NamedTuple):
 def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
     """Delete those points of a run that exist, and update the latest value of each metric; all of it or nothing.
 
-    uri: the database, whether or not a server works on it. Returns False if the database does not contain the run.
-
     Raises sqlalchemy.exc.OperationalError for a database that is locked or away.
+
+    Returns False if the database does not contain the run.
+
+    Args:
+        uri: the database, whether or not a server works on it.
     """
     import sqlalchemy
     from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlMetric, SqlRun
@@ -155,7 +158,8 @@ class MetricsDelivery:
     def send_last(self, run: DeliveredRun, metrics: str) -> None:
         """The rest of the followed file; if that is gone, of its copy in the artifact, or all of another file.
 
-        metrics: the file of the artifact; "" for none.
+        Args:
+            metrics: the file of the artifact; "" for none.
         """
         moved = Path(metrics) if metrics else None
         offset = 0

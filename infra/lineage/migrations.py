@@ -24,13 +24,13 @@ LOCK_TIMEOUT_S = 60.0
 _COMPANIONS = ("-journal", "-wal", "-shm")
 _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 _PASSING_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it anew from the artifacts and keeps this file"
+_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it again from the artifacts and keeps this file"
 
 log = logging.getLogger("stemma.relay")
 
 
 def prepare(root: Path | str) -> None:
-    """Makes the database of a root, or brings it to the installed MLflow's revision; only a look if it is there.
+    """Make the database of a root, or bring it to the installed MLflow's revision; only a look if it is there.
 
     Killed at any moment, the next call begins again from what was there before. Of several processes one does it and
     the others wait. Before an upgrade the database is kept as `mlflow.db.revision-<revision>.<time>`. One that cannot
@@ -74,7 +74,7 @@ def is_of_the_database(error: BaseException) -> bool:
         isinstance(cause, sqlite3.OperationalError)
         or (isinstance(cause, StageError) and cause.problems[0].code in ("broken_database", "newer_database"))
         or type(cause) is sqlite3.DatabaseError
-        # A server tells any OperationalError of its database so, with its words.
+        # A server reports any OperationalError of its database so, with its words.
         or getattr(cause, "error_code", "") == "TEMPORARILY_UNAVAILABLE"
         for cause in _causes(error)
     )
@@ -133,7 +133,7 @@ def _revision(path: Path) -> str | None:
 
 
 def _tables(path: Path, but: str = "alembic_") -> set[str]:
-    """Raises StageError `broken_database` for a file that is no database."""
+    """Raise StageError `broken_database` for a file that is no database."""
     if not path.exists():
         return set()
     try:
@@ -157,7 +157,7 @@ def _upgrade(path: Path, revision: str | None, temporary: Path) -> None:
         kept.unlink(missing_ok=True)
         link_or_copy(path, kept)
         _replace_database(temporary, path)
-    log.info("upgraded %s from revision %s; as it was it lies in %s", path, revision, kept.name)
+    log.info("upgraded %s from revision %s; the former file is %s", path, revision, kept.name)
     for older in _copies(path)[COPIES_KEPT:]:
         older.unlink()
 
@@ -179,7 +179,7 @@ def _make(path: Path) -> None:
 
 
 def _migrate(path: Path, revision: str | None) -> None:
-    """Makes all tables, or brings those of a revision to the newest."""
+    """Make all tables, or bring those of a revision to the newest."""
     import sqlalchemy
     from alembic.util import CommandError
     from mlflow.store.db import utils
@@ -194,7 +194,7 @@ def _migrate(path: Path, revision: str | None) -> None:
         raise stage_error(
             "newer_database",
             str(path.with_name(path.name.removesuffix(".unfinished"))),
-            f"it is of another version of MLflow, which this one cannot read: {error}",
+            f"it is from a version of MLflow that this one cannot read: {error}",
             f"install that version again, or {_REBUILD}",
         ) from error
     finally:

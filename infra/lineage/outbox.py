@@ -16,7 +16,7 @@ from infra.lineage.messages import Message
 from infra.lineage.relay_lock import lineage_folder, this_process
 from infra.secrets import Hider
 
-TOLD = ("config", "tags", "headline", "error", "description")
+TEXT_FIELDS = ("config", "tags", "headline", "error", "description")
 """Fields of messages that people read in MLflow, without secrets; the others are digests, paths and figures."""
 
 _lock = threading.Lock()
@@ -47,7 +47,7 @@ class Outbox:
         """Store a message for the relay; this writes a small file, takes about 0.1 ms, and needs no server."""
         self.folder.mkdir(parents=True, exist_ok=True)
         content, hider = message.to_json(), Hider()
-        content |= {key: hider.hide_in(content[key]) for key in TOLD if key in content}
+        content |= {key: hider.hide_in(content[key]) for key in TEXT_FIELDS if key in content}
         text = json.dumps({"message": content, "sender": this_process()})
         name = f"{_next_time_ns():020d}-{os.getpid()}-{next(_sequence)}.json"
         hidden = self.folder / f".{name}"
@@ -71,7 +71,7 @@ class Outbox:
         return [self.folder / name for name in sorted(names) if not name.startswith(".")]
 
     def read(self, path: Path) -> Envelope:
-        """Raises ValueError for a file that is no message."""
+        """Raise ValueError for a file that is no message."""
         content = read_own_json(path)
         return Envelope(path, content["message"], content["sender"])
 

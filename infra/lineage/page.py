@@ -21,12 +21,12 @@ NOT_IN_A_SLUG = re.compile(r"[^\w\-.]+")
 
 
 def pipeline_name(message: PipelineStarted) -> str:
-    """`quickstart 2026-11-21 06:50 UTC`: what ran, and when; or the name that it was given."""
+    """Return the name of a run, `quickstart 2026-11-21 06:50 UTC`, or the name that it was given."""
     return message.name or f"{message.pipeline} {datetime.fromtimestamp(message.time, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def stage_name(message: StageStarted) -> str:
-    """`sft 3f9c2a41`: the stage, and the beginning of the address of what it makes."""
+    """Return the name of a stage, `sft 3f9c2a41`: the stage, and the beginning of the address of what it makes."""
     return f"{message.stage} {message.fingerprint[:8]}"
 
 
@@ -72,7 +72,7 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measured(figures: Mapping[str, float]) -> dict[str, float]:
-    """Those of a stage's figures that have an interval: what was measured, without counts, settings and bounds."""
+    """Return the figures of a stage that have an interval, without counts, settings and bounds."""
     return {name: value for name, value in figures.items() if f"{name}_low" in figures and f"{name}_high" in figures}
 
 
@@ -83,7 +83,11 @@ def pipeline_figures(steps: Mapping[str, Mapping[str, float]]) -> dict[str, floa
 
 
 def pipeline_note(about: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], url_of: Mapping[str, str]) -> str:
-    """A table of the stages, each with a link to the run that built it. url_of: build_id to address in the page."""
+    """A table of the stages, each with a link to the run that built it.
+
+    Args:
+        url_of: build_id to address in the page.
+    """
     lines = [f"Pipeline **{about['pipeline']}**"]
     if about.get("flow_run_url"):
         lines[0] += f", [its flow run in Prefect]({about['flow_run_url']})"

@@ -200,7 +200,7 @@ def _problem_of(error: Exception, root: Path) -> Problem:
 
 
 def follow(root: Path, *, until_empty: bool) -> None:
-    """Delivers until SIGTERM, or until nothing is left to do and no registered process lives.
+    """Deliver until SIGTERM, or until nothing is left to do and no registered process lives.
 
     Exits with 1 where the database is unusable, once that is written down for `lineage_problem`; messages stay.
     """
@@ -264,7 +264,9 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--follow", action="store_true", help="stay until SIGTERM (the default)")
-    mode.add_argument("--until-empty", action="store_true", help="go once all is delivered and nobody needs us")
+    mode.add_argument(
+        "--until-empty", action="store_true", help="exit once all is delivered and no process needs the relay"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)

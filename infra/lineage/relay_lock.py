@@ -20,7 +20,7 @@ def lineage_folder(root: Path | str) -> Path:
 class RelayLock:
     """Held by the relay of a store for as long as it lives; the system lets go of it when the process dies.
 
-    The lock file says whose it is, so that others can ask without touching the lock.
+    The lock file names its holder, so that others can ask without touching the lock.
     """
 
     def __init__(self, root: Path | str) -> None:

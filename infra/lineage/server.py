@@ -61,12 +61,12 @@ CHECKED_ANEW_EVERY_S = 60
 
 
 def serve(root: Path, host: str, port: int) -> None:
-    """`mlflow server` without its second process, which would import MLflow once more (5 s)."""
+    """Serve MLflow like `mlflow server`, without its second process, which would import MLflow once more (5 s)."""
     prepare(root)
     login = credentials()
     if login:
         _set_up_authentication(root, login)
-    # Read when MLflow's server is imported, in small envelopes: its own figures for Prometheus then stand at /metrics.
+    # Read when MLflow's server is imported, in small envelopes: its own figures for Prometheus are then at /metrics.
     os.environ |= {"prometheus_multiproc_dir": str(_metrics_folder(root))}
     # MLflow guards its app against foreign hosts and origins if uvicorn is there when it is imported.
     from mlflow.server import constants

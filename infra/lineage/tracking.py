@@ -20,7 +20,7 @@ def artifacts_folder(root: Path | str) -> Path:
 
 
 def database_uri(root: Path | str) -> str:
-    """The database that `up` was last told to use; SQLite in the store by default."""
+    """Return the database that `up` was last given; SQLite in the store by default."""
     if postgres := settings_of(root).postgres:
         return postgres.mlflow_uri
     return f"sqlite:///{mlflow_folder(root) / 'mlflow.db'}"

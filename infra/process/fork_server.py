@@ -69,7 +69,7 @@ class _Child:
 
 
 class Server:
-    """Serves requests one after the other, and imports what it was told to in between.
+    """Serves requests one after the other, and imports the requested modules in between.
 
     parent: a descriptor that is none of a child's business.
     """
@@ -117,11 +117,11 @@ class Server:
         for name in start.modules:
             self._import(name)
         given_up = bool(select.select([channel], [], [], 0)[0])  # nothing is ever sent on it, so it is closed
-        if reason := "nobody waits for it" if given_up else self._sources.changed() or unsafe():
+        if reason := "no process waits for it" if given_up else self._sources.changed() or unsafe():
             _send(channel, {"refused": reason})
             channel.close()
             return
-        gc.freeze()  # what is there is shared with the child as long as neither touches it
+        gc.freeze()  # existing objects are shared with the child as long as neither touches them
         pid = os.fork()
         if pid == 0:
             self._born = start
@@ -146,7 +146,7 @@ class Server:
                 os.close(child.pidfd)
 
     def _report_exit(self, child: _Child) -> None:
-        """Tells the exit code. The number stays taken until the client has heard it: it may still signal the group."""
+        """Report the exit code. The number stays taken until the client has heard it: it may still signal the group."""
         status = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
         self._selector.unregister(child.pidfd)
@@ -169,7 +169,7 @@ class Server:
     def _import(self, name: str) -> None:
         if name in sys.modules:
             return
-        # The process that needs the module meets the error again, where it can be told.
+        # The process that needs the module meets the error again, where it can be reported.
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
         self._sources.note()
@@ -308,7 +308,7 @@ def main(requests: int, parent: int, temporary: str | None = None) -> int:
     tempfile.tempdir = temporary
     # Libraries keep the stream that they find when they are imported.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
-    gc.disable()  # imports make no garbage to speak of
+    gc.disable()  # imports make hardly any garbage
     start = Server(socket.socket(fileno=requests), parent).serve()
     if start is None:
         return 0

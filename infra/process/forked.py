@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 
 class NotForkedError(Exception):
-    """A fork server could not, or should not, start the process; the message says why."""
+    """A fork server could not, or should not, start the process; the message gives the reason."""
 
 
 class Process(Protocol):
@@ -106,9 +106,14 @@ class ForkServer:
     ) -> Process:
         """Start a process, which runs as if by `python -m argv…`.
 
-        modules: imported first. output: the descriptor for stdout and stderr. parent: the read end of a pipe, see
-        `infra.process.lifetime.die_with_parent`. stop: asked while the server still imports. set: variables besides the
-        server's. Raises NotForkedError.
+        Args:
+            modules: imported first.
+            output: the descriptor for stdout and stderr.
+            parent: the read end of a pipe, see `infra.process.lifetime.die_with_parent`.
+            stop: asked while the server still imports.
+            set: variables besides the server's.
+
+        Raises NotForkedError.
         """
         own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -166,7 +171,7 @@ class Forked:
         return self.returncode
 
     def wait(self) -> int:
-        """Also lets go of the process's number, which is not given to another before."""
+        """Wait for the end, and release the process's number, which no other process gets before."""
         while self.returncode is None:
             self._update(None)
         self._channel.close()

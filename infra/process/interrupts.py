@@ -31,7 +31,7 @@ def listen() -> None:
 
 
 def ignore() -> None:
-    """From now on nothing comes between the command and its answer, where the process is the command's own."""
+    """Ignore interrupts from now on, so that the command's answer is complete, if the process is the command's own."""
     for number in NUMBERS if _listening else ():
         signal.signal(number, signal.SIG_IGN)
 

@@ -39,8 +39,10 @@ def leave(code: int) -> None:
 
 
 def started_at(pid: int) -> float | None:
-    """When a process started (Unix time); None if it is gone. A clock that is set moves it: `start_ticks` tells a
-    process from a later one with the same number."""
+    """Return the time at which a process started (Unix time); None if it is gone.
+
+    Setting the clock moves it: `start_ticks` distinguishes a process from a later one with the same number.
+    """
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -49,8 +51,10 @@ def started_at(pid: int) -> float | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since its machine did: no change of the clock moves it. None if it is
-    gone."""
+    """Return the start of a process in clock ticks since its machine started: no change of the clock moves it.
+
+    None if it is gone.
+    """
     try:
         # The second field is the program's name in parentheses, which may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

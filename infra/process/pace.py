@@ -43,13 +43,17 @@ class Pace:
         self._thread = threading.Thread(target=self._report_periodically, name="pace", daemon=True)
 
     def add(self, amount: float, text_bytes: float = 0, documents: int = 0) -> None:
-        """Add an amount. documents: number reported in addition to the amount, if that counts something else."""
+        """Add an amount.
+
+        Args:
+            documents: number reported in addition to the amount, if that counts something else.
+        """
         self._done += amount
         self._bytes += text_bytes
         self._documents += documents
 
     def watch(self, under_way: Callable[[], Amount]) -> None:
-        """Counts in what is done of work that `add` has not been told of yet."""
+        """Include work in progress that was not passed to `add` yet."""
         self._under_way = under_way
 
     def __enter__(self) -> Pace:

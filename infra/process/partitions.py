@@ -32,7 +32,7 @@ DONE = "done.json"
 
 @dataclass(frozen=True)
 class Partition:
-    """One item with the folder for its results. `key` tells it from other work that had the same folder."""
+    """One item with the folder for its results. `key` distinguishes it from other work that had the same folder."""
 
     item: Any
     folder: Path
@@ -129,7 +129,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _keys(function: PartitionFunction, items: Sequence[Any]) -> Iterator[str]:
-    """Names each piece of work the same in every process."""
+    """Name each piece of work the same in every process."""
     # Once for all items: what a function carries may be large.
     shared = _stable(function)
     for item in items:

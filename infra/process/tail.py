@@ -9,7 +9,12 @@ class Tail:
     """The complete lines that were added to a file since the last look; a file that does not exist yet has none."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """from_end: leave out what is there already."""
+        """Follow a file that grows.
+
+        Args:
+            path: the file, which may not exist yet.
+            from_end: leave out existing lines.
+        """
         self._path = path
         self._position = path.stat().st_size if from_end and path.exists() else 0
 

@@ -25,12 +25,15 @@ class Mapper(Protocol):
         stop_if_cancelled: Callable[[], None],
         on_done: Callable[[int, Any], None],
     ) -> None:
-        """Apply a function to each item. on_done: called in this thread with each item's index and result, as they
-        arrive."""
+        """Apply a function to each item.
+
+        Args:
+            on_done: called in this thread with each item's index and result, as they arrive.
+        """
 
 
 def import_once(*modules: str) -> None:
-    """Has the worker processes of this process share what they import of these modules: one copy in memory, read once.
+    """Let the worker processes of this process share their imports of these modules: one copy in memory, read once.
 
     To be called before the first of them starts.
     """

@@ -24,7 +24,7 @@ class Credentials:
 
     @property
     def auth_string(self) -> str:
-        """`user:password`, as Prefect expects it."""
+        """Return `user:password`, as Prefect expects it."""
         return f"{self.user}:{self.password}"
 
     @property

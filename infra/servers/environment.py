@@ -44,7 +44,8 @@ OFFLINE = {
 def environment(root: Path | str, prefect_api_url: str | None = None) -> dict[str, str]:
     """Return the variables to add to `os.environ` for a process that works for the store at `root`.
 
-    prefect_api_url: the Prefect server to connect to; by default the one that `up` started, if it runs.
+    Args:
+        prefect_api_url: the Prefect server to connect to; by default the one that `up` started, if it runs.
     """
     variables = QUIET | OFFLINE | _reach() | client_variables() | {"PREFECT_HOME": str(prefect_home(root))}
     api_url = prefect_api_url or state.prefect_api_url(root)

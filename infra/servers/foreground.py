@@ -21,15 +21,18 @@ from infra.store.roots import root_folder
 FLOW_RUN = "flow-run"
 """Name of the single run of a pod that Prefect's Kubernetes worker starts, see `infra.launch.kube.runs`."""
 
+READERS = ("metrics", "page")
+"""Services that only read the store; their database role only reads leases."""
+
 
 def spec_for(name: str, root: Path, host: str | None, port: int | None) -> Spec:
     """Return the spec of a service, set up as by `up`. Raises ConfigError for an open address without credentials."""
     settings = chosen(settings_of(root), host)
-    if name != "metrics":  # it reads the store, and its database role only reads leases
+    if name not in READERS:
         make_servers_folder(root)
         settings.write(root)
     if name in DEFAULT_PORTS:
-        if settings.postgres and name != "metrics":
+        if settings.postgres and name not in READERS:
             settings.postgres.prepare()
         return server_spec(name, root, port or DEFAULT_PORTS[name], settings)
     if name == "relay":

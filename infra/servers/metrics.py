@@ -146,8 +146,8 @@ class StoreCollector(Collector):
 
     def _disk(self) -> Iterator[Metric]:
         usage = shutil.disk_usage(self._layout.root)
-        yield GaugeMetricFamily("stemma_disk_free_bytes", "Free space where the store lies.", usage.free)
-        yield GaugeMetricFamily("stemma_disk_size_bytes", "Size of the disk where the store lies.", usage.total)
+        yield GaugeMetricFamily("stemma_disk_free_bytes", "Free space on the disk of the store.", usage.free)
+        yield GaugeMetricFamily("stemma_disk_size_bytes", "Size of the disk of the store.", usage.total)
 
 
 def _changed(path: Path) -> float | None:

@@ -28,9 +28,12 @@ def reserved_port(
 ) -> Iterator[int]:
     """Reserve a free port that no other `up` on this machine takes while the block runs.
 
-    The port is `preferred`, or the next free one. patience_s: seconds that `preferred` may take to become free, if a
-    server of ours has just ended on it. Raises StageError `port_in_use`, naming the holder, if the user asked for
-    exactly this port.
+    The port is `preferred`, or the next free one.
+
+    Args:
+        patience_s: seconds that `preferred` may take to become free, if a server of ours has just ended on it.
+
+    Raises StageError `port_in_use`, naming the holder, if the user asked for exactly this port.
     """
     deadline = time.monotonic() + patience_s
     for port in range(preferred, min(preferred + TRIES, 65536)):
@@ -57,7 +60,7 @@ def is_free(port: int, host: str = HOST) -> bool:
             probe.bind((host, port))
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                message = f"{host} is no address of this machine"
+                message = f"{host} is not an address of this machine"
                 raise stage_error(
                     "bad_address", "--host", message, f"0.0.0.0 is all of them, {HOST} this machine"
                 ) from None

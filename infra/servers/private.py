@@ -31,8 +31,11 @@ _WITHOUT_BLOCKS = {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
 def private_prefect_server(page: bool = False) -> Iterator[str]:
     """Start a Prefect server with an empty database on a free port, and yield its API URL; it ends after the block.
 
-    page: True serves Prefect's page too, which is not used on the server of one run.
     The server also ends when this process dies, even by SIGKILL; its files are then removed with the next server.
+
+    Args:
+        page: True serves Prefect's page too, which is not used on the server of one run.
+
     Raises StageError `service_failed` if it does not start.
     """
     with starting_prefect_server(page) as (url, wait):
@@ -58,7 +61,9 @@ def starting_prefect_server(page: bool = False) -> Iterator[tuple[str, Callable[
 def launch_prefect_server(home: Path, page: bool, line: int) -> tuple[str, subprocess.Popen[bytes]]:
     """Start a Prefect server that keeps its data in the folder `home`; return its API URL and its process.
 
-    page: see `private_prefect_server`. line: the read end of a pipe that breaks when the server is to end.
+    Args:
+        page: see `private_prefect_server`.
+        line: the read end of a pipe that breaks when the server is to end.
     """
     port = any_free_port()
     url = f"http://{HOST}:{port}"

@@ -58,16 +58,19 @@ def up(
 ) -> list[Service]:
     """Start the services that do not run yet, concurrently, and return when all of them answer.
 
-    prefect_port, mlflow_port: by default the previous port, else 4200 and 5000, else the next free one.
-    host: the address to listen on; by default the previous one, else loopback.
-    say: called with each line of progress. Processes are detached and outlive the caller.
-
     Credentials and the database come from the environment, see `infra.servers.credentials` and
     `infra.servers.databases.database`.
 
     Raises StageError: `port_in_use` for a port that was asked for, with its holder; `service_failed` with the end of
     the log; `database_unreachable`. ConfigError: `no_credentials` for an address that other machines reach;
     `already_up` if the running services have other settings. Services that run are left running.
+
+    Processes are detached and outlive the caller.
+
+    Args:
+        prefect_port, mlflow_port: by default the previous port, else 4200 and 5000, else the next free one.
+        host: the address to listen on; by default the previous one, else loopback.
+        say: called with each line of progress.
     """
     root = Path(root).absolute()
     with _locked(root):
@@ -154,7 +157,7 @@ class _Starter:
                 record(self.root, self.known.values())
             self._wait(waiting)
         if older := of_older_code([service for service in kept if service in self.known.values()]):
-            self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them anew")
+            self.say(f"older than the code: {older}; `stemma down`, then `up`, starts them again")
         return [self.known[name] for name in NAMES]
 
     def _is_current(self, service: Service, urls: dict[str, str]) -> bool:

@@ -18,9 +18,9 @@ from infra.servers.credentials import AUTH, OFF, credentials, how_to_set
 from infra.servers.databases.database import SQLITE, Postgres, database, described, requested_database
 from infra.servers.ports import HOST
 from infra.servers.prefect.callers import NAMES, Callers, host_name
-from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, write_private
+from infra.servers.state import mlflow_url, prefect_api_url, servers_folder, started_here, write_private
 
-_LOST = "delete it: `stemma up` then sets the servers up anew, on its usual ports"
+_LOST = "delete it: `stemma up` then sets the servers up again, on its usual ports"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -103,6 +103,12 @@ def mlflow_page(root: Path | str) -> str | None:
     """Return the address of MLflow's page for people; None if no server is known or running."""
     url = mlflow_url(root)
     return settings_of(root).page_of(url) if url else None
+
+
+def run_page(root: Path | str, run_id: str) -> str | None:
+    """Return the address of a run's page for people; None if its server does not run."""
+    url = started_here(root, "page")
+    return f"{settings_of(root).page_of(url)}/run/{run_id}" if url else None
 
 
 def chosen(before: Settings, host: str | None) -> Settings:

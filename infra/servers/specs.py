@@ -18,14 +18,15 @@ from infra.servers.settings import Settings
 from infra.servers.state import Service
 
 WORK_POOL = "stemma"
-NAMES = ("prefect", "mlflow", "worker", "relay", "metrics")
-DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000, "metrics": 9464}
+NAMES = ("prefect", "mlflow", "worker", "relay", "metrics", "page")
+DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000, "metrics": 9464, "page": 4100}
 TITLES = {
     "prefect": "the Prefect server",
     "mlflow": "the MLflow server",
     "worker": "the Prefect worker",
     "relay": "the lineage relay",
     "metrics": "the metrics for Prometheus",
+    "page": "the page of runs and models",
 }
 
 _PREFECT_SERVER = (sys.executable, "-m", "infra.servers.prefect.server")
@@ -62,7 +63,9 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
 def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, str]:
     """Return the variables of a Prefect server.
 
-    url: its address for programs on this machine; page: its address for browsers, by default the same.
+    Args:
+        url: its address for programs on this machine.
+        page: its address for browsers, by default the same.
     """
     page = page or url
     return {
@@ -146,9 +149,20 @@ def metrics_spec(root: Path, port: int, settings: Settings) -> Spec:
     )
 
 
+def page_spec(root: Path, port: int, settings: Settings) -> Spec:
+    url = f"http://{settings.reach}:{port}"
+    return Spec(
+        "page",
+        url,
+        (sys.executable, "-m", "flows.dashboard.server", str(root), "--host", settings.host, "--port", str(port)),
+        lambda service: answers(f"{url}/health"),
+    )
+
+
 def server_spec(name: str, root: Path, port: int, settings: Settings) -> Spec:
     """Return the spec of a service that listens on a port."""
-    return {"prefect": prefect_spec, "mlflow": mlflow_spec, "metrics": metrics_spec}[name](root, port, settings)
+    specs = {"prefect": prefect_spec, "mlflow": mlflow_spec, "metrics": metrics_spec, "page": page_spec}
+    return specs[name](root, port, settings)
 
 
 def spec_of(service: Service, root: Path, prefect_url: str, settings: Settings) -> Spec:

@@ -92,13 +92,13 @@ def write_private(path: Path, text: str) -> None:
 
 def prefect_api_url(root: Path | str) -> str | None:
     """Return the API URL of the Prefect server at STEMMA_PREFECT_URL, else of the one that `up` started if it lives."""
-    url = _url_from_environment("STEMMA_PREFECT_URL") or _started_here(root, "prefect")
+    url = _url_from_environment("STEMMA_PREFECT_URL") or started_here(root, "prefect")
     return f"{url}/api" if url else None
 
 
 def mlflow_url(root: Path | str) -> str | None:
     """Return the URL of the MLflow server at STEMMA_MLFLOW_URL, else of the one that `up` started if it lives."""
-    return _url_from_environment("STEMMA_MLFLOW_URL") or _started_here(root, "mlflow") or None
+    return _url_from_environment("STEMMA_MLFLOW_URL") or started_here(root, "mlflow") or None
 
 
 def works_elsewhere() -> bool:
@@ -110,6 +110,7 @@ def _url_from_environment(variable: str) -> str:
     return os.environ.get(variable, "").rstrip("/")
 
 
-def _started_here(root: Path | str, name: str) -> str:
+def started_here(root: Path | str, name: str) -> str:
+    """Return the URL of a service that `up` has started on this machine; empty if it does not live."""
     service = recorded(root).get(name)
     return service.url if service and service.alive else ""

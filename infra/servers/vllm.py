@@ -74,9 +74,9 @@ def program_problem(config: VllmConfig) -> Problem | None:
     if program_of(config):
         return None
     path = Path(_program(config))
-    expectation = "a program that can be executed" if path.exists() else "a program that is there"
+    expectation = "a program that can be executed" if path.exists() else "an existing program"
     message = f"expected {expectation}, not {path}" + ("" if path.is_absolute() else ", which is not on the PATH")
-    fix = "install vLLM in an environment of its own (docs/alignment/vllm.md) and name its bin/vllm"
+    fix = "install vLLM in a separate environment (docs/alignment/vllm.md) and name its bin/vllm"
     return Problem("no_vllm", "launch.vllm.program", message, fix)
 
 
@@ -98,9 +98,12 @@ class Vllm:
     ) -> None:
         """Start the server and return once it has answered a question.
 
-        folder: the model. log: a file that the server appends to. arguments: of `vllm serve`, before those of the
-        config. kv_cache_bytes: bytes that vLLM's CPU build reserves for keys and values, rounded up to whole GiB. stop:
-        called while waiting; Cancelled is raised once it is true.
+        Args:
+            folder: the model.
+            log: a file that the server appends to.
+            arguments: of `vllm serve`, before those of the config.
+            kv_cache_bytes: bytes that vLLM's CPU build reserves for keys and values, rounded up to whole GiB.
+            stop: called while waiting; Cancelled is raised once it is true.
         """
         if problem := program_problem(config):
             raise StageError(problem)
@@ -141,7 +144,11 @@ class Vllm:
         return variables
 
     def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the only choice of each answer, in order. questions: bodies of /v1/completions, without the model."""
+        """Return the only choice of each answer, in order.
+
+        Args:
+            questions: bodies of /v1/completions, without the model.
+        """
         completions: list[dict[str, Any]] = [{} for _ in questions]
         pool = ThreadPoolExecutor(min(AT_ONCE, max(1, len(questions))), "vllm")
         try:
@@ -246,14 +253,14 @@ class Vllm:
         log_tail = self._last_words()
         if signal_number == signal.SIGKILL or any(phrase in log_tail.lower() for phrase in _NO_MEMORY):
             fix = (
-                "give it GPUs of its own (launch.vllm.gpus), or less of their memory "
+                "give it separate GPUs (launch.vllm.gpus), or less of their memory "
                 "(launch.vllm.arguments: [--gpu-memory-utilization=0.4]); on a CPU set VLLM_CPU_KVCACHE_SPACE"
             )
             return self._error("vllm_out_of_memory", f"ended with {cause}", fix)
         return self._error("vllm_failed", f"ended with {cause}")
 
     def _error(self, code: str, event: str, fix: str = "") -> StageError:
-        fix = fix or "mend what it says, or leave vLLM out for our own sampler"
+        fix = fix or "correct the cause, or leave vLLM out to use the built-in sampler"
         return stage_error(
             code, "launch.vllm", f"vLLM {event}; its last words: {self._last_words()}", f"{fix}; its log is {self._log}"
         )

@@ -71,18 +71,18 @@ def artifact_member(store: Store, folder: Path, manifest: Manifest) -> Member:
     return Member(path.relative_to(store.root).as_posix() if is_in_store else str(path), "artifact", path, manifest)
 
 
-def locate(store: Store, wanted: Input) -> tuple[Path, Manifest] | None:
+def locate(store: Store, reference: Input) -> tuple[Path, Manifest] | None:
     """The artifact with an input's very bytes: at its address, or where a later build of the same address moved it."""
-    path = store.root / wanted.path
-    for folder in (path, path.with_name(f"{path.name}.{wanted.digest[:8]}")):
+    path = store.root / reference.path
+    for folder in (path, path.with_name(f"{path.name}.{reference.digest[:8]}")):
         manifest = store.read(folder)
-        if manifest is not None and manifest.digest == wanted.digest:
+        if manifest is not None and manifest.digest == reference.digest:
             return folder, manifest
     return None
 
 
 def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGraph:
-    """These artifacts and all that they descend from or require, with outside sources as leaves."""
+    """Return these artifacts and all that they descend from or require, with outside sources as leaves."""
     graph = LineageGraph()
     parents: dict[tuple[str, str], Member] = {}
 

@@ -95,7 +95,7 @@ class GoingRun:
             return
 
         def report_holder(holder: Holder) -> None:
-            self._say(f"waiting for {holder}, which removes what nobody needs (`stemma gc`)")
+            self._say(f"waiting for {holder}, which removes unneeded artifacts (`stemma gc`)")
 
         gate = self._store.leases.acquire(_GC, on_wait=report_holder, stop_if=self._stopped)
         if gate is None:
@@ -107,8 +107,10 @@ class GoingRun:
 def nobody_at_work(store: Store, longest_s: float) -> Iterator[None]:
     """Block runs on all machines from beginning or committing within this context.
 
-    longest_s: seconds for which a run without a lease, as in earlier versions, counts as in progress. Raises StageError
-    `in_use` if a run is in progress: only that run knows what it is about to read.
+    Args:
+        longest_s: seconds for which a run without a lease, as in earlier versions, counts as in progress.
+
+    Raises StageError `in_use` if a run is in progress: only that run knows what it is about to read.
     """
     if store.remote is None:
         yield

@@ -50,7 +50,7 @@ class Branch:
 
     def lines(self) -> list[str]:
         """Describe the state that the branch continues from, and each change, one per line."""
-        return [f"goes on from {self}", *(f"changed {change}" for change in self.changed or ())]
+        return [f"continues from {self}", *(f"changed {change}" for change in self.changed or ())]
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

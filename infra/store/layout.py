@@ -15,7 +15,7 @@
 <root>/answers/                         answers of endpoints to `generate`; what is removed is asked for again
 
 Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.bucket.artifacts`
-says where the artifacts are.
+describes where the artifacts are.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ RESERVED = frozenset(
 MANIFEST = "manifest.json"
 AUX = "aux"
 MIRROR = ".remote"
-_OURS = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
-_OURS |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
+_KNOWN = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
+_KNOWN |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
 """Names that may exist in a root before its format file: `up` starts servers there before anything is built."""
 _OF_THE_DISK = {"lost+found"}
 
@@ -64,7 +64,7 @@ class Layout:
         return url_of(self.root)
 
     def create(self) -> None:
-        """Makes the root a store, if it is none yet. Raises StageError where it cannot be written."""
+        """Make the root a store, if it is none yet. Raises StageError where it cannot be written."""
         marker = self.root / MARKER
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -119,10 +119,10 @@ class Layout:
         except (OSError, UnicodeDecodeError) as error:
             raise _no_store(self.root, f"cannot be read as a store: {error}") from None
         if MARKER not in names:
-            strange = sorted(name for name in names - _OURS if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
+            strange = sorted(name for name in names - _KNOWN if not name.startswith((f".{MARKER}.", f".{RECORD}.")))
             if strange:
                 examples = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
-                raise _no_store(self.root, f"this folder is no store and not empty: it holds {examples}")
+                raise _no_store(self.root, f"this folder is not a store, and not empty: it contains {examples}")
         elif actual != str(FORMAT):
             raise ConfigError(
                 Problem(
@@ -164,7 +164,7 @@ def disk(root: Path) -> dict[str, float]:
 
 
 def _size(path: Path, inodes: set[tuple[int, int]]) -> int:
-    """Bytes of a file, or of all files below a folder, without those seen before; what goes meanwhile is nothing."""
+    """Return the bytes of a file, or of all files below a folder, without those seen before or removed meanwhile."""
     total = 0
     pending = [str(path)]
     while pending:

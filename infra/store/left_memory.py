@@ -1,7 +1,7 @@
 """Shared memory: the room that it has, and what a killed training left, found by the record in its work folder.
 
 Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
-owner. `training.data.shared_memory` writes the record and reads it where the work is continued; here it is for work
+owner. `training.data.node_storage` writes the record and reads it where the work is continued; here it is for work
 that is removed instead.
 """
 
@@ -37,7 +37,7 @@ def memory_room() -> str:
 
 
 def remove_memory(work: Path) -> None:
-    """Removes the shared memory and the lock files of all records of this host below a work folder, but for those of a
+    """Remove the shared memory and the lock files of all records of this host below a work folder, but for those of a
     process that lives."""
     for record in work.glob(f"scratch/{RECORD}.*"):
         if record.name.split(".", 2)[2:] != [socket.gethostname()]:

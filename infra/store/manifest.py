@@ -76,7 +76,7 @@ class Manifest:
     """The keys that entered the fingerprint."""
     inputs: Mapping[str, Input]
     requires: Annotated[Mapping[str, Input], Field(validation_alias=AliasChoices("requires", "gates"))]
-    """Artifacts that had to exist first but whose bytes do not bear on the result, e.g. a validation verdict. Manifests
+    """Artifacts that had to exist first but whose bytes do not affect the result, e.g. a validation verdict. Manifests
     of earlier versions call them `gates`."""
     sources: tuple[SourceRecord, ...]
     files: tuple[File, ...]
@@ -117,7 +117,7 @@ class Manifest:
 
     @property
     def age_key(self) -> tuple[int, str]:
-        """The highest is that of the newest of a stage. The clock alone says little where several machines build."""
+        """The highest is that of the newest of a stage. The clock alone is unreliable if several machines build."""
         return self.order, self.finished
 
     def as_bytes(self) -> bytes:
@@ -128,7 +128,7 @@ class Manifest:
         (folder / MANIFEST).write_bytes(self.as_bytes())
 
     def rewrite(self, folder: Path) -> None:
-        """Takes the place of the manifest of a finished artifact, if it has one, at once."""
+        """Take the place of the manifest of a finished artifact, if it has one, at once."""
         # Not in the artifact, where what a kill leaves would be a file in no manifest.
         temporary = folder.with_name(f".{folder.name}.{MANIFEST}.{os.getpid()}")
         try:
@@ -141,7 +141,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Raises FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
+        """Raise FileNotFoundError, or ValueError if the file is no manifest that this version can read."""
         path = folder / MANIFEST
         return cls.parse(path.read_bytes(), path)
 
@@ -164,16 +164,20 @@ class Manifest:
         return manifest
 
 
-def known_manifest(root: Path, wanted: Input) -> Manifest | None:
+def known_manifest(root: Path, reference: Input) -> Manifest | None:
     """The manifest of an input, as far as this machine knows it without asking an object store; None if its artifact is
-    gone or has other bytes by now. root: of the store; of one on an object store the cache."""
-    mirrored = root / MIRROR / wanted.stage / f"{wanted.fingerprint}.json"
+    gone or has other bytes by now.
+
+    Args:
+        root: of the store; of one on an object store the cache.
+    """
+    mirrored = root / MIRROR / reference.stage / f"{reference.fingerprint}.json"
     for read in (
-        lambda: Manifest.read(root / wanted.path),
+        lambda: Manifest.read(root / reference.path),
         lambda: Manifest.parse(mirrored.read_bytes().partition(b"\n")[2], mirrored),
     ):
         with suppress(OSError, ValueError):
-            if (manifest := read()).digest == wanted.digest:
+            if (manifest := read()).digest == reference.digest:
                 return manifest
     return None
 
@@ -183,14 +187,18 @@ def glance_folder(root: Path, manifest: Manifest) -> Path:
     return root / MIRROR / manifest.stage / f"{manifest.fingerprint}-{manifest.build_id}"
 
 
-def folder_of(root: Path, wanted: Input, manifest: Manifest) -> Path:
+def folder_of(root: Path, reference: Input, manifest: Manifest) -> Path:
     """Folder that holds this machine's copy of an input: the artifact's folder, or that of a glance at it."""
-    folder = root / wanted.path
+    folder = root / reference.path
     return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)
 
 
 def iso_time(seconds: float) -> str:
-    """A moment as manifests have it: in UTC, to the millisecond. seconds: since 1970."""
+    """A moment as manifests have it: in UTC, to the millisecond.
+
+    Args:
+        seconds: since 1970.
+    """
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 

@@ -17,10 +17,12 @@ SHOWN = 5
 def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path, Manifest]:
     """Return the folder and manifest of the artifact that `text` names.
 
-    among: the stages to suggest if `text` names none; by default all that have artifacts.
+    Args:
+        text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one
+            artifact has; or a stage or a named step, for its newest artifact.
+        among: the stages to suggest if `text` names none; by default all that have artifacts.
 
-    text: the path of an artifact's folder or manifest; `stage/fingerprint` or a beginning of it that only one artifact
-    has; or a stage or a named step, for its newest artifact. Raises ConfigError naming what is near.
+    Raises ConfigError naming what is near.
     """
     if artifact := _by_path(store, Path(text)):
         return artifact
@@ -88,12 +90,12 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
     folder = path.parent if path.name == MANIFEST else path
     manifest = store.read(folder)
     if manifest is None and path.is_absolute() and path.exists():
-        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is no finished artifact", "")
+        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is not a finished artifact", "")
     return (folder.absolute(), manifest) if manifest else None
 
 
 def _newest(artifacts: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
-    """Return the last one that came to the store, if possible among those that no later build replaced."""
+    """Return the last one that was added to the store, if possible among those that no later build replaced."""
     return max(artifacts, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 
@@ -106,7 +108,7 @@ def _current(folders: list[Path]) -> list[Path]:
 def _read(store: Store, folders: list[Path], text: str) -> list[tuple[Path, Manifest]]:
     artifacts = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
     if not artifacts:
-        raise _unknown(text, f"{folders[0] / MANIFEST} is no manifest that this version can read", "build it again")
+        raise _unknown(text, f"{folders[0] / MANIFEST} is not a manifest that this version can read", "build it again")
     return artifacts
 
 

@@ -56,7 +56,7 @@ def shown_root(root: Path) -> str:
 
 
 def refuse_url(root: Path, what: str, fix: str) -> None:
-    """Raises ConfigError `local_root_only` for a root on an object store: `what` works on one machine's folder."""
+    """Raise ConfigError `local_root_only` for a root on an object store: `what` works on one machine's folder."""
     if url := url_of(root):
         message = f"{what} works on a root in a folder, and {url} is on an object store"
         raise ConfigError(Problem("local_root_only", "--root", message, fix))

@@ -41,7 +41,7 @@ class KeptState:
         return self.folder.is_dir()
 
     def files(self, manifest: Manifest) -> tuple[File, ...]:
-        """Its files as the artifact's manifest lists them."""
+        """Return its files as the artifact's manifest lists them."""
         prefix = f"{STATE_FOLDER}/{self.folder.name}/"
         return tuple(file for file in manifest.files if file.path.startswith(prefix))
 
@@ -91,8 +91,8 @@ def new_states(old: Manifest, new: Manifest) -> tuple[str, ...]:
 
 
 def take_states(artifact: Path, old: Manifest, built: Path, new: Manifest) -> None:
-    """Moves the states that a finished artifact lacks to it from a later build of the same bytes. Killed on the way, it
-    leaves files that no manifest names, and none that differs from what a manifest says of it."""
+    """Move the states that a finished artifact lacks to it from a later build of the same bytes. Killed on the way, it
+    leaves files that no manifest names, and none that differs from its manifest."""
     names = new_states(old, new)
     if not names:
         return
@@ -121,10 +121,12 @@ def _name(file: File) -> str:
 
 
 def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptState:
-    """The state after `batch` batches, the last one for None. step, reader: what the artifact, and the key of what goes
-    on from it, are called in messages.
+    """The state after `batch` batches, the last one for None.
 
     Raises StageError `no_state`, naming the states that there are.
+
+    Args:
+        step, reader: what the artifact, and the key of what goes on from it, are called in messages.
     """
     states = kept_states(artifact)
     if not states:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
@@ -41,7 +41,7 @@ GLANCE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what the manifest says: `what` is missing, changed or unreadable. path: on an object store
+    """A file that differs from the manifest: `what` is missing, changed or unreadable. path: on an object store
     its URL."""
 
     path: Path | str
@@ -81,7 +81,7 @@ class Store:
     @cached_property
     def leases(self) -> Leases:
         """The leases of the store. Raises StageError if they are out of reach, see `infra.leases.place`."""
-        return Leases(lease_place.table(self.layout), partial(lease_place.table, self.layout))
+        return Leases(lease_place.table(self.layout))
 
     def check_leases(self) -> None:
         """Raise StageError, or ConfigError, if a run could hold no lease now."""
@@ -159,9 +159,13 @@ class Store:
         against its hash. Kept states of a training, which are several times as large as its model, are not downloaded,
         except for a requested one.
 
-        folder: of a replaced artifact, which is not that of its address. say: called before a download. stopped: see
-        `infra.store.bucket.artifacts.Remote`. state: digest of a state. Raises StageError `damaged_object`,
-        `disk_full`, and as `infra.io.s3.persistently` does.
+        Args:
+            folder: of a replaced artifact, which is not that of its address.
+            say: called before a download.
+            stopped: see `infra.store.bucket.artifacts.Remote`.
+            state: digest of a state.
+
+        Raises StageError `damaged_object`, `disk_full`, and as `infra.io.s3.persistently` does.
         """
         target = folder or self.path(manifest)
         if self.remote is None or not self._is_address(target):
@@ -209,7 +213,7 @@ class Store:
         return glance
 
     def glance(self, manifest: Manifest, folder: Path | None = None) -> Path:
-        """`peek` at all that says what an artifact came to: its figures, records and pages. All of a small one."""
+        """Make all results of an artifact readable, as `peek` does: figures, records and pages. All of a small one."""
         if sum(file.size for file in without_states(manifest)) <= GLANCE_BYTES:
             return self.fetch(manifest, folder)
         return self.peek(manifest, *(file.path for file in manifest.files if _is_readable_text(file)), folder=folder)
@@ -290,11 +294,11 @@ class Store:
         say(f"downloading {self.location(manifest)}, {size / 1e6:,.1f} MB")
 
     @contextmanager
-    def _locked(self, place: Path) -> Iterator[None]:
+    def _locked(self, folder: Path) -> Iterator[None]:
         """Hold a lock so that only one process downloads an artifact to this machine at a time."""
         locks = self.layout.state / "fetch"
         locks.mkdir(parents=True, exist_ok=True)
-        with open(locks / f"{place.parent.name}-{place.name}.lock", "w") as lock:
+        with open(locks / f"{folder.parent.name}-{folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -337,7 +341,7 @@ class Store:
         if self.content_digest(manifest.files) != manifest.digest:
             return [Difference(folder / MANIFEST, "changed: its digest is not that of the files it names")]
         if address_of(manifest) != manifest.fingerprint or folder.name.partition(".")[0] != manifest.fingerprint:
-            return [Difference(folder / MANIFEST, "changed: what it says was asked for does not give its address")]
+            return [Difference(folder / MANIFEST, "changed: the request that it records does not give its address")]
         return []
 
     def describe_files(self, folder: Path) -> tuple[File, ...]:
@@ -366,8 +370,11 @@ class Store:
 
         A finished artifact at that address is kept if its payload is the same and its files are whole, and gets the
         states of its training that this build kept and it lacks; otherwise it moves to `<fingerprint>.<digest8>`, where
-        lineage still finds it. check: called after an upload, which may take hours; what it raises ends the commit.
-        stopped: see `infra.store.bucket.artifacts.Remote`.
+        lineage still finds it.
+
+        Args:
+            check: called after an upload, which may take hours; what it raises ends the commit.
+            stopped: see `infra.store.bucket.artifacts.Remote`.
         """
         target = self.path(manifest)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -464,8 +471,12 @@ class Store:
             self._retire(target, None)
 
     def remove(self, folder: Path, manifest: Manifest | None) -> None:
-        """Takes a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first
-        is no reader's artifact while it is deleted. manifest: of an artifact, which on an object store goes there."""
+        """Take a folder of artifacts or of work out of the store; for who holds its lease. One that is renamed first is
+        no reader's artifact while it is deleted.
+
+        Args:
+            manifest: of an artifact, which on an object store goes there.
+        """
         if self.remote is not None and manifest is not None and self._is_address(folder):
             self.remote.delete(manifest, folder.name)
             if not folder.exists():  # most have no copy here
@@ -524,7 +535,7 @@ def _lists(manifest: Manifest | None, path: str) -> bool:
 
 
 def address_of(manifest: Manifest) -> str:
-    """The fingerprint of what a manifest says was asked for; empty if that has none."""
+    """Return the fingerprint of the request that a manifest records; empty if it has none."""
     if manifest.adopted is not None:
         return adopted_fingerprint(manifest.stage, manifest.digest)
     inputs = {name: item.identity for name, item in manifest.inputs.items()}

@@ -41,7 +41,7 @@ def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Man
 
 
 def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path, Manifest, bool]:
-    """Copies a folder in as an artifact of a stage: (its place, its manifest, whether it was new).
+    """Copy a folder in as an artifact of a stage: (its place, its manifest, whether it was new).
 
     The copy's address comes from the stage and the bytes, so that the same folder adopted twice is one artifact.
     Raises ConfigError naming what does not look like this stage's payload, and StageError for a full disk.
@@ -78,16 +78,16 @@ def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path,
 
 
 def _copy(source: Path, target: Path) -> dict[str, Path]:
-    """Copies every file but hidden ones; returns where each came from. Bytes, not links: the original may change."""
+    """Copy every file but hidden ones; return where each came from. Bytes, not links: the original may change."""
     origins = {}
     for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
         if not path.is_file() or any(part.startswith(".") for part in relative.parts):
             continue
         name = FOREIGN_MANIFEST if relative.as_posix() == MANIFEST else relative.as_posix()
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        destination = target / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
         origins[name] = path
     return origins
 
@@ -97,11 +97,11 @@ def _compare_with_own_manifest(source: Path, copy: Path, files: tuple[File, ...]
     if not (copy / FOREIGN_MANIFEST).exists():
         return
     try:
-        theirs = Manifest.read(source)
+        manifest = Manifest.read(source)
     except (ValueError, TypeError, KeyError):
         return
     payload = [file for file in files if file.is_payload]
-    if digest_files((file.path, file.sha256) for file in payload) != theirs.digest:
+    if digest_files((file.path, file.sha256) for file in payload) != manifest.digest:
         message = "its files are not those that its manifest names"
         raise ConfigError(
             Problem("damaged", str(source), message, "stemma verify names them, in the store it comes from")

@@ -76,10 +76,11 @@ def ensure(
 
     Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     store = context.store
     if node.adopted:
-        return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, begun)
+        return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, started)
+    # The fingerprint of the request; a finished artifact with it is reused.
     clock = Clock()
     with clock("fingerprint"):
         node = held_against(node, inputs, store)
@@ -87,9 +88,10 @@ def ensure(
     because: list[Change] = [Change("forced", "forced")]
     if not force:
         with clock("verify"):
-            found, because = _reusable(node, request, context)
-        if found:
-            return _reuse(node, found, inputs, context, begun)
+            reusable, because = _reusable(node, request, context)
+        if reusable:
+            return _reuse(node, reusable, inputs, context, started)
+    # One builder at a time: wait for the lease of this artifact.
     key = f"{node.folder}/{request.fingerprint}"
     with clock("lease"):
         lease = store.leases.acquire(
@@ -108,9 +110,10 @@ def ensure(
         if not force:
             # A second look: the artifact may have been finished while we waited for the lease.
             with clock("verify"):
-                found, because = _reusable(node, request, context)
-            if found:
-                return _reuse(node, found, inputs, context, begun)
+                reusable, because = _reusable(node, request, context)
+            if reusable:
+                return _reuse(node, reusable, inputs, context, started)
+        # Build it, or finish the commit of a build that was interrupted before its upload.
         build = Build(node, request, inputs, requires, context, lease, clock)
         if node.measurement is not None:
             build.keep_measurement = partial(_keep_measurement, node.measurement, inputs, context)
@@ -121,9 +124,10 @@ def ensure(
 
 
 def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: BuildContext, model: MeasuredModel) -> None:
-    """Puts what a training measured of its model into the store, as the artifact of `node`, which finds it there.
+    """Put a training's measurement of its model into the store, as the artifact of `node`, which finds it there.
 
-    inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
+    Args:
+        inputs: of the training. Where that fails the model is none the worse: `node` measures it again.
     """
     store = context.store
     read = {name: inputs[name] for name in node.inputs if name in inputs} | {TRAINED: model.manifest}
@@ -140,7 +144,7 @@ def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: Build
         finally:
             lease.release()
     except StemmaError as error:
-        context.event(node.id, "not_kept", f"what was measured is not kept, and measured again: {error}")
+        context.event(node.id, "not_kept", f"the measurement is not kept, and repeated: {error}")
 
 
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
@@ -164,7 +168,7 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
 
 
 def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
-    """Removes what a builder left that was killed between the artifact's rename and its own clean-up."""
+    """Remove what a builder left that was killed between the artifact's rename and its own clean-up."""
     store = context.store
     work = store.layout.work(manifest.stage, manifest.fingerprint)
     if node.adopted or not work.exists():
@@ -178,7 +182,9 @@ def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
             lease.release()
 
 
-def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, begun: float) -> Done:
+def _reuse(
+    node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], context: BuildContext, started: float
+) -> Done:
     path = context.store.path(manifest)
     if manifest.build_id in context.measured_here:
         return Done("built", manifest, path, manifest.seconds, (Change("measured", "measured as it was trained"),))
@@ -198,4 +204,4 @@ def _reuse(node: Node, manifest: Manifest, inputs: Mapping[str, Manifest], conte
             time.time(),
         )
     )
-    return Done("reused", manifest, path, time.monotonic() - begun)
+    return Done("reused", manifest, path, time.monotonic() - started)

@@ -30,7 +30,7 @@ from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, inst
 from tasks.building.lineage import end_of, leave_card, shown
 from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, Measured, note_event
 from tasks.processes.supervisor import LOG, lease_lost, run_child
-from tasks.stage import STATE, Node
+from tasks.stage import STATE, NeedsDisk, Node
 
 LOW_DISK_BYTES = 200_000_000
 
@@ -96,11 +96,12 @@ class Build:
             self._send_started(started)
             with self.clock("fetch"):
                 self._fetch_inputs()
+            self._check_disk()
             with self.context.turn(self.node.id):
                 # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
-                begun, ticks = time.time(), time.monotonic()
-                said = "; ".join(map(str, because[:3]))
-                self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": said})
+                started_at, ticks = time.time(), time.monotonic()
+                reasons = "; ".join(map(str, because[:3]))
+                self.context.say(self.node.id, {"kind": "building", "time": time.time(), "message": reasons})
                 outcome = run_child(
                     self._job(),
                     self.lease,
@@ -113,7 +114,7 @@ class Build:
                 self._keep_records(self.scratch / JOURNAL)
                 shutil.copyfile(self.scratch / LOG, self.unfinished / AUX / LOG)
             seconds = time.monotonic() - ticks - (outcome.measured.seconds if outcome.measured else 0.0)
-            manifest = self._manifest(outcome, begun, seconds)
+            manifest = self._manifest(outcome, started_at, seconds)
             self._check_lease()
             with self.clock("commit"):
                 manifest, path = self._commit(manifest)
@@ -123,7 +124,7 @@ class Build:
         return self._end(manifest, path)
 
     def take(self, model: MeasuredModel) -> tuple[Manifest, Path]:
-        """Commits what the process of the model's training measured, as if a process of this build had."""
+        """Commit what the process of the model's training measured, as if a process of this build had."""
         measured = model.measured
         with self._failure_told():
             self._prepare()
@@ -140,7 +141,7 @@ class Build:
 
     @contextmanager
     def _failure_told(self) -> Iterator[None]:
-        """Tells the journal and MLflow of what fails within. Raises StageError for a disk's OSError, which it names."""
+        """Report a failure within to the journal and MLflow. Raises StageError for a disk's OSError, which it names."""
         try:
             yield
         except OSError as error:
@@ -161,7 +162,7 @@ class Build:
             note_event(self.scratch, name, str(error))
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
-        """Ends a build that was done but for its upload when it was broken off; None if there is none such."""
+        """End a build that was done but for its upload when it was broken off; None if there is none such."""
         manifest = self.store.unfinished_commit(self.unfinished, self.node.folder, self.request.fingerprint)
         if manifest is None:
             return None
@@ -179,19 +180,19 @@ class Build:
         taken this run for dead."""
         self._check_lease()
         self.context.before_commit()
-        for wanted in (*self.inputs.values(), *self.requires.values()):
-            if locate(self.store, wanted.as_input()) is None:
-                place = self.store.location(wanted)
+        for needed in (*self.inputs.values(), *self.requires.values()):
+            if locate(self.store, needed.as_input()) is None:
+                location = self.store.location(needed)
                 message = f"{self.node.id} was made from it, and it was removed meanwhile"
-                raise stage_error("input_removed", place, message, "run again: it is built again, this stage is not")
+                raise stage_error("input_removed", location, message, "run again: it is built again, this stage is not")
 
     def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
         """The artifact in force at the address after the commit. In an object store, another machine may have put it
         there."""
         if self.store.remote is not None:
             size = sum(file.size for file in manifest.files)
-            place = self.store.location(manifest)
-            self.context.event(self.node.id, "upload", f"uploading {size / 1e6:,.1f} MB to {place}")
+            location = self.store.location(manifest)
+            self.context.event(self.node.id, "upload", f"uploading {size / 1e6:,.1f} MB to {location}")
         path = self.store.commit(self.unfinished, manifest, self._check_commit, self.context.is_cancelled)
         if self.store.remote is None:
             return manifest, path
@@ -207,7 +208,7 @@ class Build:
         return manifest, path
 
     def _fetch_inputs(self) -> None:
-        """Brings what the stage reads to this machine, where that is on an object store."""
+        """Bring what the stage reads to this machine, where that is on an object store."""
         say, stopped = partial(self.context.event, self.node.id, "download"), self.context.is_cancelled
         told_from = self.node.stage.makes in ("page", "registration")  # of figures and records, without the data
         for name, manifest in self.inputs.items():
@@ -222,10 +223,10 @@ class Build:
             glance_at_ancestry(self.store, (self.store.path(registered), registered))
         if promoted := self.node.promoted:
             record = self.store.read(promoted.paths[0].parent)
-            for name, wanted in record.inputs.items() if record else ():
+            for name, recorded in record.inputs.items() if record else ():
                 # The model's own manifest has its figures; it is local once it was looked for.
-                if (found := locate(self.store, wanted)) and name != self.node.stage.registers:
-                    self.store.fetch(found[1], found[0], say, stopped)
+                if (located := locate(self.store, recorded)) and name != self.node.stage.registers:
+                    self.store.fetch(located[1], located[0], say, stopped)
 
     def _prepare(self) -> None:
         """An empty folder for the result; the scratch folder keeps what an earlier, broken build left."""
@@ -236,13 +237,22 @@ class Build:
         if self.keep_measurement:
             (self.work / MEASUREMENT / AUX).mkdir(parents=True)
         self.scratch.mkdir(exist_ok=True)
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        """Raise StageError `disk_full` if less is free than the stage needs; what an earlier, broken build left counts
+        as written. The stage's config computes the need from its inputs, once they are on this machine."""
+        needed = LOW_DISK_BYTES
+        if self.folders and isinstance(self.node.config, NeedsDisk):
+            written = sum(file.stat().st_size for file in self.scratch.rglob("*") if file.is_file())
+            needed += max(0, self.node.config.disk_bytes(self.folders) - written)
         free = shutil.disk_usage(self.work).free
-        if free < LOW_DISK_BYTES:
+        if free < needed:
             raise StageError(
                 Problem(
                     "disk_full",
                     str(self.store.root),
-                    f"only {free / 1e6:.0f} MB are free; {self.node.id} needs at least {LOW_DISK_BYTES / 1e6:.0f} MB",
+                    f"only {free / 1e6:,.0f} MB are free; {self.node.id} needs at least {needed / 1e6:,.0f} MB",
                     "free some space, or choose another --root",
                 )
             )
@@ -250,7 +260,7 @@ class Build:
     def _others(self) -> dict[str, str]:
         """Artifacts that the stage reads in addition to those that the graph gives it."""
         promoted = self.node.promoted
-        previous = {name: str(self.store.path(one)) for name, one in self._previous().items()}
+        previous = {name: str(self.store.path(manifest)) for name, manifest in self._previous().items()}
         return {**previous, **({"promoted": str(promoted.paths[0].parent)} if promoted else {})}
 
     def _previous(self) -> dict[str, Manifest]:
@@ -265,7 +275,7 @@ class Build:
             and manifest.step in ("", self.node.id)
             and manifest.fingerprint != self.request.fingerprint
         )
-        newest = max(others, key=lambda one: one.age_key, default=None)
+        newest = max(others, key=lambda manifest: manifest.age_key, default=None)
         return {"previous": newest} if newest else {}
 
     def _job(self) -> Job:
@@ -291,15 +301,15 @@ class Build:
 
     def _remove_uploads(self) -> None:
         """Remove the uploads of an unfinished training, which are of no use once its artifact exists."""
-        place = self._checkpoint_place()
-        if not place or not (self.scratch / CHECKPOINTS).exists():
+        location = self._checkpoint_place()
+        if not location or not (self.scratch / CHECKPOINTS).exists():
             return
         from infra.io.s3_write import remove_below
 
         try:
-            remove_below(place)
+            remove_below(location)
         except StageError as error:
-            message = f"the uploaded checkpoints stay in {place}; remove them by hand: {error}"
+            message = f"the uploaded checkpoints stay in {location}; remove them by hand: {error}"
             self.context.event(self.node.id, "upload_kept", message)
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
@@ -312,8 +322,8 @@ class Build:
         aux.mkdir(exist_ok=True)
         lines = read_journal(journal)
         for kind in ("metric", "event"):
-            said = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == kind]
-            text = "".join(json.dumps(line) + "\n" for line in said)
+            records = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == kind]
+            text = "".join(json.dumps(line) + "\n" for line in records)
             (aux / f"{kind}s.jsonl").write_text(text, encoding="utf8")
         shutil.copyfile(journal, aux / JOURNAL)
 
@@ -361,14 +371,14 @@ class Build:
         )
 
     def _source_record(self, source: Source) -> SourceRecord:
-        """Raises StageError `source_changed` if it is another than the one that this build is named by."""
+        """Raise StageError `source_changed` if it is another than the one that this build is named by."""
         digest = self.store.hashes.digest(source)
         if digest != self.request.sources.get(source.key):
             raise StageError(
                 Problem("source_changed", source.key, "the source was changed while it was read", "run again")
             )
         files = self.store.hashes.source_files(source)
-        return SourceRecord(source.key, digest, {str(place): sha for place, sha in files.items()})
+        return SourceRecord(source.key, digest, {str(file): sha for file, sha in files.items()})
 
     def _send_started(self, started: float) -> None:
         code = code_state()

@@ -53,7 +53,7 @@ class BuildContext:
         self.say(node, {"kind": "event", "time": time.time(), "name": name, "message": message})
 
     def tell(self, message: messages.Message) -> None:
-        """Sends an end message if the disk has room for it; otherwise the relay ends what has no end."""
+        """Send an end message if the disk has room for it; otherwise the relay ends what has no end."""
         try:
             self.outbox.send(message)
         except OSError as error:
@@ -69,8 +69,8 @@ class Clock:
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - begun, 4)
+            self.seconds[what] = round(self.seconds.get(what, 0.0) + time.perf_counter() - started, 4)

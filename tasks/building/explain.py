@@ -119,17 +119,17 @@ def changes(request: BuildRequest, others: Iterable[Manifest]) -> list[Change]:
 
 
 def _differences(request: BuildRequest, other: Manifest) -> list[Change]:
-    found = []
+    changes = []
     if request.version != other.version:
-        found.append(Change("version", "version", other.version, request.version))
+        changes.append(Change("version", "version", other.version, request.version))
     for key, old, new in changed_settings(other.identity, other.config, request.identity, request.config):
         path = key if key in (PRECISION, PACKAGE) else f"{request.key or request.stage}.{key}"
-        found.append(Change("config", path, old, new))
+        changes.append(Change("config", path, old, new))
     before = {name: item.identity for name, item in other.inputs.items()}
-    found += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
+    changes += [Change("input", name) for name, digest in request.inputs.items() if before.get(name) != digest]
     sources = {record.key: record.digest for record in other.sources}
-    found += [Change("source", key) for key, digest in request.sources.items() if sources.get(key) != digest]
-    return found
+    changes += [Change("source", key) for key, digest in request.sources.items() if sources.get(key) != digest]
+    return changes
 
 
 def _short(value: Any) -> str:
@@ -148,7 +148,11 @@ def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
     if (manifest := store.find(request.stage, request.fingerprint)) is not None:
         return manifest
     others = (other for folder, other in store.manifests(request.stage) if folder == store.path(other))
-    return max((other for other in others if _answers(node, request, other)), key=lambda one: one.age_key, default=None)
+    return max(
+        (other for other in others if _answers(node, request, other)),
+        key=lambda manifest: manifest.age_key,
+        default=None,
+    )
 
 
 def made_by_others(node: Node, manifest: Manifest) -> list[Change]:
@@ -159,24 +163,24 @@ def made_by_others(node: Node, manifest: Manifest) -> list[Change]:
     """
     installed = installed_versions(PACKAGES.get(node.stage.package, ()))
     recorded = manifest.reproduced_with or manifest.versions
-    found = [
+    changes = [
         Change("package", name, recorded[name], installed[name])
         for name in installed
         if node.stage.makes not in ("page", "registration") and recorded.get(name, installed[name]) != installed[name]
     ]
     before = manifest.device.rpartition(", ")[2]
     if node.precision in ("bf16", "fp32") and before in ("bf16", "fp32", "fp16") and before != node.precision:
-        found.append(Change("package", "precision", before, node.precision))
-    return found
+        changes.append(Change("package", "precision", before, node.precision))
+    return changes
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    found = {}
+    versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def unreadable(request: BuildRequest, store: Store) -> str:
@@ -184,10 +188,10 @@ def unreadable(request: BuildRequest, store: Store) -> str:
 
     An object store holds nothing without a manifest.
     """
-    place = store.layout.artifact(request.stage, request.fingerprint)
-    if store.remote is not None or not place.is_dir() or store.read(place) is not None:
+    folder = store.layout.artifact(request.stage, request.fingerprint)
+    if store.remote is not None or not folder.is_dir() or store.read(folder) is not None:
         return ""
-    file = place / MANIFEST
+    file = folder / MANIFEST
     return f"its artifact is damaged: {file} is {'unreadable' if file.exists() else 'missing'}"
 
 

@@ -33,8 +33,12 @@ def end_of(
         tags |= {"status": "rejected" if broken else "registered", "gates": f"{gates - broken} kept"}
         if broken:
             tags |= {"gates": f"{broken} of {gates} broken", "reason": str(manifest.result["headline"])[:REASON_LENGTH]}
-        of_model = {one.step or one.stage: one for one in inputs.values() if model.digest in _read_by(one)}
-        figures = pipeline_figures({name: one.result.get("figures", {}) for name, one in of_model.items()})
+        of_model = {
+            manifest.step or manifest.stage: manifest
+            for manifest in inputs.values()
+            if model.digest in _read_by(manifest)
+        }
+        figures = pipeline_figures({name: manifest.result.get("figures", {}) for name, manifest in of_model.items()})
         tags |= {name: f"{value:.4g}" for name, value in figures.items()}
         name, note = str(manifest.config["name"]), str(manifest.result["headline"])
         yield messages.RegisterModel(
@@ -61,16 +65,16 @@ def end_of(
 
 
 def leave_card(node: Node, inputs: Mapping[str, Manifest], path: Path, context: BuildContext) -> None:
-    """Puts the card of a registered model into that model's folder too."""
+    """Put the card of a registered model into that model's folder too."""
     if node.stage.registers and (path / CARD).is_file():
         # A full disk, or one of another user's, must not fail a registration.
         with suppress(OSError):
             context.store.put_beside(inputs[node.stage.registers], path / CARD, CARD)
 
 
-def _read_by(one: Manifest) -> set[str]:
+def _read_by(manifest: Manifest) -> set[str]:
     """The digest of an artifact, and of those that it was made of."""
-    return {one.digest, *(given.digest for given in one.inputs.values())}
+    return {manifest.digest, *(given.digest for given in manifest.inputs.values())}
 
 
 def shown(node: Node, folder: Path) -> tuple[str, ...]:

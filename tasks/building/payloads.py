@@ -21,17 +21,17 @@ DOCUMENT_COLUMNS = ("id", "text", "source", "group")
 
 
 def check_payload(stage: str, folder: Path) -> None:
-    """Raises ConfigError with everything that keeps `folder` from being this stage's payload."""
+    """Raise ConfigError with everything that keeps `folder` from being this stage's payload."""
     if stage not in PAYLOADS:
         near = difflib.get_close_matches(stage, PAYLOADS, n=1, cutoff=0.4)
         fix = f"did you mean {near[0]}?" if near else f"stages that can be imported: {', '.join(PAYLOADS)}"
         raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be imported", fix))
     if folder.is_file():
-        fix = "unpack an archive yourself, and look at what it holds: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
+        fix = "unpack an archive yourself, and inspect its content: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
         raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
     if not folder.is_dir():
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
-    if problems := [Problem(one.code, str(one.path), one.message, one.fix) for one in dangers(folder)]:
+    if problems := [Problem(danger.code, str(danger.path), danger.message, danger.fix) for danger in dangers(folder)]:
         raise ConfigError(*problems)
     if problems := [Problem("not_a_payload", str(path), message) for path, message in PAYLOADS[stage](folder)]:
         raise ConfigError(*problems)
@@ -43,10 +43,10 @@ def describe(folder: Path) -> str:
     return f"imported: {len(sizes):,} files, {sum(sizes) / 1e6:.1f} MB"
 
 
-Found = Iterator[tuple[Path, str]]
+Faults = Iterator[tuple[Path, str]]
 
 
-def _documents(folder: Path) -> Found:
+def _documents(folder: Path) -> Faults:
     parts = sorted((folder / "documents").glob("part-*.parquet"))
     if not parts:
         yield folder / "documents", "expected documents/part-*.parquet in this folder"
@@ -67,7 +67,7 @@ def _documents(folder: Path) -> Found:
                 f"expected the columns {', '.join(SCHEMA.names)}, with the types of corpus/documents/selection.py",
             )
         elif Path(name).name != name:
-            yield part, f"names the text part {name}; expected a file of the folder text/ beside documents/"
+            yield part, f"names the text part {name}; expected a file of the folder text/ next to documents/"
         else:
             texts.add(folder / "text" / name)
     for text in sorted(texts):
@@ -91,7 +91,7 @@ def _parquet(file: Path) -> Generator[tuple[Path, str], None, pa.Schema | None]:
         return None
 
 
-def _lacking(file: Path, schema: pa.Schema) -> Found:
+def _lacking(file: Path, schema: pa.Schema) -> Faults:
     import pyarrow as pa
 
     wrong = [name for name in DOCUMENT_COLUMNS if name not in schema.names or schema.field(name).type != pa.string()]
@@ -99,17 +99,17 @@ def _lacking(file: Path, schema: pa.Schema) -> Found:
         yield file, f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; not so: {', '.join(wrong)}"
 
 
-def _shards(folder: Path) -> Found:
+def _shards(folder: Path) -> Faults:
     for side in ("train", "validation"):
         yield from _mds(folder / side)
     yield from _json_object(folder / "meta.json", "vocab_size", "sequence_length", "train_tokens", "validation_tokens")
 
 
-def _mds(folder: Path) -> Found:
+def _mds(folder: Path) -> Faults:
     index = folder / "index.json"
-    found = list(_json_object(index, "shards"))
-    yield from found
-    if found:
+    faults = list(_json_object(index, "shards"))
+    yield from faults
+    if faults:
         return
     try:
         for number, shard in enumerate(read_json(index)["shards"]):
@@ -126,12 +126,12 @@ def _mds(folder: Path) -> Found:
         yield index, f"expected shards with format and raw_data or zip_data: {type(error).__name__}: {error}"
 
 
-def _tokenizer(folder: Path) -> Found:
+def _tokenizer(folder: Path) -> Faults:
     yield from _json_object(folder / "tokenizer.json", "model")
     yield from _json_object(folder / "tokenizer_config.json")
 
 
-def _model(folder: Path) -> Found:
+def _model(folder: Path) -> Faults:
     wrong = list(_json_object(folder / "config.json"))
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
@@ -150,15 +150,15 @@ def _model(folder: Path) -> Found:
             yield folder, non_finite_problem(names, "").message
 
 
-def _lines(*keys: str) -> Callable[[Path], Found]:
-    def check(folder: Path) -> Found:
+def _lines(*keys: str) -> Callable[[Path], Faults]:
+    def check(folder: Path) -> Faults:
         for name in ("train.jsonl", "heldout.jsonl"):
             yield from _json_lines(folder / name, keys)
 
     return check
 
 
-def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
+def _json_lines(path: Path, keys: tuple[str, ...]) -> Faults:
     if not path.is_file():
         yield path, f"expected a file of JSON lines with the keys {', '.join(keys)}"
         return
@@ -174,7 +174,7 @@ def _json_lines(path: Path, keys: tuple[str, ...]) -> Found:
                 return
 
 
-def _json_object(path: Path, *keys: str) -> Found:
+def _json_object(path: Path, *keys: str) -> Faults:
     try:
         data = read_json(path)
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def _json_object(path: Path, *keys: str) -> Found:
         yield path, f"expected {', '.join(missing)} in it"
 
 
-_CHECKS: dict[str, Callable[[Path], Found]] = {
+_CHECKS: dict[str, Callable[[Path], Faults]] = {
     "documents": _documents,
     "tokenizer": _tokenizer,
     "shards": _shards,
@@ -201,7 +201,7 @@ _CHECKS: dict[str, Callable[[Path], Found]] = {
 _FETCHED = ("remote_shards",)
 """Stages whose artifacts name bytes elsewhere: there is nothing to import."""
 
-PAYLOADS: dict[str, Callable[[Path], Found]] = {
+PAYLOADS: dict[str, Callable[[Path], Faults]] = {
     name: _CHECKS[stage.makes] for name, stage in STAGES.items() if stage.makes in _CHECKS and name not in _FETCHED
 }
 """The stages whose artifacts can be imported, each with its check."""

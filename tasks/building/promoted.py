@@ -25,11 +25,11 @@ def held_against(node: Node, inputs: Mapping[str, Manifest], store: Store) -> No
     config = node.config
     if not isinstance(config, RegisterConfig) or not any(gate.against for gate in config.gates):
         return node
-    own = inputs[node.stage.registers].digest
-    for one in reversed(Promotions(store.root).history(config.name or "")):
-        if one.digest == own:
+    own_digest = inputs[node.stage.registers].digest
+    for promotion in reversed(Promotions(store.root).history(config.name or "")):
+        if promotion.digest == own_digest:
             continue
-        folder = store.root / one.registration
+        folder = store.root / promotion.registration
         if store.remote is not None and (manifest := store.read(folder)) is not None:
             store.fetch(manifest, folder)  # it is small
         record = folder / RECORD

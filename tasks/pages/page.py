@@ -121,9 +121,9 @@ class StagePage:
 
     def _say_where(self) -> None:
         """A line every LINE_EVERY_S for as long as the stage works."""
-        begun = time.monotonic()
+        started = time.monotonic()
         while not self._over.wait(LINE_EVERY_S):
-            self._log.info("%s", f"{seconds(time.monotonic() - begun)}: {self._at or 'at work'}")
+            self._log.info("%s", f"{seconds(time.monotonic() - started)}: {self._at or 'at work'}")
 
     def done(self, done: Done) -> State:
         """The state of a stage whose artifact exists; a stage that was built leaves its sheet."""
@@ -151,7 +151,7 @@ class StagePage:
         return state
 
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
-        """Reports a machine fault and that the stage will be tried again."""
+        """Report a machine fault and that the stage will be tried again."""
         self._over.set()
         message = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
         self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": message})
@@ -213,7 +213,7 @@ class StagePage:
         self._run.later(lambda: self._put_progress(percent, description), self._progress_key)
 
     def _put_progress(self, percent: float, description: str) -> None:
-        """Makes the bar if there is none yet, else moves it. Called by the queue's thread alone.
+        """Make the bar if there is none yet, else moves it. Called by the queue's thread alone.
 
         A full bar is removed: the result is more informative.
         """

@@ -98,14 +98,14 @@ def curves_of(artifact: Path) -> Curves:
 
 
 def drawings(stage: str, curves: Curves, figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """(title, picture as a data URI) of each chart that has points."""
+    """Return (title, picture as a data URI) of each chart that has points."""
     made = []
     for chart in CHARTS:
         lines: list[Line] = []
         legend: list[tuple[str, str]] = []
-        for place, (name, label) in enumerate(chart.metrics.items()):
-            style, points = "train" if place == 0 else "validation", curves.get(name, [])
-            noisy = chart.noisy and place == 0
+        for index, (name, label) in enumerate(chart.metrics.items()):
+            style, points = "train" if index == 0 else "validation", curves.get(name, [])
+            noisy = chart.noisy and index == 0
             lines += loss_lines(points) if noisy else [Line(label, points, style)]
             if points:
                 legend += [(f"{label}, each batch", f"{style} faint"), (f"{label}, smoothed", style)] if noisy else []
@@ -134,7 +134,8 @@ BOUNDS = ("_low", "_high")
 def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links: Mapping[str, str]) -> str:
     """The sheet of a finished stage in the page: headline, pictures, its verdict or results, figures, its location.
 
-    links: file → its page in MLflow.
+    Args:
+        links: file → its page in MLflow.
     """
     result = manifest.result
     parts = [f"# {manifest.step or manifest.stage}", f"**{result['headline']}**" if result["headline"] else ""]
@@ -152,14 +153,15 @@ def built_sheet(manifest: Manifest, folder: Path, mlflow_url: str | None, links:
 def failed_sheet(stage: str, error: StemmaError, log: Path | None, links: Mapping[str, str]) -> str:
     """The sheet of a failed stage: what failed, where, what to do, and the last lines of the log.
 
-    links: file → its page in MLflow.
+    Args:
+        links: file → its page in MLflow.
     """
     rows = [(problem.code, problem.path, problem.message, problem.fix) for problem in error.problems]
     parts = [f"# {stage} failed", _table(("code", "where", "what", "what to do"), rows)]
     if links:
         parts.append(_to_open(links))
-    if log and (said := tail(log, LOG_LINES)):
-        parts.append("### The end of its log\n\n" + _as_it_is("\n".join(said)))
+    if log and (log_lines := tail(log, LOG_LINES)):
+        parts.append("### The end of its log\n\n" + _as_it_is("\n".join(log_lines)))
     parts.append(f"All of it: `stemma logs {stage}`")
     return "\n\n".join(parts) + "\n"
 
@@ -173,7 +175,7 @@ def _validation(folder: Path) -> str:
         for item in verdict["expectations"]
     ]
     page = folder / "aux" / "validation.html"
-    message = f"The page with the rows behind it: `{page}`" if page.exists() else ""
+    message = f"The page with the rows: `{page}`" if page.exists() else ""
     title = f"### {verdict['rows']:,} rows against the suite {verdict['suite']}"
     return "\n\n".join(filter(None, [title, _table(("", "expected", "found"), rows), message]))
 
@@ -184,7 +186,7 @@ def _gates(folder: Path) -> str:
         return ""
     gates = registration.get("gates", [])
     if not gates:
-        return "### Gates\n\nNo gates are set: `register.gates` in the config says what a model must reach."
+        return "### Gates\n\nNo gates are set: `register.gates` in the config sets what a model must reach."
     columns = tuple(gates[0])
     return "### Gates\n\n" + _table(columns, [[str(gate.get(name, "")) for name in columns] for gate in gates])
 
@@ -262,5 +264,5 @@ def _cell(text: str) -> str:
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    found = read_own_json(path)
-    return found if isinstance(found, dict) else {}
+    content = read_own_json(path)
+    return content if isinstance(content, dict) else {}

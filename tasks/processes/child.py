@@ -126,11 +126,11 @@ class ChildOutcome:
         """The outcome in a file; None if the file is missing or incomplete: its process was killed while it wrote, or
         had no room."""
         try:
-            found = read_own_json(path)
+            content = read_own_json(path)
         except (FileNotFoundError, ValueError):
             return None
-        measured = found.pop("measured", None)
-        return cls(**found, measured=Measured(**measured) if measured else None)
+        measured = content.pop("measured", None)
+        return cls(**content, measured=Measured(**measured) if measured else None)
 
 
 def main(argument: str) -> int:
@@ -180,7 +180,7 @@ def _launch_of(job: Job) -> LaunchConfig:
 
 
 def _launch_here(job: Job) -> LaunchConfig:
-    """`launch:` for the process of a stage.
+    """Return `launch:` for the process of a stage.
 
     A stage that does not train runs on this machine, even if training runs on nodes of a cluster. In that case `device:
     gpu` refers to those nodes, and a GPU of this machine is used if there is one.
@@ -192,7 +192,14 @@ def _launch_here(job: Job) -> LaunchConfig:
 
 
 def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None], word: Path) -> ChildOutcome:
-    """word: where the outcome is written as soon as a model is whole."""
+    """Build a stage in this process, without other ranks.
+
+    Args:
+        job: the stage, its inputs and folders.
+        is_cancelled: returns True if the build has to stop.
+        listen: starts to listen for cancellation.
+        word: file to which the outcome is written as soon as a model is complete.
+    """
     scratch = Path(job.scratch)
     with open_journal(scratch / JOURNAL) as journal:
         launch, mapper = _launch_here(job), _mapper(job)
@@ -227,9 +234,9 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
     if rank == 0:
         outcome = _alone(job, is_cancelled, listen, _rank_outcome(scratch, rank))
     else:
-        aside = scratch / f"rank{rank}.out"
-        aside.mkdir(exist_ok=True)
-        measured_aside = aside / "measurement"
+        rank_folder = scratch / f"rank{rank}.out"
+        rank_folder.mkdir(exist_ok=True)
+        measured_aside = rank_folder / "measurement"
         measured_aside.mkdir(exist_ok=True)
         run = Run(
             scratch,
@@ -238,9 +245,9 @@ def _rank(job: Job, rank: int, is_cancelled: Callable[[], bool], listen: Callabl
             listen=listen,
             checkpoint_place=job.checkpoint_place,
         )
-        apart = replace(job, out=str(aside), measurement=str(measured_aside) if job.measurement else "")
+        apart = replace(job, out=str(rank_folder), measurement=str(measured_aside) if job.measurement else "")
         outcome = _build(apart, run, _rank_outcome(scratch, rank))
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(rank_folder, ignore_errors=True)
     outcome.write(_rank_outcome(scratch, rank))
     return outcome
 
@@ -268,9 +275,11 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ch
             ended = run_on_cluster(command, launch, scratch, job.node, is_cancelled, say, os.environ, progress)
     except StemmaError as error:
         return _failed(error)
-    outcomes = {rank: found for rank in ranks if (found := ChildOutcome.read(_rank_outcome(scratch, rank)))}
+    outcomes = {rank: outcome for rank in ranks if (outcome := ChildOutcome.read(_rank_outcome(scratch, rank)))}
     # Once the model is whole it stays so, whatever befalls a rank that measures it.
-    if (first := outcomes.get(0)) and (first.measuring or first.measured or all(one.code == 0 for one in ended)):
+    if (first := outcomes.get(0)) and (
+        first.measuring or first.measured or all(process.code == 0 for process in ended)
+    ):
         return first
     if is_cancelled():
         return _failed(Cancelled())
@@ -295,7 +304,7 @@ def _first_failure(
 
     The others fail only because they lost it.
     """
-    silent = [one for one in ended if one.code and one.rank not in outcomes]
+    silent = [process for process in ended if process.code and process.rank not in outcomes]
     if silent:
         died = diagnose_exit(job.node, silent[0].code, out_of_memory)
         return ChildOutcome(
@@ -314,7 +323,13 @@ def _rank_outcome(scratch: Path, rank: int) -> Path:
 
 
 def _build(job: Job, run: Run, word: Path) -> ChildOutcome:
-    """word: where the outcome is written as soon as a model is whole."""
+    """Build a stage and measure its model.
+
+    Args:
+        job: the stage, its inputs and folders.
+        run: receives progress and figures.
+        word: file to which the outcome is written as soon as a model is complete.
+    """
     try:
         stage = STAGES[job.stage]
         config = stage.config.model_validate(job.config)
@@ -358,10 +373,10 @@ def _measured(
 
             wait_for_all()  # until every rank has written what the model is made of
         measuring.write(word)
-        place, started, ticks = run.place() or 0, time.time(), time.monotonic()
+        position, started, ticks = run.place() or 0, time.time(), time.monotonic()
         result = measure(Path(job.measurement), run)
         seconds = round(time.monotonic() - ticks, 3)
-        return replace(built, measured=Measured(_plain(result.figures), result.headline, place, started, seconds))
+        return replace(built, measured=Measured(_plain(result.figures), result.headline, position, started, seconds))
     except Cancelled:
         return measuring
     except Exception as error:

@@ -19,7 +19,9 @@ KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshol
 def stage_environment(launch: LaunchConfig, keeps_memory: bool) -> dict[str, str]:
     """The whole environment, except the pipe to the parent that starts the process.
 
-    keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
+    Args:
+        keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every
+            step.
     """
     threads = launch.threads or os.cpu_count() or 1
     return {

@@ -28,7 +28,8 @@ def out_of_memory_kills() -> int:
 def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
     """The problem to report for a stage's process that ended with `code` (negative: by that signal) without an outcome.
 
-    out_of_memory: True if the kernel killed processes for want of memory while it ran.
+    Args:
+        out_of_memory: True if the kernel killed processes for want of memory while it ran.
     """
     log = f"stemma logs {node}"
     if code == -signal.SIGKILL and out_of_memory:

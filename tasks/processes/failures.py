@@ -71,26 +71,26 @@ def failure_of(
 
 def _machine_fault(error: BaseException, where: str) -> Problem | None:
     """The fault of a machine, as far as the exception that a library raised reports it; None for anything else."""
-    for one in _chain(error):
-        names = {kind.__name__ for kind in type(one).__mro__}
-        line = f"{type(one).__name__}: {one}".splitlines()[0]
+    for cause in _chain(error):
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         log = f"stemma logs {where}"
-        if names & _DEVICE_MEMORY or (isinstance(one, RuntimeError) and "CUDA error: out of memory" in str(one)):
+        if names & _DEVICE_MEMORY or (isinstance(cause, RuntimeError) and "CUDA error: out of memory" in str(cause)):
             fix = "a smaller launch.microbatch, launch.recompute: full or launch.sharding: fsdp needs less"
             return Problem("device_out_of_memory", where, line, f"{fix}; {log}")
-        if isinstance(one, MemoryError) or (
-            isinstance(one, RuntimeError | OSError) and _HOST_MEMORY_TEXT.search(str(one))
+        if isinstance(cause, MemoryError) or (
+            isinstance(cause, RuntimeError | OSError) and _HOST_MEMORY_TEXT.search(str(cause))
         ):
             fix = "a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more"
             return Problem("out_of_memory", where, f"the machine was out of memory: {line}", f"{fix}; {log}")
-        if not isinstance(one, RuntimeError):
+        if not isinstance(cause, RuntimeError):
             continue
-        text = str(one)
+        text = str(cause)
         lost_ranks = names & _COLLECTIVE or _COLLECTIVE_TEXT.search(text)
         if lost_ranks and not _MISUSE_OF_COLLECTIVE.search(text):
             return Problem("ranks_disconnected", where, f"ranks lost each other: {line}", f"run again; {log}")
         if _DEVICE_TEXT.search(text) and not _MISUSE_OF_DEVICE.search(text):
-            fix = "run again; if it comes again, the device is to be looked at (nvidia-smi -q, dmesg)"
+            fix = "run again; if it happens again, inspect the device (nvidia-smi -q, dmesg)"
             return Problem("device_fault", where, f"the device failed: {line}", f"{fix}; {log}")
     return None
 
@@ -98,11 +98,11 @@ def _machine_fault(error: BaseException, where: str) -> Problem | None:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and those that it was raised from."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
 
 
 def traceback_of(error: BaseException) -> str:

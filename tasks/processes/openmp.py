@@ -27,11 +27,15 @@ BUSY, BUSY_A_CORE = 0.5, 0.01
 kernel counts time by ticks."""
 _ENTRIES_A_THREAD = 1 << 16
 """Entries per thread of a tensor that is filled by all threads."""
-_MACHINE, _OWN = Path("/proc/stat"), Path("/proc/self/stat")
+_MACHINE, _OWN_PROCESS = Path("/proc/stat"), Path("/proc/self/stat")
 
 
 def wait_policy(threads: int, watches: bool) -> dict[str, str]:
-    """The environment of a process with this number of threads. watches: True if it calls `watch_others`."""
+    """The environment of a process with this number of threads.
+
+    Args:
+        watches: True if it calls `watch_others`.
+    """
     # With fewer threads than cores a second group as large would not be too many.
     stays_awake = watches and 1 < threads == cores() and _MACHINE.exists()
     return PASSIVE | ({AWAKE: str(ROUNDS)} if stays_awake else {})
@@ -44,7 +48,7 @@ def watch_others() -> None:
 
 
 def cores() -> int:
-    """Those that this process may run on."""
+    """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,23 +67,23 @@ def _watch() -> None:
 
 
 def _begin_idle_threads() -> threading.Event:
-    """As many threads as compute, which end when this is set."""
+    """Start as many threads as compute; they end when the returned event is set."""
     import torch
 
-    over, begun = threading.Event(), threading.Event()
+    over, started = threading.Event(), threading.Event()
 
     def work() -> None:
         torch.zeros(_ENTRIES_A_THREAD * torch.get_num_threads())  # OpenMP makes a group for each thread that asks it
-        begun.set()
+        started.set()
         over.wait()
 
     threading.Thread(target=work, name="idle", daemon=True).start()
-    begun.wait()
+    started.wait()
     return over
 
 
 def _others_s() -> float:
     """Seconds for which processes other than this one have kept the machine's cores busy."""
     user, nice, system, _, _, irq, soft_irq, *_ = map(int, _MACHINE.read_text().split("\n", 1)[0].split()[1:])
-    own_user, own_system = map(int, _OWN.read_text().rpartition(")")[2].split()[11:13])
+    own_user, own_system = map(int, _OWN_PROCESS.read_text().rpartition(")")[2].split()[11:13])
     return (user + nice + system + irq + soft_irq - own_user - own_system) / os.sysconf("SC_CLK_TCK")

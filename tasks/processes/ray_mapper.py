@@ -51,10 +51,13 @@ _call: ContextVar[_Call] = ContextVar("call")
 
 
 def map_on_ray(address: str, workers: int | None, name: str, *, gpus: bool = False) -> Mapper:
-    """A mapper on the Ray cluster at `address`; see `LaunchConfig.ray`. name: what its flow is called in the page.
-    gpus: whether each item takes one, of a cluster that has any.
+    """A mapper on the Ray cluster at `address`; see `LaunchConfig.ray`.
 
     Calling it raises StageError `no_ray` where the package is missing, besides what the function raises.
+
+    Args:
+        name: what its flow is called in the page.
+        gpus: whether each item takes one, of a cluster that has any.
     """
 
     def mapper(

@@ -43,7 +43,7 @@ def run_child(
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
 ) -> ChildOutcome:
-    """Builds a stage in its own process and its own session, and returns how that ended.
+    """Build a stage in its own process and its own session, and return how that ended.
 
     on_message: called with each line that the stage writes to its journal (see `infra.run`), and with {"kind": "log",
         "message": line} for each that it prints.
@@ -94,9 +94,12 @@ def _start(
     warm_start: WarmStart | None,
     stop: Callable[[], bool],
 ) -> Process:
-    """Starts the process of a stage, forked or new; its log begins with which of the two, and why.
+    """Start the process of a stage, forked or new; its log begins with which of the two, and why.
 
-    stop: polled while a server still imports. A process that starts after a stop ends at the next poll.
+    A process that starts after a stop ends at the next poll.
+
+    Args:
+        stop: polled while a server still imports.
     """
     if warm_start is not None:
         try:
@@ -132,11 +135,11 @@ def _follow(
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float],
 ) -> bool:
-    """Passes on the journal and what is printed until the process ends; True if it had to be ended."""
-    said = Tail(journal, from_end=True)
+    """Pass on the journal and what is printed until the process ends; True if it had to be ended."""
+    tail = Tail(journal, from_end=True)
 
     def pass_on() -> None:
-        for line in messages_in(said.lines()):
+        for line in messages_in(tail.lines()):
             on_message(line)
         for text in printed.lines():
             if text.rstrip() != FORKED:

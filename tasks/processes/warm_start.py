@@ -45,9 +45,11 @@ class WarmStart:
         self._expected: set[str] = set()
 
     def start(self, job: Job, argument: str, output: int, parent: int, stop: Callable[[], bool]) -> Process:
-        """Forks the process that builds a job. Raises NotForkedError if it must be a new one.
+        """Fork the process that builds a job. Raises NotForkedError if it must be a new one.
 
-        argument: of the program. output, parent, stop: see `infra.process.forked.ForkServer.start`.
+        Args:
+            argument: of the program.
+            output, parent, stop: see `infra.process.forked.ForkServer.start`.
         """
         launch = LaunchConfig(**job.launch)
         if reason := not_forked(job.stage, launch):
@@ -59,7 +61,7 @@ class WarmStart:
         return server.start(modules, [PROGRAM, argument], Path(job.scratch), output, parent, stop)
 
     def close(self) -> None:
-        """Ends the servers; what they forked goes on."""
+        """End the servers; what they forked goes on."""
         with self._lock:
             for server in self._servers.values():
                 server.close()
@@ -79,7 +81,7 @@ class WarmStart:
         return server
 
     def _expect(self, id: str, launch: LaunchConfig) -> None:
-        """Has what further stages need imported in the background."""
+        """Import the modules of further stages in the background."""
         for node in self._upcoming(id):
             if node.stage.name not in self._expected and not not_forked(node.stage.name, launch):
                 self._expected.add(node.stage.name)

@@ -148,6 +148,38 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     assert again.code == 0, again.document["errors"]
 
 
+def test_the_page_of_a_run_shows_it_while_it_goes_cancels_and_retries_it(
+    deployed: tuple[Path, str], browser_page: Page
+) -> None:
+    folder, _ = deployed
+    root, page = folder / "store", browser_page
+    env = environment(STEMMA_RELAY="on")
+    home = stemma("open", "page", "--print", "--root", root, env=env).document["url"]
+    process = start("run", folder / "config.yaml", "--root", root, "--set", "tokenizer.vocab_size=333", env=env)
+    child = wait_until(lambda: running_stage(root, "tokenizer"))
+    assert isinstance(child, psutil.Process)
+    child.suspend()  # held until a person has seen it and found the button
+    page.goto(home)
+    page.get_by_role("link", name="chronicle").first.click()
+    expect(page.locator("h1 .state")).to_have_text("running")
+    expect(page.locator('[data-step="tokenizer"].running')).to_be_visible()
+    expect(page.locator('[data-step="clean"]')).to_have_class("step reused")
+    page.set_viewport_size({"width": 375, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#answer")).to_have_text("asked for; the steps follow")
+    child.resume()
+    expect(page.locator("h1 .state")).to_have_text("cancelled")
+    run_id = finish(process).document["run_id"]
+    pid = read_journal(root / "runs" / run_id / "journal.jsonl")[0]["pid"]
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("h1 .state")).to_have_text("done")
+    expect(page.locator('[data-step="tokenizer"].built')).to_be_visible()
+    assert 333 in built_vocabularies(folder)
+
+
 def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, str], browser_page: Page) -> None:
     """A stage is killed once; the page's Retry builds it and reuses what was finished before."""
     folder, address = deployed
@@ -325,7 +357,7 @@ def test_cancel_in_the_page_ends_every_rank_within_ten_seconds(
         wait_until(lambda: progress_of(root, "pretrain") >= 3, timeout_s=240)
         everyone = [launcher, *launcher.children(recursive=True)]
         assert len(everyone) >= 3
-        flow_run = next(latest(root / "runs", "tiny")).begun()["flow_run_id"]
+        flow_run = next(latest(root / "runs", "tiny")).start_record()["flow_run_id"]
         page.goto(f"{address}/runs/flow-run/{flow_run}")
         page.get_by_role("button", name="Cancel").first.click()
         page.get_by_role("button", name="Confirm").click()

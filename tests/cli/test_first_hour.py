@@ -281,11 +281,11 @@ def test_compare_says_how_differently_benchmarks_were_measured(family: Path) -> 
         if folder.name != "a" * 16 and one.inputs["model"].digest == model.digest:
             shutil.rmtree(folder)
     told = typed("compare", "pretrain", "rlhf", "--root", family)
-    assert "warning: benchmarks: none of these were measured alike" in told.stderr
+    assert "warning: benchmarks: none of these were measured in the same way" in told.stderr
     assert "num_fewshot (not there | 5)" in told.stderr and "limit (not there | 100)" in told.stderr
     assert "benchmarks.num_fewshot" in told.stdout
     page = Path(told.stdout.rsplit("page: ", 1)[1].strip()).read_text()
-    assert "none of these were measured alike" in page
+    assert "none of these were measured in the same way" in page
 
 
 def with_seed(folder: Path, fingerprint: str, seed: int, reward: float) -> Path:

@@ -144,7 +144,7 @@ def test_a_run_while_the_clock_was_ahead_is_not_the_newest_for_ever(
         clock.setattr(time, "time", lambda: now + 400 * 86400)
         record_run(store, "demo", [ahead])
     journals = [RunJournal(folder.parent, folder.name) for folder in store.layout.runs.iterdir()]
-    (later,) = (one.folder for one in journals if one.begun()["time"] > now + 86400)
+    (later,) = (one.folder for one in journals if one.start_record()["time"] > now + 86400)
     later.rename(later.with_name(f"9{later.name[1:]}"))  # as new_run_id calls it by such a clock
     record_run(store, "demo", [new])
     assert collect(store) == {place(old)}

@@ -36,7 +36,7 @@ REQUIRES = {"clean": "validate", "sft": "validate_instructions", "reward_model":
 HEADLINES = {
     "ingest": "11,873 documents, 12.0 MB of text",
     "clean": "kept 10,412 of 11,873 documents, 10.9 MB",
-    "tokenizer": "4,096 entries, 3.61 bytes a token",
+    "tokenizer": "4,096 entries, 3.61 bytes per token",
     "shard": "3.0M training tokens",
     "pretrain": "validation loss 4.31 (bigram 4.92, unigram 6.71)",
     "sft": "held-out loss 4.84 → 3.37, 100% of answers end",

@@ -22,6 +22,7 @@ from corpus.model_folders.folder import folder_problems
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.tokens.chat_format import CHAT_TEMPLATE
 from evaluation.release.export import card_of, check_elsewhere, export
+from evaluation.release.quantized import written_here
 from evaluation.results.artifacts import Artifact
 from infra.errors import StageError
 
@@ -124,6 +125,14 @@ def test_without_llama_cpp_or_linear_layers_there_is_a_reason(
     with pytest.raises(StageError, match="GPT2LMHeadModel has no linear layers"):
         export(artifact, "# card", tmp_path / "hub", "int8")
     assert not (tmp_path / "hub").exists()
+
+
+def test_a_format_that_no_tool_writes_here_is_refused_with_the_one_that_does() -> None:
+    assert written_here("gguf") == "gguf"
+    for kind, modifier in (("awq", "AWQModifier"), ("gptq", "GPTQModifier")):
+        with pytest.raises(StageError, match=f"{kind.upper()} is not written here") as caught:
+            written_here(kind)
+        assert "pip install llmcompressor" in caught.value.problems[0].fix and modifier in caught.value.problems[0].fix
 
 
 def test_other_logits_than_the_model_s_are_no_export(artifact: Artifact, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_judgements_of_our_page_and_of_label_studio_become_pairs(export: Export,
         ("ann.jsonl:7", "there is no pair 'unknown' in the export"),
         ("ann.jsonl:8", f"it is of the export another, not of {export.id}"),
         ("ann.jsonl:9", "expected a choice of a, b, tie, neither, not 'left'"),
-        ("ann.jsonl:10", "nobody is named who judged"),
+        ("ann.jsonl:10", "it names no annotator"),
         ("ann.jsonl:11", f"ann said {ours[1]['choice']} of this pair before, and now tie"),
         ("ann.jsonl:12", "expected a JSON object"),
         ("ann.jsonl:14", "expected a JSON object"),
@@ -227,7 +227,7 @@ def test_what_was_written_after_a_first_save_and_whatever_stands_in_a_text_is_re
         (tmp_path / name).write_text("".join(lines), encoding="utf8")
     (tmp_path / "studio.json").write_text(json.dumps([{"data": {"pair": third}, "annotations": [7]}]))
     read = Judgements.read([tmp_path / name for name in ("ann.jsonl", "ann (1).jsonl", "studio.json")], export)
-    assert [(one.pair, one.reason, one.correction) for one in read.used] == [
+    assert [(one.item, one.reason, one.correction) for one in read.used] == [
         (first, "kinder", "pasted\u2028in two\x85lines"),
         (second, "", "one"),
     ]
@@ -254,7 +254,7 @@ def test_an_export_of_another_form_costs_what_is_wrong_in_it_alone(export: Expor
     (tmp_path / "ann.jsonl").write_text(f"{line}\n[{'1' * 5000}]\n", encoding="utf-8-sig")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     read = Judgements.read([tmp_path / name for name in ("studio.json", "ann.jsonl", "deep.json")], export)
-    assert [(one.pair, one.choice, one.correction, one.seconds) for one in read.used] == [
+    assert [(one.item, one.choice, one.correction, one.seconds) for one in read.used] == [
         (first, "a", "better words", None),
         (second, "a", "", None),
         (fifth, "b", "", None),
@@ -272,7 +272,7 @@ def test_a_round_s_votes_and_ties_go_on_to_the_reward_model(export: Export, tmp_
     three prefer a; a round of another pipeline and one without judgements are not read."""
     ids = list(export.pairs)
     said = [(ids[0], "tie"), (ids[1], "neither"), (ids[2], "a"), *((id, "b") for id in ids[3:])]
-    rows = [Judgement(id, name, choice) for id, choice in said for name in ("ann", "bob", "eve")]  # type: ignore[arg-type]
+    rows = [Judgement(id, name, choice) for id, choice in said for name in ("ann", "bob", "eve")]
     rows[6] = Judgement(ids[2], "ann", "b")
     found = outcome(export, Judgements(used=rows))
     assert [row["votes"] for row in found.preferences] == [[2, 1], *[[3, 0]] * 5]

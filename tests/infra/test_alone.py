@@ -55,7 +55,7 @@ def test_the_work_of_a_run_with_another_config_or_input_is_refused_and_its_own_g
         assert again.returncode == 0 and "1 of 1 partitions are done" in again.stderr
         return
     assert again.returncode == 1 and "Traceback" not in again.stderr
-    assert f"out.work: it holds the work of a run with another {changed} (remove it" in again.stderr
+    assert f"out.work: it contains the work of a run with another {changed} (remove it" in again.stderr
     shutil.rmtree(tmp_path / "out.work")
     assert run().returncode == 0
     expected = "old text" if changed == "config" else "new text"

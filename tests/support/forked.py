@@ -29,6 +29,7 @@ from infra.process.forked import ForkServer, Process
 from infra.process.lifetime import PARENT_FD, die_with_parent
 from infra.project import PROJECT
 from infra.servers.environment import OFFLINE, QUIET
+from tasks.processes.openmp import AWAKE
 
 _PREFECTS = (
     "PREFECT_API_URL",
@@ -36,6 +37,7 @@ _PREFECTS = (
     "PREFECT_HOME",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE",
     "PREFECT_API_AUTH_STRING",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY",
 )
 """Those of Prefect's settings that commands are given or set themselves. It reads them when it is imported, and in a
 forked command whenever they have changed."""
@@ -62,11 +64,15 @@ _WITH_MODELS = {
 ENGINE = "prefect.engine"
 """In place of a command of ours, with the id of a flow run: what Prefect's worker starts for it."""
 _STAGES = "STEMMA_TEST_STAGE_SERVER"
-"""In a forked command: where the server that its stages share is asked."""
+"""In a forked command: the sockets of the servers that its stages share, one for each number of threads."""
 LINE = "line"
-_AS_IT_COMES = {"GLIBC_TUNABLES"}
-"""What a stage may have otherwise than here: how glibc keeps memory changes no result, and one server then imports for
-all stages what two would import each."""
+_AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE}
+"""Variables in which a stage may differ from its server: how glibc keeps memory and how long threads stay awake change
+no result, and one server then imports for all stages what several would each import."""
+_OWN_SERVER = {"OMP_NUM_THREADS", "LOGNAME"}
+"""Variables that libraries read when they are imported: a run whose stages differ in one has a server of its own."""
+_THREADS = (None, 1)
+"""`launch.threads` of the stages that share a server: libraries read the number of threads when they are imported."""
 
 
 class ForkedCommand:
@@ -183,7 +189,9 @@ class CommandServer:
 
     def __init__(self, environment: Mapping[str, str], session: Path) -> None:
         self._environment = _as_at_import(environment)
-        self.stages = SessionServer(_environment_of_stages(self._environment), session)
+        # A server costs next to nothing until it is asked to import.
+        self._stages = [SessionServer(_environment_of_stages(self._environment, n), session) for n in _THREADS]
+        self.stages = self._stages[0]
         self._server = SessionServer(self._environment, session)
         self._folder = tempfile.TemporaryDirectory(prefix="stemma-commands-")
         self._line, self._ours = os.pipe()
@@ -199,7 +207,7 @@ class CommandServer:
         """`stemma ARGUMENTS`. stderr: the descriptor to write that to. Raises NotForkedError."""
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         asked = folder / "request.json"
-        told = {**environment, _STAGES: str(self.stages.place)}
+        told = {**environment, _STAGES: os.pathsep.join(str(server.place) for server in self._stages)}
         asked.write_text(json.dumps({"arguments": arguments, "environment": told, "stdout": str(folder / "stdout")}))
         server, modules = self._server, _COMMAND
         if heavy := _WITH_MODELS.get(arguments[0]) or _WITH_MODELS.get(" ".join(arguments[:2])):
@@ -211,7 +219,8 @@ class CommandServer:
 
     def close(self) -> None:
         self._server.close()
-        self.stages.close()
+        for server in self._stages:
+            server.close()
         self._folder.cleanup()
 
 
@@ -219,17 +228,20 @@ class SharedForkServer(ForkServer):
     """In a forked command, what a run takes for its own fork server: the test session's, where that fits."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        place = Path(os.environ[_STAGES])
-        theirs = _environment_at(place)
-        different = {name for name, _ in environment.items() ^ theirs.items()} - _AS_IT_COMES
-        self._shared = all(name.startswith(_TOLD_LATER) and name in environment for name in different)
-        if self._shared:
-            self.environment = dict(environment)
-            self._own_sessions = True
-            self._later = {name: environment[name] for name in different}
-            self._requests = _asking(place)
-        else:
-            super().__init__(environment)
+        self._shared = False
+        for place in map(Path, os.environ[_STAGES].split(os.pathsep)):
+            different = {name for name, _ in environment.items() ^ _environment_at(place).items()} - _AS_IT_COMES
+            obstacles = {name for name in different if not name.startswith(_TOLD_LATER) or name not in environment}
+            # A server of its own for every run would cost the tests half of their time, and no test would fail.
+            assert obstacles <= _OWN_SERVER, f"{obstacles}: which list in tests/support/forked.py has them?"
+            if not obstacles:
+                self._shared = True
+                self.environment = dict(environment)
+                self._own_sessions = True
+                self._later = {name: environment[name] for name in different}
+                self._requests = _asking(place)
+                return
+        super().__init__(environment)
 
     def start(self, *arguments: Any, **options: Any) -> Any:
         return super().start(*arguments, **options, **({"set": self._later} if self._shared else {}))
@@ -250,8 +262,8 @@ def _without_told_later(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_TOLD_LATER)}
 
 
-def _environment_of_stages(environment: Mapping[str, str]) -> dict[str, str]:
-    """That of the stages of a command with this environment."""
+def _environment_of_stages(environment: Mapping[str, str], threads: int | None) -> dict[str, str]:
+    """That of the stages of a command with this environment. threads: their `launch.threads`."""
     from infra.launch.config import LaunchConfig
     from tasks.processes.environment import stage_environment
 
@@ -259,7 +271,7 @@ def _environment_of_stages(environment: Mapping[str, str]) -> dict[str, str]:
     os.environ.clear()
     os.environ.update(environment)
     try:
-        return stage_environment(LaunchConfig(), keeps_memory=True)
+        return stage_environment(LaunchConfig(threads=threads), keeps_memory=True)
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -88,22 +88,22 @@ class _Bridge(Callback):
     """
 
     def __init__(self, state: TrainState) -> None:
-        self._ours = state
+        self._state = state
         self._seen: Timestamp | None = None
 
     def run_event(self, event: ComposerEvent, state: State, logger: Logger) -> None:
         if event not in _EVENTS:
             return
-        ours = self._ours
+        own_state = self._state
         if state.timestamp is not self._seen:
             self._seen = state.timestamp
-            ours.clock = Clock.from_json(state.timestamp.state_dict())
-        ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
+            own_state.clock = Clock.from_json(state.timestamp.state_dict())
+        own_state.batch, own_state.outputs, own_state.loss = state.batch, state.outputs, state.loss
         if event == ComposerEvent.BATCH_END:
-            ours.batch_tokens = ours.clock.token - state.previous_timestamp.token.value
-            ours.losses = {name.removeprefix(_LOSS): value for name, value in state.total_loss_dict.items()}
-        ours.callbacks.run_event(_EVENTS[event], ours)
-        state.batch = ours.batch
+            own_state.batch_tokens = own_state.clock.token - state.previous_timestamp.token.value
+            own_state.losses = {name.removeprefix(_LOSS): value for name, value in state.total_loss_dict.items()}
+        own_state.callbacks.run_event(_EVENTS[event], own_state)
+        state.batch = own_state.batch
 
 
 def _data_spec(loader: Loader) -> DataSpec:

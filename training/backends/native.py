@@ -96,7 +96,7 @@ class Native:
         # Gradients: divide by the loss scale, remove those of idle experts, clip; of a skipped batch, drop all.
         self._call(Event.AFTER_TRAIN_BATCH)
 
-        # Optimizer: the update. Weights without a gradient stay as they are.
+        # Optimizer: the update. Weights without a gradient stay unchanged.
         state.optimizer.step()
 
         # Losses and counts of all ranks. Ranks that share layers or sequences have counted the same examples.
@@ -113,11 +113,11 @@ class Native:
 
     def _accumulate(self) -> dict[str, Tensor]:
         """Accumulate the gradients of all microbatches; return this rank's part of each loss (1,)."""
-        state, whole = self._state, self._state.batch
+        state, full_batch = self._state, self._state.batch
 
         # Weight of each microbatch. DDP and FSDP average the ranks' gradients, so it is relative to the mean number of
         # labelled tokens per rank.
-        microbatches = split_batch(whole, self._microbatch)
+        microbatches = split_batch(full_batch, self._microbatch)
         labelled = [state.loader.count_tokens(microbatch).labelled for microbatch in microbatches]
         everyone = int(ranks.all_reduce(torch.tensor(sum(labelled), device=state.device)))
         losses: dict[str, Tensor] = {"total": torch.zeros(1, device=state.device)}
@@ -145,13 +145,13 @@ class Native:
             sum_gradients(state.model.parameters())
         if state.model.experts:
             state.model.experts.join_gradients()
-        state.batch, state.outputs, state.loss = whole, None, None
+        state.batch, state.outputs, state.loss = full_batch, None, None
         return losses
 
     def _through(self, pipeline: Pipeline) -> dict[str, Tensor]:
         """Do the same as `_accumulate` by a pipeline, whose last rank has all of its losses."""
-        state, whole = self._state, self._state.batch
-        labelled = state.loader.count_tokens(whole).labelled
+        state, full_batch = self._state, self._state.batch
+        labelled = state.loader.count_tokens(full_batch).labelled
         everyone = int(ranks.all_reduce(torch.tensor(labelled, device=state.device)))
         total = torch.zeros(1, device=state.device)
 
@@ -163,10 +163,10 @@ class Native:
             total.add_(state.loss.detach() * share)
             return state.loss * share
 
-        batch = {name: value.to(state.device, non_blocking=True) for name, value in whole.items()}
+        batch = {name: value.to(state.device, non_blocking=True) for name, value in full_batch.items()}
         state.outputs, state.batch = pipeline.train(
             batch, self._microbatch, loss_of, lambda: self._call(Event.BEFORE_FORWARD)
         )
         self._call(Event.AFTER_FORWARD)
-        state.batch, state.outputs, state.loss = whole, None, None
+        state.batch, state.outputs, state.loss = full_batch, None, None
         return {"total": total * ranks.pipeline_parallel()}

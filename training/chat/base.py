@@ -50,7 +50,11 @@ def calls_functions(messages: Sequence[Message]) -> bool:
 
 
 def no_tools(path: str) -> StageError:
-    """Error for tools with a model whose chat template does not support them. path: tools or messages."""
+    """Error for tools with a model whose chat template does not support them.
+
+    Args:
+        path: tools or messages.
+    """
     message = "expected a conversation without tools: the model's chat template shows it none"
     return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
 
@@ -68,8 +72,8 @@ def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
     turns = []
     for message in messages[1:] if system else messages:
         if message["role"] not in ("user", "assistant"):
-            said = f"expected the roles user and assistant, and system first, not {message['role']!r}"
-            raise stage_error("bad_role", "messages", said)
+            problem = f"expected the roles user and assistant, and system first, not {message['role']!r}"
+            raise stage_error("bad_role", "messages", problem)
         text = message["content"]
         if message["role"] == "user":
             text, system = system + text, ""
@@ -97,7 +101,8 @@ class Chat:
     def load(cls, folder: Path, values: Mapping[str, Any] | None = None, where: str = "") -> Chat:
         """The tokenizer of a model folder; raises StageError if it has no chat tokens or brings code along.
 
-        values, where: as of `chat_of`.
+        Args:
+            values, where: as of `chat_of`.
         """
         return chat_of(load_pretrained_tokenizer(folder), folder, values, where)
 
@@ -129,7 +134,7 @@ class Chat:
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Shorten a prompt of `prompts` or `turns` to at most `max_tokens`: its oldest exchanges are dropped first, and
         the end of the last question is kept, with its roles."""
-        begins = [place for place, number in enumerate(prompt) if number == self.user]
+        begins = [index for index, number in enumerate(prompt) if number == self.user]
         for begin in begins:
             if len(prompt) - begin <= max_tokens:
                 return list(prompt[begin:])
@@ -168,8 +173,10 @@ class Chat:
     ) -> list[list[int]]:
         """Messages {"role", "content"} as prompts that ask for the assistant's answer, of any length.
 
-        tools: descriptions of the functions of each conversation. Raises StageError `no_tools` where the chat format
-        has no place for them.
+        Args:
+            tools: descriptions of the functions of each conversation.
+
+        Raises StageError `no_tools` where the chat format has no place for them.
         """
         if any(tools or ()):
             raise no_tools("tools")
@@ -180,7 +187,7 @@ class Chat:
 
     def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
         """Answers to prompts of `ask`, each with its end."""
-        texts = [one if isinstance(one, str) else turns_of([one])[0][1] for one in answers]
+        texts = [answer if isinstance(answer, str) else turns_of([answer])[0][1] for answer in answers]
         return [[*answer, self.end] for answer in self.encode(texts)]
 
     def dialogue_of(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
@@ -197,31 +204,36 @@ class Chat:
     def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
         """Prompts with responses, of any length."""
         pairs = zip(self.encode(prompts), self.encode(responses), strict=True)
-        return [Conversation(self.turns([(self.user, asked)]), [*answer, self.end]) for asked, answer in pairs]
+        return [Conversation(self.turns([(self.user, prompt)]), [*answer, self.end]) for prompt, answer in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
         """An answer as text, up to its end."""
-        until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
+        until = next((index for index, number in enumerate(ids) if number in self.stops), len(ids))
         return str(self.tokenizer.decode(list(ids[:until]), skip_special_tokens=True)).strip()
 
     def response_batch(self, conversations: Sequence[Conversation], *, every_answer: bool = False) -> dict[str, Tensor]:
-        """`input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the response.
+        """Return `input_ids (B, T)` padded on the right, and `labels (B, T)`: the next token where it is of the
+        response.
 
-        every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
+        Args:
+            every_answer: or of an answer of the assistant within the prompt, each with its `<|end|>`.
         """
-        ids = pad([one.ids for one in conversations], self.pad)
+        ids = pad([conversation.ids for conversation in conversations], self.pad)
         labels = torch.full_like(ids, IGNORE)
-        for row, one in enumerate(conversations):
-            answers = [(len(one.prompt), len(one.ids)), *(self._answers_in(one.prompt) if every_answer else ())]
+        for row, conversation in enumerate(conversations):
+            answers = [
+                (len(conversation.prompt), len(conversation.ids)),
+                *(self._answers_in(conversation.prompt) if every_answer else ()),
+            ]
             for start, stop in answers:
                 labels[row, start - 1 : stop - 1] = ids[row, start:stop]
         return {"input_ids": ids, "labels": labels}
 
     def _answers_in(self, prompt: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of answers: start follows the role, and stop includes `<|end|>`."""
-        for place, number in enumerate(prompt[:-1]):
+        for index, number in enumerate(prompt[:-1]):
             if number == self.assistant:
-                yield place + 1, prompt.index(self.end, place) + 1
+                yield index + 1, prompt.index(self.end, index) + 1
 
 
 def chat_of(
@@ -232,8 +244,11 @@ def chat_of(
 ) -> Chat:
     """Conversations for a tokenizer: by its own chat template, or by ours where it has ours or none.
 
-    folder: of the model, whose generation_config.json names further tokens that end an answer. values: of variables of
-    the template, such as enable_thinking. where: the dotted section or key before `chat_template_kwargs`, for messages.
+    Args:
+        folder: of the model, whose generation_config.json names further tokens that end an answer.
+        values: of variables of the template, such as enable_thinking.
+        where: the dotted section or key before `chat_template_kwargs`, for messages.
+
     Raises StageError for one that has neither a template nor our chat tokens, and `unknown_template_value` for values
     that the template does not read.
     """

@@ -81,8 +81,8 @@ class ChannelReader:
                 continue
             if self._recipient is not None:
                 return  # a call is read whole
-            begun = (at for at in range(len(self._pending)) if any(m.startswith(self._pending[at:]) for m in _ENDS))
-            certain = next(begun, len(self._pending))
+            starts = (at for at in range(len(self._pending)) if any(m.startswith(self._pending[at:]) for m in _ENDS))
+            certain = next(starts, len(self._pending))
             body, self._pending = self._pending[:certain], self._pending[certain:]
             yield from self._body(body)
             return
@@ -95,8 +95,8 @@ class ChannelReader:
 
     def _read_header(self) -> bool:
         """Read the header that the pending text begins with; return False where more text is needed."""
-        begun = self._pending.lstrip()
-        if not any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER):
+        unread = self._pending.lstrip()
+        if not any(unread.startswith(mark) or mark.startswith(unread) for mark in _HEADER):
             self._is_header = False
             return True
         header, mark, rest = self._pending.partition(MESSAGE)

@@ -31,9 +31,12 @@ class ShownToken:
 
 def shown(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[ShownToken]:
     """A conversation as tuning reads it; one that the assistant does not end, as a prompt. Of an answer nothing is read
-    behind the token that ends it. tools: descriptions of functions.
+    behind the token that ends it.
 
     Raises StageError for messages that the chat format does not take.
+
+    Args:
+        tools: descriptions of functions.
     """
     answer = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if answer is not None and (isinstance(answer.get("content"), str) or answer.get("tool_calls")):
@@ -76,10 +79,10 @@ def read_conversations(path: Path, limit: int) -> list[tuple[Sequence[Mapping[st
 
     Raises StageError, naming the line.
     """
-    found: list[tuple[Sequence[Mapping[str, Any]], list[Any]]] = []
+    conversations: list[tuple[Sequence[Mapping[str, Any]], list[Any]]] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if len(found) == limit:
+            if len(conversations) == limit:
                 break
             if not line.strip():
                 continue
@@ -88,13 +91,13 @@ def read_conversations(path: Path, limit: int) -> list[tuple[Sequence[Mapping[st
             except BadJson as error:
                 raise stage_error("corrupt_line", f"{path}:{number}", str(error)) from None
             messages = _messages(row, f"{path}:{number}")
-            found.append((messages, row.get("tools") or []))
-    if not found:
+            conversations.append((messages, row.get("tools") or []))
+    if not conversations:
         raise stage_error("no_rows", str(path), "expected at least one conversation, the file is empty")
-    return found
+    return conversations
 
 
-def _messages(row: Any, place: str) -> list[dict[str, Any]]:
+def _messages(row: Any, location: str) -> list[dict[str, Any]]:
     messages = row.get("messages") if isinstance(row, dict) else None
     if messages is None and isinstance(row, dict) and isinstance(row.get("prompt"), str):
         messages = [*(row.get("history") or ()), {"role": "user", "content": row["prompt"]}, *(row.get("steps") or ())]
@@ -103,7 +106,7 @@ def _messages(row: Any, place: str) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": row["response"], **calls})
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise stage_error(
-            "bad_row", place, "expected messages, each with role and content, or prompt and response",
+            "bad_row", location, "expected messages, each with role and content, or prompt and response",
             "give the format of aux/ or train.jsonl of the instructions stage, or of OpenAI's chats",
         )  # fmt: skip
     return messages

@@ -21,7 +21,7 @@ from training.chat.base import Answer, Chat, Conversation, Message, calls_functi
 
 Offsets = Sequence[tuple[int, int]]
 
-USE_OURS = "set base_model.chat_template: stemma, or mend the template"
+USE_OURS = "set base_model.chat_template: stemma, or correct the template"
 
 _SPELT = "\ufdd0"
 """Put into special tokens that a message spells, a code point that no text has, so that they are read as text."""
@@ -80,11 +80,11 @@ class TemplateChat(Chat):
         self._special = {**special, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
         longest_first = sorted(self._special, key=len, reverse=True)
         self._spelt = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        asked = [{"role": "user", "content": _PROBE}]
-        answered = [*asked, {"role": "assistant", "content": _PROBE}]
-        prompt, (whole, _) = self._render(asked, True)[0], self._render(answered, False)
-        common = _common(prompt, whole)
-        at = whole.find(_PROBE, common)
+        question = [{"role": "user", "content": _PROBE}]
+        answered = [*question, {"role": "assistant", "content": _PROBE}]
+        prompt, (full, _) = self._render(question, True)[0], self._render(answered, False)
+        common = _common(prompt, full)
+        at = full.find(_PROBE, common)
         if at < 0:
             raise stage_error(
                 "bad_template",
@@ -92,11 +92,11 @@ class TemplateChat(Chat):
                 "the model's chat template shows no answer of the role assistant",
                 USE_OURS,
             )
-        self._opening = whole[common:at]
-        unasked = _common(prompt, self._render(asked, False)[0])
+        self._opening = full[common:at]
+        unasked = _common(prompt, self._render(question, False)[0])
         self._asking, self._header = len(prompt) - unasked, prompt[unasked:common]
         eos = tokenizer.eos_token_id
-        final = self._first_special(whole, at + len(_PROBE))
+        final = self._first_special(full, at + len(_PROBE))
         if final is None and eos is None:
             raise stage_error(
                 "no_end_of_answer", "chat_template", "expected a token that ends answers, or an eos_token"
@@ -105,14 +105,19 @@ class TemplateChat(Chat):
         self._ends = {self.end, *self._end_between_turns(answered)}
         self.pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.stops = {self.end, *stops, *(() if eos is None else (int(eos),))}
-        self._call_ends = self._ends_of_calls(asked)
+        self._call_ends = self._ends_of_calls(question)
         self.stops |= self._call_ends - self._ends
         self.least_prompt = len(self.ask([[{"role": "user", "content": "a"}]])[0])
 
     def _first_special(self, text: str, start: int) -> int | None:
         ids, offsets = self._encode(text)
         return next(
-            (one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids), None
+            (
+                number
+                for number, (at, _) in zip(ids, offsets, strict=True)
+                if at >= start and number in self._special_ids
+            ),
+            None,
         )
 
     def _end_between_turns(self, answered: Sequence[Message]) -> Iterator[int]:
@@ -125,27 +130,31 @@ class TemplateChat(Chat):
             return  # a template for one turn
         if _PROBE not in text:  # a template that shows the last turn alone
             return
-        found = self._first_special(text, text.rindex(_PROBE) + len(_PROBE))
+        end = self._first_special(text, text.rindex(_PROBE) + len(_PROBE))
         bos = self.tokenizer.bos_token_id
-        first = next((one for one in self._encode(alone)[0] if one in self._special_ids and one != bos), None)
-        if found is not None and found != first:
-            yield found
+        first = next(
+            (number for number in self._encode(alone)[0] if number in self._special_ids and number != bos), None
+        )
+        if end is not None and end != first:
+            yield end
 
-    def _ends_of_calls(self, asked: Sequence[Message]) -> set[int]:
+    def _ends_of_calls(self, question: Sequence[Message]) -> set[int]:
         """The end of an answer that calls functions: that of any answer, or another one (harmony)."""
         if not self._shows_tools:
             return self._ends
         try:
-            text, _ = self._render([*asked, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}], False,
-                                   [_PROBE_TOOL])  # fmt: skip
+            call = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
+            text, _ = self._render([*question, call], False, [_PROBE_TOOL])
         except StageError as error:
             _raise_beyond_bounds(error)
             return self._ends  # calls want more than OpenAI's keys
         ids, offsets = self._encode(text)
         start = text.rfind(_PROBE) + len(_PROBE)
-        special = [one for one, (at, _) in zip(ids, offsets, strict=True) if at >= start and one in self._special_ids]
-        found = next((one for one in special if one in self._ends), special[-1] if special else None)
-        return self._ends if found is None else {found}
+        special = [
+            number for number, (at, _) in zip(ids, offsets, strict=True) if at >= start and number in self._special_ids
+        ]
+        end = next((number for number in special if number in self._ends), special[-1] if special else None)
+        return self._ends if end is None else {end}
 
     @property
     def _shows_tools(self) -> bool:
@@ -185,7 +194,7 @@ class TemplateChat(Chat):
         """Messages whose texts spell no special token."""
         if isinstance(value, str):
             return (
-                self._spelt.sub(lambda found: f"{found[0][:1]}{_SPELT}{found[0][1:]}", value) if self._spelt else value
+                self._spelt.sub(lambda match: f"{match[0][:1]}{_SPELT}{match[0][1:]}", value) if self._spelt else value
             )
         if isinstance(value, Mapping):
             return {key: self._as_text(item) for key, item in value.items()}
@@ -194,28 +203,28 @@ class TemplateChat(Chat):
     def _encode(self, text: str) -> tuple[list[int], Offsets]:
         """Ids of a rendered text, and from where to where in it each is."""
         if _SPELT not in text:
-            found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            return found["input_ids"], found["offset_mapping"]
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            return encoded["input_ids"], encoded["offset_mapping"]
         assert self._spelt is not None
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         done = 0
         for special in (*self._spelt.finditer(text), None):
             until = len(text) if special is None else special.start()
-            places = [at for at in range(done, until) if text[at] != _SPELT]
-            if places:
-                plain = "".join(text[at] for at in places)
-                found = self.tokenizer(
+            positions = [at for at in range(done, until) if text[at] != _SPELT]
+            if positions:
+                plain = "".join(text[at] for at in positions)
+                encoded = self.tokenizer(
                     plain,
                     add_special_tokens=False,
                     split_special_tokens=True,
                     return_offsets_mapping=True,
                     verbose=False,
                 )
-                ids += found["input_ids"]
+                ids += encoded["input_ids"]
                 offsets += [
-                    (places[min(a, len(places) - 1)], places[b - 1] + 1 if b else done)
-                    for a, b in found["offset_mapping"]
+                    (positions[min(a, len(positions) - 1)], positions[b - 1] + 1 if b else done)
+                    for a, b in encoded["offset_mapping"]
                 ]
             if special is not None:
                 ids.append(self._special[special[0]])
@@ -227,10 +236,10 @@ class TemplateChat(Chat):
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any]] | None = None
     ) -> list[list[int]]:
         if tools is None:
-            return [self._asked(messages) for messages in conversations]
-        return [self._asked(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
+            return [self._prompt_of(messages) for messages in conversations]
+        return [self._prompt_of(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
 
-    def _asked(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> TemplatePrompt:
+    def _prompt_of(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> TemplatePrompt:
         if not self._shows_tools and (tools or calls_functions(messages)):
             raise no_tools("tools" if tools else "messages")
         text, spans = self._render(messages, True, tools)
@@ -242,7 +251,7 @@ class TemplateChat(Chat):
             if message["role"] != "assistant":
                 continue
             begin = self._begin(text, messages, number, tools)
-            start = next((at for at, (place, _) in enumerate(offsets) if place >= begin), len(ids))
+            start = next((at for at, (offset, _) in enumerate(offsets) if offset >= begin), len(ids))
             ends = self._call_ends if message.get("tool_calls") else self._ends
             stop = next((at + 1 for at in range(start, len(ids)) if ids[at] in ends), None)
             if stop is not None:
@@ -270,26 +279,27 @@ class TemplateChat(Chat):
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         if message.get("tool_calls") and not self._shows_tools:
             raise no_tools("messages")
-        whole, spans = self._render([*prompt.messages, message], False, prompt.tools)
-        ids, offsets = self._encode(whole)
+        full, spans = self._render([*prompt.messages, message], False, prompt.tools)
+        ids, offsets = self._encode(full)
         count = len(prompt)
         if ids[:count] == list(prompt):
             stop = _tokens_within(offsets, spans[-1])[1] if spans else None
-            found = ids[count:stop]
+            response = ids[count:stop]
         else:
             # Letters on both sides of the seam share a token, or the template writes earlier answers otherwise than it
             # asks for them. What the model will go on from is the prompt.
-            begin = self._begin(whole, [*prompt.messages, message], len(prompt.messages), prompt.tools)
-            found = self._encode(whole[begin:])[0]
-        if spans and ids[:count] == list(prompt) and found:
-            return found
+            begin = self._begin(full, [*prompt.messages, message], len(prompt.messages), prompt.tools)
+            response = self._encode(full[begin:])[0]
+        if spans and ids[:count] == list(prompt) and response:
+            return response
         kinds = (self._call_ends,) if message.get("tool_calls") else ({self.end}, self._ends)
-        stop = next((at + 1 for ends in kinds for at, one in enumerate(found) if one in ends), None)
-        return found[:stop] if stop else [*found, min(kinds[0])]
+        stop = next((at + 1 for ends in kinds for at, number in enumerate(response) if number in ends), None)
+        return response[:stop] if stop else [*response, min(kinds[0])]
 
     def prompts(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         return [
-            self.shortened(one, max_tokens) for one in self.ask([[{"role": "user", "content": text}] for text in texts])
+            self.shortened(prompt, max_tokens)
+            for prompt in self.ask([[{"role": "user", "content": text}] for text in texts])
         ]
 
     def shortened(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
@@ -299,21 +309,21 @@ class TemplateChat(Chat):
             return prompt if isinstance(prompt, list) else list(prompt)
         assert isinstance(prompt, TemplatePrompt)
         messages = prompt.messages
-        system = [one for one in messages[:1] if one["role"] in ("system", "developer")]
-        users = [at for at, one in enumerate(messages) if one["role"] == "user" and at > len(system)]
+        system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
+        users = [at for at, message in enumerate(messages) if message["role"] == "user" and at > len(system)]
         for at in users:
-            if len(found := self._asked([*system, *messages[at:]], prompt.tools)) <= max_tokens:
-                return found
-        last = messages[max((at for at, one in enumerate(messages) if one["role"] == "user"), default=-1) :]
+            if len(shorter := self._prompt_of([*system, *messages[at:]], prompt.tools)) <= max_tokens:
+                return shorter
+        last = messages[max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1) :]
         text = last[0]["content"]
-        best = self._asked([{**last[0], "content": text[-1:]}, *last[1:]], prompt.tools)
+        best = self._prompt_of([{**last[0], "content": text[-1:]}, *last[1:]], prompt.tools)
         for kept in (system, []) if system else ([],):
             fewest, most = 1, len(text)
             while fewest <= most:
                 middle = (fewest + most) // 2
-                found = self._asked([*kept, {**last[0], "content": text[-middle:]}, *last[1:]], prompt.tools)
-                if len(found) <= max_tokens:
-                    best, fewest = found, middle + 1
+                shorter = self._prompt_of([*kept, {**last[0], "content": text[-middle:]}, *last[1:]], prompt.tools)
+                if len(shorter) <= max_tokens:
+                    best, fewest = shorter, middle + 1
                 else:
                     most = middle - 1
             if len(best) <= max_tokens and fewest > 1:
@@ -321,11 +331,11 @@ class TemplateChat(Chat):
         return best
 
     def dialogue_of(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
-        return self.shortened(self._asked(messages), max_tokens)
+        return self.shortened(self._prompt_of(messages), max_tokens)
 
     def conversations(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Conversation]:
-        asked = self.ask([[{"role": "user", "content": text}] for text in prompts])
-        return [Conversation(*one) for one in zip(asked, self.respond(asked, responses), strict=True)]
+        rendered = self.ask([[{"role": "user", "content": text}] for text in prompts])
+        return [Conversation(*pair) for pair in zip(rendered, self.respond(rendered, responses), strict=True)]
 
     def has_ended(self, answer: Sequence[int]) -> bool:
         return bool(answer) and answer[-1] in self.stops
@@ -333,13 +343,13 @@ class TemplateChat(Chat):
     def decode(self, ids: Sequence[int]) -> str:
         """An answer as text, up to its end, without what the template opens every answer with: of one in several
         channels the last."""
-        until = next((place for place, number in enumerate(ids) if number in self.stops), len(ids))
-        own = list(ids[:until])
+        until = next((index for index, number in enumerate(ids) if number in self.stops), len(ids))
+        kept_ids = list(ids[:until])
         opening = self._encode(self._opening)[0] if self._opening else []
         if self._special_ids.intersection(opening):
-            places = [at for at in range(len(own)) if own[at : at + len(opening)] == opening]
-            own = own[places[-1] + len(opening) :] if places else own
-        text = str(self.tokenizer.decode(own, skip_special_tokens=True)).strip()
+            starts = [at for at in range(len(kept_ids)) if kept_ids[at : at + len(opening)] == opening]
+            kept_ids = kept_ids[starts[-1] + len(opening) :] if starts else kept_ids
+        text = str(self.tokenizer.decode(kept_ids, skip_special_tokens=True)).strip()
         shown = self._opening.strip()
         return text.removeprefix(shown).strip() if shown else text
 
@@ -369,10 +379,10 @@ def _with_mappings(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _common(one: str, other: str) -> int:
+def _common(text: str, other: str) -> int:
     """Characters that two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(text), len(other)))
 
 
 def _tokens_within(offsets: Offsets, span: tuple[int, int]) -> tuple[int, int]:

@@ -41,8 +41,8 @@ def unfinished(batch: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All checkpoints of a folder, newest first, whole or not."""
-    found = [path for path in folder.glob("ba*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=batch_of, reverse=True)
+    paths = [path for path in folder.glob("ba*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(paths, key=batch_of, reverse=True)
 
 
 def damage(path: Path) -> str:
@@ -63,8 +63,8 @@ def damage(path: Path) -> str:
 
 def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lambda message: None) -> Iterator[Path]:
     """Yield whole checkpoints, newest first; `say` receives a message for each one skipped. The same on every rank."""
-    found = [path for folder in folders for path in checkpoints(folder)]
-    for path in ranks.from_first(sorted(found, key=batch_of, reverse=True)):
+    paths = [path for folder in folders for path in checkpoints(folder)]
+    for path in ranks.from_first(sorted(paths, key=batch_of, reverse=True)):
         wrong = ranks.from_first(damage(path) if ranks.is_first() else "")
         if wrong:
             say(f"passing over the checkpoint of batch {batch_of(path):,}: {wrong}")
@@ -75,36 +75,40 @@ def whole_checkpoints(folders: Sequence[Path], say: Callable[[str], None] = lamb
 def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]]) -> Path:
     """Write the checkpoint of `batch`; every rank must call.
 
-    write_files: writes this rank's files into a folder and returns them.
-
     Raises StageError `disk_full` or `checkpoint_failed` on every rank if writing fails on one; older checkpoints stay.
+
+    Args:
+        write_files: writes this rank's files into a folder and returns them.
     """
-    aside, path = folder / unfinished(batch), folder / state_name(batch)
+    unfinished_path, path = folder / unfinished(batch), folder / state_name(batch)
+    # Every rank writes into a folder with another name, which is never read.
     if ranks.is_first():
         clean(folder)
-        aside.mkdir(parents=True)
+        unfinished_path.mkdir(parents=True)
     ranks.wait_for_all()
     sums: dict[str, tuple[int, str]] = {}
     failure = ""
     try:
-        for file in write_files(aside):
+        for file in write_files(unfinished_path):
             sync(file)
             sums[file.name] = file.stat().st_size, _digest(file)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
+    # The folder gets its name only if all ranks succeeded, after the manifest and all files are on disk.
     everyone = ranks.gather((sums, failure))
     failure = next((failure for _, failure in everyone if failure), "")
     if ranks.is_first() and not failure:
         try:
             files = {name: entry for sums, _ in everyone for name, entry in sums.items()}
-            (aside / MANIFEST).write_text(json.dumps(files), encoding="utf8")
-            sync(aside / MANIFEST)
-            sync(aside)
+            (unfinished_path / MANIFEST).write_text(json.dumps(files), encoding="utf8")
+            sync(unfinished_path / MANIFEST)
+            sync(unfinished_path)
             shutil.rmtree(path, ignore_errors=True)  # one that was passed over as damaged
-            aside.rename(path)
+            unfinished_path.rename(path)
             sync(folder)
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
+    # All ranks raise the same error.
     failure = ranks.from_first(failure)
     if failure:
         if ranks.is_first():
@@ -128,7 +132,8 @@ def clean(folder: Path) -> None:
 def retain(folder: Path, count: int, hours: float, *, first: bool = False) -> None:
     """Remove all but the newest `count` checkpoints and those younger than `hours`.
 
-    first: True to keep a checkpoint from before the first batch as well.
+    Args:
+        first: True to keep a checkpoint from before the first batch as well.
     """
     oldest = time.time() - hours * 3600
     for path in checkpoints(folder)[count:]:
@@ -147,9 +152,9 @@ def drop_after(folder: Path, batch: int) -> None:
 
 def _remove(path: Path) -> None:
     # Renamed first: a partially removed checkpoint must not look like a damaged one.
-    gone = path.with_name(f"{_UNFINISHED}.{path.name}")
-    path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    removed = path.with_name(f"{_UNFINISHED}.{path.name}")
+    path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

@@ -92,9 +92,9 @@ class CheckpointManager(Callback):
         every = to_batches(config.keep_state.every) if isinstance(config.keep_state, KeepEvery) else 0
         self._states = _Series(work / STATES, every, batches, keep_hours)
         self._uploader: Uploader | None = None
-        if place := run.checkpoint_place:
-            check_remote(place, work, lambda message: run.event("upload_failed", message))
-            self._uploader = Uploader(place, keep, keep_hours, run, [work / CORRECTIONS])
+        if remote := run.checkpoint_place:
+            check_remote(remote, work, lambda message: run.event("upload_failed", message))
+            self._uploader = Uploader(remote, keep, keep_hours, run, [work / CORRECTIONS])
         self._restored: Snapshot | None = None
         """The loaded checkpoint, until its random state is restored."""
 
@@ -215,7 +215,7 @@ class CheckpointManager(Callback):
                     "no_way_back",
                     str(self._run.work_dir),
                     f"expected a checkpoint from before batch {corrections.made[-1].back_to + 1:,} to go back to",
-                    "run again: training begins anew, with the guard's correction",
+                    "run again: training starts from the beginning, with the guard's correction",
                 )
         if batch := state.clock.batch:
             self._run.event("continued", f"continuing {self._stage} at batch {batch:,} of {self._batches:,}")
@@ -229,11 +229,11 @@ class CheckpointManager(Callback):
         # This machine's.
         yield from whole_checkpoints([self._resumable.folder, self._rollback.folder], report)
         # Uploaded ones that match the guard's corrections, each fetched when it is asked for.
-        if place := self._run.checkpoint_place:
-            for path in fetch_checkpoints(place, self._run.work_dir, report):
+        if remote := self._run.checkpoint_place:
+            for path in fetch_checkpoints(remote, self._run.work_dir, report):
                 batch = batch_of(path)
                 if self._corrections.adopt(path / CORRECTIONS, batch):
-                    self._run.event("fetched", f"the checkpoint of batch {batch:,} was fetched from {place}")
+                    self._run.event("fetched", f"the checkpoint of batch {batch:,} was fetched from {remote}")
                     yield path
                     continue
                 report(f"passing over the uploaded checkpoint of batch {batch:,}: it is from before a correction")
@@ -289,7 +289,11 @@ def _other_versions(versions: Mapping[str, str]) -> str:
 
 
 def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | None) -> None:
-    """Raise StageError if a checkpoint does not fit. data: the fingerprint that is required; None for any."""
+    """Raise StageError if a checkpoint does not fit.
+
+    Args:
+        data: the fingerprint that is required; None for any.
+    """
     where = str(snapshot.folder)
     if snapshot.state["format"] != _FORMAT:
         raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")
@@ -301,15 +305,15 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
             "give back that data set, or train in an empty work folder",
         )
     saved = {name: shape for name, shape in snapshot.shapes.items() if name.startswith(WEIGHTS)}
-    ours = {
+    current = {
         name: tuple(value.shape) for name, value in tensors_of(model, optimizer).items() if name.startswith(WEIGHTS)
     }
     if ranks.hold_parts():
-        ours = {name: shape for part in ranks.gather(ours) for name, shape in part.items()}
-    if saved == ours:
+        current = {name: shape for part in ranks.gather(current) for name, shape in part.items()}
+    if saved == current:
         return
-    name = min(name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name))
-    in_checkpoint, in_model = (str(list(found[name])) if name in found else "absent" for found in (saved, ours))
+    name = min(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
+    in_checkpoint, in_model = (str(list(shapes[name])) if name in shapes else "absent" for shapes in (saved, current))
     raise StageError(
         Problem(
             "other_architecture",
@@ -318,6 +322,6 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
             f"{in_model} in this model",
             "give the config that it was written with, or train in an empty work folder"
             if data is not None
-            else "give the step the model of the training that it goes on from",
+            else "give the step the model of the training that it continues",
         )
     )

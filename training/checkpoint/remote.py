@@ -33,7 +33,7 @@ from training.core import ranks
 
 CHECKPOINTS, STATES, ROLLBACK = "checkpoints", "states", "rollback"
 HASH = "xxh3_128"
-_PLACE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16}-\d+)/([^/]+)$")
+_REMOTE_FILE = re.compile(r"/(\w+)/ba(\d+)\.([0-9a-f]{16}-\d+)/([^/]+)$")
 # Problems of a file on the server, not of the server: another checkpoint may be whole.
 _DAMAGE = {"bad_checksum", "missing_source", "source_changed"}
 
@@ -72,16 +72,19 @@ def manifest_name(manifest: bytes) -> str:
     return f"{xxhash.xxh3_64(manifest).hexdigest()}-{len(manifest)}"
 
 
-def url_of(place: str, folder: str, batch: int, manifest: bytes) -> str:
+def url_of(root_url: str, folder: str, batch: int, manifest: bytes) -> str:
     """URL of the folder with a checkpoint's files."""
-    return f"{place}/{folder}/{state_name(batch)}.{manifest_name(manifest)}"
+    return f"{root_url}/{folder}/{state_name(batch)}.{manifest_name(manifest)}"
 
 
-def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
-    """All checkpoints at `place`, newest first, complete or not. Raises StageError like `infra.io.s3.list_objects`."""
+def remote_checkpoints(root_url: str) -> list[RemoteCheckpoint]:
+    """Return all checkpoints at `root_url`, newest first, complete or not.
+
+    Raises StageError like `infra.io.s3.list_objects`.
+    """
     rows = []
-    for item in list_objects(f"{place}/"):
-        if match := _PLACE.search(str(item)):
+    for item in list_objects(f"{root_url}/"):
+        if match := _REMOTE_FILE.search(str(item)):
             folder, batch, manifest, name = match.groups()
             rows.append(((-int(batch), folder, manifest), name, item))
     rows.sort(key=lambda row: row[:2])
@@ -91,77 +94,81 @@ def remote_checkpoints(place: str) -> list[RemoteCheckpoint]:
     ]
 
 
-def fetch_checkpoints(place: str, work_dir: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def fetch_checkpoints(root_url: str, work_dir: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yield complete checkpoints, newest first. Each is fetched lazily into the work folder's `checkpoints`, together
     with the `states` before it; every rank must call.
 
-    say: receives a message for each checkpoint skipped as incomplete or damaged. Raises StageError, on every rank,
-    if the server keeps failing.
+    Args:
+        say: receives a message for each checkpoint skipped as incomplete or damaged.
+
+    Raises StageError, on every rank, if the server keeps failing.
     """
-    found = everywhere(lambda: remote_checkpoints(place))
-    for one in found:
-        fetched = _fetch(one, work_dir / CHECKPOINTS, say)
+    uploaded = everywhere(lambda: remote_checkpoints(root_url))
+    for checkpoint in uploaded:
+        fetched = _fetch(checkpoint, work_dir / CHECKPOINTS, say)
         if fetched is None:
             continue
-        for state in found:
-            if state.folder == STATES and state.batch <= one.batch:
+        for state in uploaded:
+            if state.folder == STATES and state.batch <= checkpoint.batch:
                 is_there = ranks.from_first((work_dir / STATES / state_name(state.batch)).exists())
                 if not is_there:
                     _fetch(state, work_dir / STATES, say)
         yield fetched
 
 
-def _fetch(one: RemoteCheckpoint, into: Path, say: Callable[[str], None]) -> Path | None:
+def _fetch(checkpoint: RemoteCheckpoint, into: Path, say: Callable[[str], None]) -> Path | None:
     """Fetch this rank's share of the files into the folder that all ranks share."""
-    aside, path = into / unfinished(one.batch), into / state_name(one.batch)
+    unfinished_path, path = into / unfinished(checkpoint.batch), into / state_name(checkpoint.batch)
     wrong = ""
     try:
-        manifest = everywhere(lambda: _read_manifest(one))
+        manifest = everywhere(lambda: _read_manifest(checkpoint))
         if ranks.is_first():
             clean(into)
-            aside.mkdir(parents=True)
+            unfinished_path.mkdir(parents=True)
         ranks.wait_for_all()
-        mine = sorted(manifest)[ranks.rank() :: ranks.world_size()]
-        everywhere(lambda: _download(one, aside, {name: manifest[name] for name in mine}), all_ranks=True)
+        own_names = sorted(manifest)[ranks.rank() :: ranks.world_size()]
+        everywhere(
+            lambda: _download(checkpoint, unfinished_path, {name: manifest[name] for name in own_names}), all_ranks=True
+        )
     except StageError as error:
         if not all(problem.code in _DAMAGE for problem in error.problems):
             raise
         wrong = error.problems[0].message
     if wrong:
-        say(f"passing over the uploaded checkpoint of batch {one.batch:,}: {wrong}")
+        say(f"passing over the uploaded checkpoint of batch {checkpoint.batch:,}: {wrong}")
         return None
     if ranks.is_first():
-        (aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf8")
-        sync(aside / MANIFEST)
+        (unfinished_path / MANIFEST).write_text(json.dumps(manifest), encoding="utf8")
+        sync(unfinished_path / MANIFEST)
         shutil.rmtree(path, ignore_errors=True)  # one that was passed over as damaged
-        aside.rename(path)
+        unfinished_path.rename(path)
         sync(into)
     ranks.wait_for_all()
     return path
 
 
-def _read_manifest(one: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
-    if not one.is_complete:
+def _read_manifest(checkpoint: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
+    if not checkpoint.is_complete:
         raise _damaged("its upload was not ended")
-    with open_object(one.objects[MANIFEST]) as file:
+    with open_object(checkpoint.objects[MANIFEST]) as file:
         text = file.read()
-    if manifest_name(text) != one.manifest:
+    if manifest_name(text) != checkpoint.manifest:
         raise _damaged(f"{MANIFEST} is not as it was written")
     files = {name: (int(size), str(digest)) for name, (size, digest) in parse_own_json(text).items()}
     for name, (size, _) in files.items():
         if names_outside(name):
             raise _damaged(f"{MANIFEST} names {name[:80]}, which leads out of the checkpoint")
-        if name not in one.objects:
+        if name not in checkpoint.objects:
             raise _damaged(f"{name} is missing")
-        if one.objects[name].size != size:
-            raise _damaged(f"{name} is {'cut short' if one.objects[name].size < size else 'too long'}")
+        if checkpoint.objects[name].size != size:
+            raise _damaged(f"{name} is {'cut short' if checkpoint.objects[name].size < size else 'too long'}")
     return files
 
 
-def _download(one: RemoteCheckpoint, aside: Path, files: Mapping[str, tuple[int, str]]) -> None:
+def _download(checkpoint: RemoteCheckpoint, folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
     for name, (size, digest) in files.items():
-        download(str(one.objects[name]), aside / name, size, HASH, digest)
-        sync(aside / name)
+        download(str(checkpoint.objects[name]), folder / name, size, HASH, digest)
+        sync(folder / name)
 
 
 def _damaged(message: str) -> StageError:
@@ -171,26 +178,30 @@ def _damaged(message: str) -> StageError:
 def everywhere(call: Callable[[], T], *, all_ranks: bool = False) -> T:
     """Return the result of `call` on rank 0, or on each rank with `all_ranks`. A StageError on one rank is raised on
     every rank; every rank must call."""
-    found: T | None = None
+    result: T | None = None
     problems: Sequence[Problem] = ()
     if all_ranks or ranks.is_first():
         try:
-            found = call()
+            result = call()
         except StageError as error:
             problems = error.problems
     if all_ranks:
-        problems = next((theirs for theirs in ranks.gather(problems) if theirs), ())
+        problems = next((of_rank for of_rank in ranks.gather(problems) if of_rank), ())
     else:
-        found, problems = ranks.from_first((found, problems))
+        result, problems = ranks.from_first((result, problems))
     if problems:
         raise StageError(*problems)
-    return found  # type: ignore[return-value]
+    return result  # type: ignore[return-value]
 
 
-def outdated(found: Iterable[RemoteCheckpoint], keep: int, younger_than: float) -> list[RemoteCheckpoint]:
+def outdated(uploaded: Iterable[RemoteCheckpoint], keep: int, younger_than: float) -> list[RemoteCheckpoint]:
     """Return removable checkpoints, by the policy of the work folder: all complete ones in `checkpoints` except the
     newest `keep` and those written after `younger_than`, and incomplete ones older than the newest complete one."""
-    rows = [one for one in found if one.folder == CHECKPOINTS]
-    complete = [one for one in rows if one.is_complete]
-    old = [one for one in complete[keep:] if one.written < younger_than]
-    return old + [one for one in rows if not one.is_complete and complete and one.batch < complete[0].batch]
+    rows = [checkpoint for checkpoint in uploaded if checkpoint.folder == CHECKPOINTS]
+    complete = [checkpoint for checkpoint in rows if checkpoint.is_complete]
+    old = [checkpoint for checkpoint in complete[keep:] if checkpoint.written < younger_than]
+    return old + [
+        checkpoint
+        for checkpoint in rows
+        if not checkpoint.is_complete and complete and checkpoint.batch < complete[0].batch
+    ]

@@ -46,12 +46,12 @@ class TensorPart:
         """The part of a tensor that this rank holds."""
         shape = tuple(tensor.shape)
         if not isinstance(tensor, DTensor):
-            return cls.whole(shape)
+            return cls.of_shape(shape)
         sizes, starts = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
         return cls(tuple((start, start + size) for start, size in zip(starts, sizes, strict=True)), shape)
 
     @classmethod
-    def whole(cls, shape: Sequence[int]) -> TensorPart:
+    def of_shape(cls, shape: Sequence[int]) -> TensorPart:
         return cls(tuple((0, size) for size in shape), tuple(shape))
 
     @property
@@ -66,7 +66,7 @@ class TensorPart:
     def overlap(self, other: TensorPart) -> TensorPart | None:
         """Intersection of both parts; None if it is empty."""
         pairs = zip(self.ranges, other.ranges, strict=True)
-        ranges = tuple((max(ours[0], theirs[0]), min(ours[1], theirs[1])) for ours, theirs in pairs)
+        ranges = tuple((max(left[0], right[0]), min(left[1], right[1])) for left, right in pairs)
         return TensorPart(ranges, self.shape) if all(start < stop for start, stop in ranges) else None
 
     def within(self, outer: TensorPart) -> tuple[slice, ...]:
@@ -77,14 +77,14 @@ class TensorPart:
     def as_json(self) -> list[Any]:
         """Rows and shape, as in checkpoints of all versions, and the ranges of further dimensions if these are cut."""
         start, stop = self.ranges[0] if self.shape else (0, 1)
-        cut = self.ranges[1:] != self.whole(self.shape).ranges[1:]
+        cut = self.ranges[1:] != self.of_shape(self.shape).ranges[1:]
         return [start, stop, self.shape, *([self.ranges[1:]] if cut else [])]
 
     @classmethod
     def from_json(cls, start: int, stop: int, shape: Sequence[int], further: Sequence[Any] | None = None) -> TensorPart:
         if not shape:
-            return cls.whole(())
-        rest = cls.whole(shape).ranges[1:] if further is None else tuple((one, other) for one, other in further)
+            return cls.of_shape(())
+        rest = cls.of_shape(shape).ranges[1:] if further is None else tuple((begin, other) for begin, other in further)
         return cls(((start, stop), *rest), tuple(shape))
 
 
@@ -98,42 +98,47 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     """All tensors that training changes, by name; tied tensors occur once. Shared with the model, not copied."""
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in model.named_parameters()}
-    found = {WEIGHTS + name: value for name, value in model.state_dict().items() if name not in tied}
+    tensors = {WEIGHTS + name: value for name, value in model.state_dict().items() if name not in tied}
     names = {id(parameter): name for name, parameter in stepped(model, optimizer).items()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            found[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
-    return found
+            tensors[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+    return tensors
 
 
 def holders_of(names: Iterable[str]) -> dict[str, list[int]]:
     """Map the names of all ranks' tensors, sorted, to the ranks that hold them or a part; every rank must call."""
-    own = sorted(names)
+    own_names = sorted(names)
     if not ranks.hold_parts():
-        return {name: [*range(ranks.world_size())] for name in own}
-    found: dict[str, list[int]] = {}
-    for rank, held in enumerate(ranks.gather(own)):
+        return {name: [*range(ranks.world_size())] for name in own_names}
+    holders: dict[str, list[int]] = {}
+    for rank, held in enumerate(ranks.gather(own_names)):
         for name in held:
-            found.setdefault(name, []).append(rank)
-    return dict(sorted(found.items()))
+            holders.setdefault(name, []).append(rank)
+    return dict(sorted(holders.items()))
 
 
 def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str, Sequence[int]]) -> list[Path]:
     """Write this rank's files and return them. Tensors replicated on several ranks are divided among these.
 
-    holders: result of `holders_of`.
+    Args:
+        folder: the folder of the checkpoint.
+        tensors: weights and optimizer state of this rank by name; a DTensor is written as the part that is local.
+        holders: result of `holders_of`.
     """
-    mine = {
+    own_tensors = {
         name: tensors[name]
-        for place, (name, held_by) in enumerate(holders.items())
-        if name in tensors and _is_writer(tensors[name], place, held_by)
+        for index, (name, held_by) in enumerate(holders.items())
+        if name in tensors and _is_writer(tensors[name], index, held_by)
     }
-    pieces = {name: TensorPart.of(tensor) for name, tensor in mine.items()}
+    pieces = {name: TensorPart.of(tensor) for name, tensor in own_tensors.items()}
     generators = {"random/torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators["random/cuda"] = torch.cuda.get_rng_state()
     data, index = (folder / f"rank{ranks.rank()}.{kind}" for kind in ("safetensors", "json"))
-    held = {name: local(mine[name]).detach().cpu().contiguous() for name, piece in pieces.items() if all(piece.sizes)}
+    held = {
+        name: local(own_tensors[name]).detach().cpu().contiguous() for name, piece in pieces.items() if all(piece.sizes)
+    }
     save_file(held | generators, data)
     kind, keys, *rest = np.random.get_state()
     record = {
@@ -145,19 +150,19 @@ def write_rank(folder: Path, tensors: Mapping[str, Tensor], holders: Mapping[str
     return [data, index]
 
 
-def _is_writer(tensor: Tensor, place: int, held_by: Sequence[int]) -> bool:
-    """Return True if this rank writes its part of a tensor; `place` selects one of the ranks that hold the same."""
+def _is_writer(tensor: Tensor, index: int, held_by: Sequence[int]) -> bool:
+    """Return True if this rank writes its part of a tensor; `index` selects one of the ranks that hold the same."""
     if not isinstance(tensor, DTensor):
-        return held_by[place % len(held_by)] == ranks.rank()
+        return held_by[index % len(held_by)] == ranks.rank()
     if held_by[0] not in tensor.device_mesh.mesh:
         return False  # ranks of another group hold the same part as the first group
-    mine, copies = 0, 1
+    own_index, copies = 0, 1
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     for at, size, placement in zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True):
         if placement.is_replicate():
-            mine, copies = mine * size + at, copies * size
-    return place % copies == mine
+            own_index, copies = own_index * size + at, copies * size
+    return index % copies == own_index
 
 
 # Kind of optimizer by a key of its state of each weight.
@@ -174,7 +179,7 @@ def _kept_by(keys: Sequence[str]) -> str:
 
 
 def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
-    """The optimizer that steps a group."""
+    """Return the kind of optimizer that updates `group`."""
     if "muon" in group:
         return "muon"
     inner = optimizer.inner if isinstance(optimizer, ShardedOptimizer) else optimizer
@@ -192,33 +197,33 @@ class Snapshot:
 
     @classmethod
     def open(cls, folder: Path) -> Snapshot:
-        found = cls(folder, read_own_json(folder / STATE))
+        snapshot = cls(folder, read_own_json(folder / STATE))
         for index in sorted(folder.glob("rank*.json")):
             for name, record in read_own_json(index)["pieces"].items():
                 piece = TensorPart.from_json(*record)
-                found.shapes[name] = piece.shape
-                found._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
-        return found
+                snapshot.shapes[name] = piece.shape
+                snapshot._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
+        return snapshot
 
     def optimizer_keys(self, name: str) -> list[str]:
         """Keys of the optimizer's state of a parameter, such as exp_avg and step."""
         start = f"{OPTIMIZER}{name}/"
         return [key.removeprefix(start) for key in self.shapes if key.startswith(start)]
 
-    def read(self, name: str, wanted: TensorPart) -> Tensor:
+    def read(self, name: str, requested: TensorPart) -> Tensor:
         """Read a part of a tensor from the files that contain it."""
-        found: Tensor | None = None
+        tensor: Tensor | None = None
         for held, path in self._pieces[name].items():
-            both = held.overlap(wanted)
+            both = held.overlap(requested)
             if both is None:
                 continue
             with safe_open(path, "pt") as file:
-                part = file.get_slice(name)[both.within(held)] if wanted.shape else file.get_tensor(name)
-            if both == wanted:
+                part = file.get_slice(name)[both.within(held)] if requested.shape else file.get_tensor(name)
+            if both == requested:
                 return part
-            found = torch.empty(wanted.sizes, dtype=part.dtype) if found is None else found
-            found[both.within(wanted)] = part
-        return torch.empty(wanted.sizes) if found is None else found
+            tensor = torch.empty(requested.sizes, dtype=part.dtype) if tensor is None else tensor
+            tensor[both.within(requested)] = part
+        return torch.empty(requested.sizes) if tensor is None else tensor
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load weights and optimizer state, regardless of the ranks that wrote them. Weights that were stepped by
@@ -226,7 +231,9 @@ class Snapshot:
         for name, tensor in tensors_of(model, optimizer).items():
             if name.startswith(WEIGHTS):
                 self._fill(tensor, name)
-        kinds = {id(one): _kind(optimizer, group) for group in optimizer.param_groups for one in group["params"]}
+        kinds = {
+            id(parameter): _kind(optimizer, group) for group in optimizer.param_groups for parameter in group["params"]
+        }
         for name, parameter in stepped(model, optimizer).items():
             keys = self.optimizer_keys(name)
             if id(parameter) not in kinds or _kept_by(keys) != kinds[id(parameter)]:
@@ -237,7 +244,7 @@ class Snapshot:
                     value = torch.zeros_like(parameter, requires_grad=False)
                     self._fill(value, full)
                 else:
-                    value = self.read(full, TensorPart.whole(self.shapes[full])).to(parameter.device)
+                    value = self.read(full, TensorPart.of_shape(self.shapes[full])).to(parameter.device)
                 optimizer.state[parameter][key] = value
 
     def _fill(self, tensor: Tensor, name: str) -> None:

@@ -58,7 +58,7 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
         raise stage_error(
             "nothing_to_train",
             "duration",
-            f"expected more than the {state.batch:,} batches that {step} has behind it, not {batches:,}",
+            f"expected more than the {state.batch:,} batches that {step} has already, not {batches:,}",
             "duration counts from the beginning of the first training: lengthen it",
         )
     return state
@@ -76,7 +76,7 @@ def corrections_before(state: KeptState | None) -> list[Correction]:
         return []
     path = state.folder.parents[2] / AUX / FILE
     made = read_own_json(path) if path.exists() else []
-    return [one for one in map(Correction.from_json, made) if one.back_to < state.batch]
+    return [correction for correction in map(Correction.from_json, made) if correction.back_to < state.batch]
 
 
 def _link(source: str, target: str) -> None:
@@ -89,11 +89,11 @@ def _link(source: str, target: str) -> None:
 def _digest(checkpoint: Path) -> str:
     """Digest of weights, optimizer state and place in the data; it does not depend on the number of ranks."""
     snapshot, digest = Snapshot.open(checkpoint), hashlib.sha256()
-    place = {"batch": snapshot.state["batch"], "data": snapshot.state["data"], "dataset": snapshot.state["dataset"]}
-    digest.update(json.dumps(place, sort_keys=True).encode())
+    position = {"batch": snapshot.state["batch"], "data": snapshot.state["data"], "dataset": snapshot.state["dataset"]}
+    digest.update(json.dumps(position, sort_keys=True).encode())
     for name in sorted(snapshot.shapes):
         shape = snapshot.shapes[name]
-        tensor = snapshot.read(name, TensorPart.whole(shape)).contiguous()
+        tensor = snapshot.read(name, TensorPart.of_shape(shape)).contiguous()
         digest.update(f"{name} {tensor.dtype} {shape}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -110,15 +110,15 @@ def load_known(
     torch.manual_seed(config.seed)
     model = load(folder)
     problems = []
-    theirs, ours = load_pretrained_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
-    if theirs != ours:
-        differ = len(theirs.items() ^ ours.items())
+    known_vocabulary, vocabulary = load_pretrained_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    if known_vocabulary != vocabulary:
+        differ = len(known_vocabulary.items() ^ vocabulary.items())
         problems.append(
             Problem(
                 "other_tokenizer",
                 "pretrain.inputs.tokenizer",
-                f"expected the tokenizer of the model that it goes on from; {differ:,} entries of them differ",
-                "shard the text with the model itself as the input tokenizer, or with the tokenizer that it came from",
+                f"expected the tokenizer of the model that it continues; {differ:,} entries of them differ",
+                "shard the text with the model itself as the input tokenizer, or with the model's own tokenizer",
             )
         )
     positions = getattr(model.config, "max_position_embeddings", None)

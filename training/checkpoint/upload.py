@@ -42,8 +42,8 @@ _POLL_S = 0.1
 _PROMPT_S = 2.0
 
 
-def check_remote(place: str, work_dir: Path, say: Callable[[str], None]) -> None:
-    """Check that checkpoints can be written to `place`; every rank must call.
+def check_remote(remote: str, work_dir: Path, say: Callable[[str], None]) -> None:
+    """Check that checkpoints can be written to `remote`; every rank must call.
 
     Raises StageError on every rank if the server refuses or the bucket does not exist, or if the server does not answer
     and this machine has no checkpoint to continue from. If it has one, `say` gets a message instead.
@@ -51,12 +51,12 @@ def check_remote(place: str, work_dir: Path, say: Callable[[str], None]) -> None
 
     def check() -> None:
         try:
-            check_writable(place)
+            check_writable(remote)
         except StageError as error:
             passing = all(problem.code == "source_unreachable" for problem in error.problems)
             if not (passing and checkpoints(work_dir / CHECKPOINTS)):
                 raise
-            say(f"{error}; training goes on from this machine's checkpoint")
+            say(f"{error}; training continues from this machine's checkpoint")
 
     everywhere(check)
 
@@ -64,15 +64,15 @@ def check_remote(place: str, work_dir: Path, say: Callable[[str], None]) -> None
 class Uploader:
     """Uploads of one training.
 
-    place: the folder of this build on S3. keep, keep_hours: as in `CheckpointPlan`, for the uploaded checkpoints.
-    beside: files of the work folder to upload with each checkpoint, in their state when it is written.
+    remote: the folder of this build on S3. keep, keep_hours: as in `CheckpointPlan`, for the uploaded checkpoints.
+    companions: files of the work folder to upload with each checkpoint, in their state when it is written.
     """
 
-    def __init__(self, place: str, keep: int, keep_hours: float, run: Run, beside: Sequence[Path] = ()) -> None:
-        self._place = place
+    def __init__(self, remote: str, keep: int, keep_hours: float, run: Run, companions: Sequence[Path] = ()) -> None:
+        self._remote = remote
         self._keep, self._keep_hours = keep, keep_hours
         self._run = run
-        self._beside = beside
+        self._companions = companions
         self._work = run.work_dir / _FOLDER
         self._background = _Background()
         self._is_news = True
@@ -84,7 +84,8 @@ class Uploader:
     def offer(self, path: Path, *, must: bool = False) -> None:
         """Upload a whole checkpoint, unless an upload is in progress; every rank must call.
 
-        must: True to upload it in any case, after the current one.
+        Args:
+            must: True to upload it in any case, after the current one.
         """
         is_behind = ranks.any_rank(self._background.is_busy) and not must
         if is_behind and not self._is_behind:
@@ -102,9 +103,9 @@ class Uploader:
         """Remove checkpoints of later batches, after pending uploads are done; every rank may call."""
 
         def drop() -> None:
-            for one in remote_checkpoints(self._place):
-                if one.batch > batch:
-                    remove(one.in_order_of_removal())
+            for checkpoint in remote_checkpoints(self._remote):
+                if checkpoint.batch > batch:
+                    remove(checkpoint.in_order_of_removal())
 
         if ranks.is_first():
             self._background.do(lambda: self._removed(drop))
@@ -128,38 +129,40 @@ class Uploader:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def _pin(self, path: Path) -> _Item:
-        text, beside = ranks.from_first(
-            ((path / MANIFEST).read_text(encoding="utf8"), {one.name: _content(one) for one in self._beside})
+        text, companions = ranks.from_first(
+            ((path / MANIFEST).read_text(encoding="utf8"), {file.name: _content(file) for file in self._companions})
             if ranks.is_first()
             else ("", {})
         )
         files = parse_own_json(text)
-        mine = [name for name in files if _owner(name) == ranks.rank()]
-        beside = {name: content for name, content in beside.items() if content}
-        files |= {name: (len(content), getattr(xxhash, HASH)(content).hexdigest()) for name, content in beside.items()}
+        own_names = [name for name in files if _owner(name) == ranks.rank()]
+        companions = {name: content for name, content in companions.items() if content}
+        files |= {
+            name: (len(content), getattr(xxhash, HASH)(content).hexdigest()) for name, content in companions.items()
+        }
         manifest = json.dumps(files, sort_keys=True).encode()
         pinned = self._work / f"{path.parent.name}.{path.name}.{manifest_name(manifest)}"
         failure = ""
         try:
             pinned.mkdir(parents=True, exist_ok=True)
-            for name in mine:
+            for name in own_names:
                 (pinned / name).unlink(missing_ok=True)
                 link_or_copy(path / name, pinned / name)
             if ranks.is_first():
-                for name, content in beside.items():
+                for name, content in companions.items():
                     (pinned / name).write_bytes(content)
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
         if ranks.is_first():
-            mine += beside
-        return _Item(path.parent.name, batch_of(path), manifest, pinned, mine, failure)
+            own_names += companions
+        return _Item(path.parent.name, batch_of(path), manifest, pinned, own_names, failure)
 
     def _upload(self, item: _Item) -> None:
-        """In the thread: upload this rank's files and, on the first rank, the manifest after all others are done."""
-        url = url_of(self._place, item.folder, item.batch, item.manifest)
+        """Upload, in the thread, this rank's files and, on the first rank, the manifest after all others are done."""
+        url = url_of(self._remote, item.folder, item.batch, item.manifest)
         failure = item.failure
         try:
-            for name in item.mine if not failure else ():
+            for name in item.own_names if not failure else ():
                 upload(item.pinned / name, f"{url}/{name}", lambda: self._background.is_stopped)
             if ranks.is_first():
                 failure = failure or self._wait_for_others(item)
@@ -175,9 +178,9 @@ class Uploader:
             return
         if failure:
             what = f"the checkpoint of batch {item.batch:,} was not uploaded"
-            self._say("upload_failed", f"{what}: {failure}; training goes on, and the next one is tried")
+            self._say("upload_failed", f"{what}: {failure}; training continues, and the next one is tried")
         elif self._is_news:
-            self._say("uploaded", f"the checkpoint of batch {item.batch:,} lies in {url}")
+            self._say("uploaded", f"the checkpoint of batch {item.batch:,} is in {url}")
         self._is_news = bool(failure)
         if not failure:
             self._removed(self._remove_outdated)
@@ -197,8 +200,8 @@ class Uploader:
 
     def _remove_outdated(self) -> None:
         younger_than = time.time() - self._keep_hours * 3600
-        for one in outdated(remote_checkpoints(self._place), self._keep, younger_than):
-            remove(one.in_order_of_removal())
+        for checkpoint in outdated(remote_checkpoints(self._remote), self._keep, younger_than):
+            remove(checkpoint.in_order_of_removal())
 
     def _removed(self, removing: Callable[[], None]) -> None:
         try:
@@ -222,7 +225,7 @@ class _Item:
     batch: int
     manifest: bytes
     pinned: Path
-    mine: Sequence[str]
+    own_names: Sequence[str]
     failure: str
 
 
@@ -290,9 +293,9 @@ def _mark(item: _Item, rank: int) -> Path:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(text, encoding="utf8")
-    aside.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf8")
+    temporary.replace(path)
 
 
 def _content(path: Path) -> bytes:

@@ -55,6 +55,11 @@ class LoraConfig(Config):
     `trainable_token_indices`. untrained: those that no text has trained, which are the chat tokens that a base model
     was given, and special tokens whose rows are zeros or equal; frozen, a model never learns to end its answers. A list
     names tokens; [] is none."""
+    quantize: Literal["nf4"] | None = None
+    """Frozen weights of linear layers but the output layer in 4 bits while adapters learn (Dettmers et al. 2023,
+    "QLoRA"), on any device: less memory for a slower step. The adapters are merged into the unquantized weights at the
+    end; held-out losses and answers are of the quantized model with and without them. Not with `start_share`, and not
+    where ranks share or cut weights."""
 
 
 class ChatTrainerConfig(TrainerConfig):
@@ -128,15 +133,22 @@ class SftConfig(ChatTrainerConfig):
     the batches, and at the end; 0: none. The weights do not depend on it."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        found = _no_room("sft", self.answer_max_tokens, longest, fix)
+        problems = _no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
-            found.append(Problem("contradiction", "sft.text_share", message, fix))
-        return found
+            problems.append(Problem("contradiction", "sft.text_share", message, fix))
+        if self.start_share and self.lora and self.lora.quantize:
+            message = "a share of the weights before is not measured beside weights in 4 bits"
+            problems.append(Problem("contradiction", "sft.start_share", message, "leave it out, or sft.lora.quantize"))
+        return problems
 
     @property
     def text_per_batch(self) -> int:
@@ -231,7 +243,11 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Held-out pairs of each such measurement, the first of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
         return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
@@ -384,9 +400,9 @@ class RlhfConfig(ChatTrainerConfig):
     def sources(self) -> list[Source]:
         """Files of the reward functions, as far as they can be found: a changed function gives another model."""
         return [
-            Source(f"rlhf.reward_functions.{path}", paths=(Path(found),))
+            Source(f"rlhf.reward_functions.{path}", paths=(Path(file),))
             for path in self.reward_functions
-            if (found := file_of(path.partition(":")[0]))
+            if (file := file_of(path.partition(":")[0]))
         ]
 
     def missing_functions(self) -> Iterator[Problem]:
@@ -394,9 +410,13 @@ class RlhfConfig(ChatTrainerConfig):
         return missing_functions(self.reward_functions, "rlhf.reward_functions")
 
     def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt; positions: of the model, if known."""
-        wanted = self.max_prompt_tokens + self.answer_max_tokens
-        return _no_room("rlhf", self.answer_max_tokens, min(wanted, positions or wanted), _POSITIONS)
+        """Problems that leave no room for a prompt;
+
+        Args:
+            positions: of the model, if known.
+        """
+        length = self.max_prompt_tokens + self.answer_max_tokens
+        return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
 
     @field_validator("guard")
     @classmethod
@@ -408,8 +428,8 @@ class RlhfConfig(ChatTrainerConfig):
     @model_validator(mode="after")
     def _parts_divide(self) -> Self:
         if (self.chosen_algorithm == "ppo") != (self.answers_per_prompt == 1):
-            wanted = "1" if self.chosen_algorithm == "ppo" else "at least 2"
-            raise ValueError(f"expected answers_per_prompt: {wanted} for algorithm {self.chosen_algorithm}")
+            expected = "1" if self.chosen_algorithm == "ppo" else "at least 2"
+            raise ValueError(f"expected answers_per_prompt: {expected} for algorithm {self.chosen_algorithm}")
         for path in self.reward_functions:
             if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
                 raise ValueError(f"reward_functions: expected package.module:name, not {path!r}")
@@ -424,7 +444,7 @@ class RlhfConfig(ChatTrainerConfig):
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
             raise ValueError(
-                f"unfinished_penalty: expected none beside unfinished_reward, which replaces it, not "
+                f"unfinished_penalty: expected none together with unfinished_reward, which replaces it, not "
                 f"{self.unfinished_penalty:g}"
             )
         if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft")):

@@ -52,7 +52,11 @@ class BatchSizeRampup:
         return len(self._seen) - 1 + math.ceil((examples - self._seen[-1]) / self.full)
 
     def length(self, duration: Duration, batch_tokens: int) -> int:
-        """A length in tokens or epochs in batches, rounded up. batch_tokens: of a full batch."""
+        """A length in tokens or epochs in batches, rounded up.
+
+        Args:
+            batch_tokens: of a full batch.
+        """
         if duration.unit == "tokens":
             return self.batches(-(-int(duration.value) * self.full // batch_tokens))
         if duration.value <= 1:

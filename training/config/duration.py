@@ -62,7 +62,7 @@ class Duration:
 
 
 def parse_duration(text: str) -> Duration:
-    """Reads `300 batches`, `300ba`, `2_000_000 tokens`, `2.5e9 tokens`, `1 epoch`, `1ep`, `1 %`; raises ValueError."""
+    """Read `300 batches`, `300ba`, `2_000_000 tokens`, `2.5e9 tokens`, `1 epoch`, `1ep`, `1 %`; raise ValueError."""
     match = _PATTERN.fullmatch(text.strip().lower())
     unit = _UNITS.get(match["unit"]) if match else None
     if match is None or unit is None:
@@ -94,12 +94,12 @@ def _distance(text: str) -> str:
 
 
 def _with_unit(value: Any) -> Any:
-    """Refuses a number without a unit, which YAML does not give as text; 0 is the same in every unit."""
+    """Refuse a number without a unit, which YAML does not give as text; 0 is the same in every unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if value == 0:
         return "0 batches"
-    raise ValueError(f"expected a unit beside the number, such as '{value} batches' or '{value} tokens', not {value}")
+    raise ValueError(f"expected a unit after the number, such as '{value} batches' or '{value} tokens', not {value}")
 
 
 # Kept as text so that YAML, JSON schema and forms show what a person writes; two spellings have one identity.

@@ -85,7 +85,8 @@ def windows(config: Any) -> dict[str, int | None]:
     """Return the number of tokens that each kind of layer looks back over, the current one included; None for all. One
     entry under "" if all layers are of one kind. Empty for a family that is not proven.
 
-    config: of transformers.
+    Args:
+        config: of transformers.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -125,12 +126,14 @@ def split_problem(
 ) -> Problem | None:
     """Why `count` ranks cannot share the layers of a model (launch.tensor_parallel), if they cannot.
 
-    shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal ones alone.
-    vocabulary: None where it is not known yet.
+    Args:
+        shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal
+            ones alone.
+        vocabulary: None where it is not known yet.
     """
     path, parts = "launch.tensor_parallel", count * shard_ranks
     if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.tensor_parallel))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.tensor_parallel))
         message = f"expected a model of {able}, whose layers ranks can share, not {model_type}"
         return Problem("no_tensor_parallel", path, message, "leave launch.tensor_parallel out, or take such a model")
     for what, size, by in (
@@ -160,8 +163,9 @@ def sequences_problem(
     """Why `count` ranks, or groups of `tensor_ranks` ranks that share layers, cannot share the sequences of a
     pretraining (launch.context_parallel), if they cannot.
 
-    model_type: None where it is not known yet; so length, of a sequence in tokens.
-    values: the config of transformers as a mapping, as far as known.
+    Args:
+        model_type: None where it is not known yet; so length, of a sequence in tokens.
+        values: the config of transformers as a mapping, as far as known.
     """
     if count == 1:
         return None
@@ -172,7 +176,7 @@ def sequences_problem(
         )
         return Problem("no_context_parallel", path, message, "leave launch.context_parallel out")
     if model_type is not None and not FAMILIES.get(model_type, Family(context_parallel=False)).context_parallel:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.context_parallel))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.context_parallel))
         message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
         return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
     scaling = values.get("rope_scaling") or {}
@@ -195,7 +199,7 @@ def sampler_problems(model_type: str) -> Iterator[Problem]:
     """Why a policy's answers cannot be vLLM's (rlhf.sampler), if they cannot."""
     family = FAMILIES.get(model_type)
     if family is None or not family.vllm:
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.vllm))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.vllm))
         message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
         yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
 
@@ -214,13 +218,14 @@ def float8_problem(model_type: str) -> Problem | None:
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
     """Why a mixture of experts is refused, if it is: its balancing loss would be left out without a word.
 
-    values: the config of transformers as a mapping.
-    path: the dotted key that names the model.
+    Args:
+        values: the config of transformers as a mapping.
+        path: the dotted key that names the model.
     """
     family = FAMILIES.get(model_type)
     if (family and family.router) or not any(count > 1 for count in _experts(values)):
         return None
-    proven = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+    proven = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.router))
     return Problem(
         "unproven_experts",
         path,
@@ -235,9 +240,10 @@ def expert_ranks_problem(
     """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot, or why
     ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
 
-    model_type: None where it is not known yet.
-    values: the config of transformers as a mapping, as far as known.
-    shares_of_examples: of launch.
+    Args:
+        model_type: None where it is not known yet.
+        values: the config of transformers as a mapping, as far as known.
+        shares_of_examples: of launch.
     """
     if model_type is None or max(count, *shares_of_examples) == 1:
         return None
@@ -245,7 +251,7 @@ def expert_ranks_problem(
     if not is_mixture(model_type):
         if count == 1:
             return None
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.router))
+        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.router))
         message = f"expected a mixture of experts of {able}, not {model_type}"
         return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
     if count == 1 and shares_of_examples[0] > 1:

@@ -41,25 +41,28 @@ def file_of(module: str) -> str | None:
 
 
 def missing_functions(paths: Iterable[str], key: str) -> Iterator[Problem]:
-    """A problem for each `package.module:name` that cannot be imported or is no function. key: that names them.
+    """A problem for each `package.module:name` that cannot be imported or is no function.
 
     Their modules are imported, in another process.
+
+    Args:
+        key: that names them.
     """
-    wanted = list(paths)
-    if not wanted:
+    listed = list(paths)
+    if not listed:
         return
     # The path of a stage's process, which has neither the working directory nor what this process has put on its own.
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, "-P", "-c", _LOOK, *wanted]
+    command = [sys.executable, "-P", "-c", _LOOK, *listed]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
-        said = [parse_own_json(line) for line in ended.stdout.splitlines()]
+        answers = [parse_own_json(line) for line in ended.stdout.splitlines()]
         after = f"importing it ended the process with code {ended.returncode}"
     except subprocess.TimeoutExpired as error:
         lines = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        said = [parse_own_json(line) for line in lines.splitlines()]
+        answers = [parse_own_json(line) for line in lines.splitlines()]
         after = f"importing it took longer than {_PATIENCE_S} s"
-    for number, path in enumerate(wanted):
-        message = said[number] if number < len(said) else after
+    for number, path in enumerate(listed):
+        message = answers[number] if number < len(answers) else after
         if message:
             yield Problem("no_such_function", f"{key}.{path}", f"expected a function: {message}", FIX)

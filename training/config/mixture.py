@@ -43,12 +43,16 @@ class MixtureWeights(Config):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Source → weight, in the unit that was chosen."""
-        found: Mapping[str, float] = getattr(self, self.unit)
-        return found
+        """Weight by source, in the chosen unit."""
+        weights: Mapping[str, float] = getattr(self, self.unit)
+        return weights
 
     def wanted(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Source → what it is weighted with against the others. sizes: training sequences of each."""
+        """Return by source its weight against the others.
+
+        Args:
+            sizes: training sequences of each.
+        """
         factor = sizes if self.unit == "repeat" else dict.fromkeys(sizes, 1)
         return {name: self.weights.get(name, 0.0) * factor[name] for name in sizes}
 
@@ -75,12 +79,12 @@ def phase_problem(begins: Sequence[int], last: int) -> Problem | None:
     batches; None if there is none."""
     for number, (before, after) in enumerate(pairwise([0, *begins, last])):
         if begins and after <= before:
-            found = ", ".join(f"{one:,}" for one in begins)
+            listed = ", ".join(f"{begin:,}" for begin in begins)
             return Problem(
                 "phase_order",
                 f"pretrain.mixture.phases.{min(number, len(begins) - 1)}.begins",
-                f"the phases begin after {found} of {last:,} batches: expected each after the one before, and the last "
-                "before the training ends",
+                f"the phases begin after {listed} of {last:,} batches: expected each after the one before, and the "
+                "last before the training ends",
                 "correct begins, or lengthen the training",
             )
     return None
@@ -94,8 +98,8 @@ class MixtureConfig(MixtureWeights):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        places = [parse_duration(phase.begins) for phase in self.phases]
-        for number, (before, after) in enumerate(pairwise(places), 1):
+        begins = [parse_duration(phase.begins) for phase in self.phases]
+        for number, (before, after) in enumerate(pairwise(begins), 1):
             if before.unit == after.unit and after.value <= before.value:
                 raise ValueError(
                     f"phases.{number}.begins: expected more than {before} of the phase before, not {after}"

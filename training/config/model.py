@@ -17,7 +17,7 @@ from training.config.presets import MIXTURES, PRESETS, Family, Preset, known_pre
 
 _SIZES = ("layers", "width", "heads")
 _ROTARY = ("llama", "qwen3")
-# What a config.json says of its tokenizer, its weights and its writer, and not of the architecture.
+# Keys of a config.json that describe its tokenizer, its weights and its writer, not the architecture.
 _NOT_OF_THE_ARCHITECTURE = {
     "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "architectures", "torch_dtype", "dtype",
     "transformers_version", "_name_or_path", "auto_map",
@@ -31,12 +31,12 @@ def _read_config(value: Any, info: ValidationInfo) -> Any:
     path = Path(absolute(value, info))
     path = path / "config.json" if path.is_dir() else path
     try:
-        found = parse_json(read_text(path), nan=True)
+        content = parse_json(read_text(path), nan=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a mapping, or a folder with config.json; {path}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"expected a mapping in {path}")
-    return {key: item for key, item in found.items() if key not in _NOT_OF_THE_ARCHITECTURE}
+    return {key: item for key, item in content.items() if key not in _NOT_OF_THE_ARCHITECTURE}
 
 
 TransformersConfig = Annotated[

@@ -85,7 +85,7 @@ class Mixture:
 
 
 # Mixtral (Jiang et al. 2024, table 1), OLMoE (Muennighoff et al. 2024, table 1), Qwen3 (Yang et al. 2025, table 2), and
-# what the config.json of each says.
+# the config.json of each.
 MIXTURES: dict[str, Mixture] = {
     "mixtral-8x7b": Mixture(
         {

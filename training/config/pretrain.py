@@ -93,20 +93,21 @@ class PretrainConfig(TrainerConfig):
             return given
         # An empty group sets nothing, where null for a key that may be none takes the recipe's away.
         groups = {name for name, field in cls.model_fields.items() if is_group(field.annotation)}
-        return with_recipe({key: one for key, one in given.items() if one is not None or key not in groups})
+        return with_recipe({key: value for key, value in given.items() if value is not None or key not in groups})
 
     @model_validator(mode="after")
     def _model_fits_the_objective(self) -> Self:
-        wanted = {"masked": "bert", "span_corruption": "t5"}.get(self.objective)
-        found = self.model.architecture()
-        if wanted and found != wanted:
+        required = {"masked": "bert", "span_corruption": "t5"}.get(self.objective)
+        architecture = self.model.architecture()
+        if required and architecture != required:
             raise ValueError(
-                f"expected a {wanted} model for the objective {self.objective}, such as {wanted}-nano, not {found}"
+                f"expected a {required} model for the objective {self.objective}, such as {required}-nano, "
+                f"not {architecture}"
             )
-        if not wanted and found in ("bert", "t5"):
-            objective = "masked" if found == "bert" else "span_corruption"
-            raise ValueError(f"expected objective: {objective} with a {found} model, not {self.objective}")
-        if wanted and self.evaluate_tasks:
+        if not required and architecture in ("bert", "t5"):
+            objective = "masked" if architecture == "bert" else "span_corruption"
+            raise ValueError(f"expected objective: {objective} with a {architecture} model, not {self.objective}")
+        if required and self.evaluate_tasks:
             raise ValueError(f"expected no evaluate_tasks with the objective {self.objective}: they need causal models")
         return self
 
@@ -126,7 +127,11 @@ class PretrainConfig(TrainerConfig):
         return self
 
     def within_documents(self, architecture: str = "") -> bool:
-        """Return True if attention stays within documents. architecture: of the model at hand, if it is another's."""
+        """Return True if attention stays within documents.
+
+        Args:
+            architecture: of the model at hand, if it is another's.
+        """
         if self.attention is None:
             return (architecture or self.model.architecture()) not in LEARNED_POSITIONS
         return self.attention == "document"
@@ -137,26 +142,27 @@ class PretrainConfig(TrainerConfig):
 
     def problems_of_continuing(self) -> list[Problem]:
         """Return the settings that a pretraining cannot have if it continues from another step's model."""
-        found = []
+        problems = []
         if not self.continues_text():
-            message = f"a pretraining that goes on from a model has causal or prefix, not {self.objective}"
-            found.append(Problem("contradiction", "pretrain.objective", message, "leave the input model out"))
+            message = f"a pretraining that continues a model has causal or prefix, not {self.objective}"
+            problems.append(Problem("contradiction", "pretrain.objective", message, "leave the input model out"))
         if self.model != type(self).model_fields["model"].default:
-            message = "the model comes from the input model, and cannot be described here too"
-            found.append(Problem("contradiction", "pretrain.model", message, "leave model or the input out"))
-        return found
+            message = "the model comes from the input model, and cannot be described here as well"
+            problems.append(Problem("contradiction", "pretrain.model", message, "leave model or the input out"))
+        return problems
 
     def problems(
         self, sequence_length: int, vocab_size: int | None = None, *, continues: bool = False
     ) -> list[Problem]:
         """Return what does not fit sequences of this length or token ids below `vocab_size`; empty if all does.
 
-        continues: the model is that of another step, of which nothing is known here.
+        Args:
+            continues: the model is that of another step, of which nothing is known here.
         """
-        found = []
+        problems = []
         if self.global_batch_tokens % sequence_length:
             lower = max(1, self.global_batch_tokens // sequence_length) * sequence_length
-            found.append(
+            problems.append(
                 Problem(
                     "not_divisible",
                     "pretrain.global_batch_tokens",
@@ -167,7 +173,7 @@ class PretrainConfig(TrainerConfig):
         if self.batch_warmup is not None:
             first = self.batch_warmup.first_tokens
             if first % sequence_length or self.global_batch_tokens % first:
-                found.append(
+                problems.append(
                     Problem(
                         "not_divisible",
                         "pretrain.batch_warmup.first_tokens",
@@ -176,12 +182,12 @@ class PretrainConfig(TrainerConfig):
                         "such as a half, a quarter, an eighth of global_batch_tokens",
                     )
                 )
-        found += self._phases_out_of_order()
+        problems += self._phases_out_of_order()
         if continues:
-            return found
+            return problems
         positions = self.model.longest_sequence()
         if positions is not None and positions < sequence_length:
-            found.append(
+            problems.append(
                 Problem(
                     "too_few_positions",
                     "pretrain.model.positions",
@@ -190,10 +196,10 @@ class PretrainConfig(TrainerConfig):
                 )
             )
         if self.objective == "prefix" or (self.objective == "causal" and self.within_documents()):
-            found += [problem] if (problem := documents_problem(self.model.architecture())) else []
+            problems += [problem] if (problem := documents_problem(self.model.architecture())) else []
         given = (self.model.transformers or {}).get("vocab_size")
         if vocab_size is not None and isinstance(given, int) and given < vocab_size:
-            found.append(
+            problems.append(
                 Problem(
                     "vocabulary_too_small",
                     "pretrain.model.transformers.vocab_size",
@@ -201,7 +207,7 @@ class PretrainConfig(TrainerConfig):
                     "leave vocab_size out, and it is taken from the tokenizer",
                 )
             )
-        return found
+        return problems
 
     def _phases_out_of_order(self) -> list[Problem]:
         """Checked only if no length is in epochs and no batch is smaller than the others: otherwise it depends on the
@@ -211,8 +217,8 @@ class PretrainConfig(TrainerConfig):
         if self.batch_warmup or "epochs" in [parse_duration(length).unit for length in lengths]:
             return []
         last = batches(self.duration, batch_tokens=self.global_batch_tokens)
-        found = [batches(one, batch_tokens=self.global_batch_tokens, whole=last) for one in begins]
-        return [problem] if (problem := phase_problem(found, last)) else []
+        starts = [batches(begin, batch_tokens=self.global_batch_tokens, whole=last) for begin in begins]
+        return [problem] if (problem := phase_problem(starts, last)) else []
 
 
 class BaseModelConfig(StageConfig):

@@ -126,7 +126,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def with_recipe(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`given`, the keys of `pretrain` in a config, with those of its `recipe` that it does not set.
+    """Return `given`, the keys of `pretrain` in a config, with those of its `recipe` that it does not set.
 
     Sections are joined key by key; who names another model has none of the recipe's.
     """

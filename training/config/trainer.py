@@ -161,18 +161,22 @@ class TrainerConfig(StageConfig):
             return given
         filled = dict(given)
         for name in ("optimizer", "schedule", "guard"):
-            own, part = cls.model_fields[name].default, given.get(name)
+            default, part = cls.model_fields[name].default, given.get(name)
             if isinstance(part, Mapping):
                 # How far the rate falls belongs to how it does.
-                kept = own.model_fields_set - ({"final_share"} if "decay" in part else set())
-                filled[name] = {**{key: getattr(own, key) for key in kept}, **part}
+                kept = default.model_fields_set - ({"final_share"} if "decay" in part else set())
+                filled[name] = {**{key: getattr(default, key) for key in kept}, **part}
         return filled
 
 
 def batches(
     length: str, *, batch_tokens: int = 1, epoch_batches: int = 1, whole: int = 0, rampup: BatchSizeRampup | None = None
 ) -> int:
-    """A length from a config in batches, at least one. rampup: counts from the first batch on while batches grow."""
+    """A length from a config in batches, at least one.
+
+    Args:
+        rampup: counts from the first batch on while batches grow.
+    """
     duration = parse_duration(length)
     if rampup is not None and duration.unit in ("tokens", "epochs"):
         return max(1, rampup.length(duration, batch_tokens))

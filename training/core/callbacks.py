@@ -78,23 +78,23 @@ class Callbacks:
 
     def __init__(self, members: Sequence[Callback]) -> None:
         self._members = list(members)
-        self._listening = {event: [one for one in members if _listens(one, event)] for event in Event}
+        self._listening = {event: [callback for callback in members if _listens(callback, event)] for event in Event}
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._members)
 
     def run_event(self, event: Event, state: TrainState) -> None:
-        for one in self._listening[event]:
-            one.run_event(event, state)
+        for callback in self._listening[event]:
+            callback.run_event(event, state)
 
     def state_dict(self) -> dict[str, Any]:
-        return {type(one).__qualname__: one.state_dict() for one in self._members}
+        return {type(callback).__qualname__: callback.state_dict() for callback in self._members}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for one in self._members:
-            one.load_state_dict(state.get(type(one).__qualname__, {}))
+        for callback in self._members:
+            callback.load_state_dict(state.get(type(callback).__qualname__, {}))
 
 
-def _listens(one: Callback, event: Event) -> bool:
-    mine = type(one)
-    return any(getattr(mine, name) is not getattr(Callback, name) for name in ("run_event", event.value))
+def _listens(callback: Callback, event: Event) -> bool:
+    kind = type(callback)
+    return any(getattr(kind, name) is not getattr(Callback, name) for name in ("run_event", event.value))

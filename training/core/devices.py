@@ -54,12 +54,12 @@ class Device:
 
 
 def _of(*devices: Device) -> dict[str, Device]:
-    return {one.name: one for one in devices}
+    return {device.name: device for device in devices}
 
 
 # `matmul` of A100 and H100: fitted to llm-foundry's table, see training/planner/hardware/kernels.py; of the others the
 # measured ceilings that "Machine Learning Engineering" lists (Bekman 2023-2026, "Maximum achievable matmul FLOPS"), or
-# as the comment says. Rents: on-demand lists of 2022 to 2025, the lowest and the highest that is named.
+# as the comment states. Rents: on-demand lists of 2022 to 2025, the lowest and the highest that is named.
 DEVICES = _of(
     Device(
         "v100", "NVIDIA V100 SXM2 32 GB", {"fp32": 15.7e12, "fp16": 125e12}, 32, 0.9e12, 150e9, 6.25e9, 8, 300,
@@ -134,18 +134,18 @@ def find_device(name: str) -> Device:
             "unknown_hardware",
             "--gpu",
             f"expected one of {known}, not {name!r}",
-            f"{nearest}another is added by an entry in training/core/devices.py with the figures of its data sheet",
+            f"{nearest}add others by an entry in training/core/devices.py with the figures of its data sheet",
         )
     )
 
 
 def device_called(driver_name: str) -> Device | None:
     """Return the device with this name in its driver; None if it is unknown."""
-    found = [one for one in DEVICES.values() if one.part and one.part in driver_name]
-    return max(found, key=lambda one: len(one.part)) if found else None
+    matching = [device for device in DEVICES.values() if device.part and device.part in driver_name]
+    return max(matching, key=lambda device: len(device.part)) if matching else None
 
 
 def peak_of(driver_name: str) -> float | None:
     """Dense bf16 peak in FLOP/s of the GPU with this name in its driver; None if it is unknown."""
-    found = device_called(driver_name)
-    return found.peak.get("bf16") if found else None
+    device = device_called(driver_name)
+    return device.peak.get("bf16") if device else None

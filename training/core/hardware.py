@@ -111,15 +111,15 @@ def _device(launch: LaunchConfig) -> torch.device:
     intended for it would take weeks on the CPU."""
     if launch.device == "cpu":
         return torch.device("cpu")
-    asked = launch.device == "gpu"
+    requires_gpu = launch.device == "gpu"
     if not has_gpu() and not torch.cuda.is_available():
-        if asked:
+        if requires_gpu:
             raise stage_error(
                 "no_gpu", "launch.device", "expected a CUDA GPU, found none", "set launch.device to auto or cpu"
             )
         return torch.device("cpu")
     answer = describe(free=False)
-    if problems := gpu_problems(answer, DriverAnswer() if answer.usable else ask_driver(), asked=asked):
+    if problems := gpu_problems(answer, DriverAnswer() if answer.usable else ask_driver(), requested=requires_gpu):
         raise StageError(*problems)
     return torch.device("cuda", ranks.local_rank()) if answer.usable else torch.device("cpu")
 

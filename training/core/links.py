@@ -28,27 +28,29 @@ Link = tuple[int, int]
 def try_links(device: torch.device, say: Callable[[str, str], None]) -> None:
     """Exchange some megabytes between neighbouring nodes of a training, with all ranks of a node at once.
 
-    say: receives the measurements (`network`) and nodes far slower than others (`slow_link`), on the first rank.
-
     Every rank must call. The watchdog detects a rank that gets no answer, as in training.
+
+    Args:
+        say: receives the measurements (`network`) and nodes far slower than others (`slow_link`), on the first
+            rank.
     """
     nodes = ranks.world_size() // ranks.local_world_size()
     if nodes == 1:
         return
     heart = Heartbeat(ranks.rank())
-    own = {link: speed for links in rounds(nodes) for link, speed in _exchange(links, device, heart)}
+    own_speeds = {link: speed for links in rounds(nodes) for link, speed in _exchange(links, device, heart)}
     machine = os.environ.get(MACHINE) or socket.gethostname()
-    told = ranks.gather((ranks.first_of_node() // ranks.local_world_size(), machine, own))
+    rows = ranks.gather((ranks.first_of_node() // ranks.local_world_size(), machine, own_speeds))
     heart.beat(0, "not watched")
     if not ranks.is_first():
         return
-    names = {node: name for node, name, _ in told}
+    names = {node: name for node, name, _ in rows}
     speeds: dict[Link, float] = {}
-    for node, _, found in told:
+    for node, _, of_node in rows:
         # Both ends time an exchange; the speeds of the ranks of a node are summed.
-        for link, speed in found.items():
+        for link, speed in of_node.items():
             speeds[link] = speeds.get(link, 0.0) + (speed if node == link[0] else 0.0)
-    say("network", f"a node sends the next {_range(speeds)}, tried with {_BYTES // 2**20} MiB a rank")
+    say("network", f"each node sends its neighbour {_range(speeds)}, measured with {_BYTES // 2**20} MiB per rank")
     for message in slow_links(speeds, names):
         say("slow_link", message)
 
@@ -78,32 +80,32 @@ def slow_links(speeds: Mapping[Link, float], names: Mapping[int, str]) -> Iterat
 def _exchange(links: Sequence[Link], device: torch.device, heart: Heartbeat) -> Iterator[tuple[Link, float]]:
     """Measure the bytes/s from this rank to its counterpart on the node at the other end of one of the links."""
     size, node = ranks.local_world_size(), ranks.first_of_node() // ranks.local_world_size()
-    own = next((link for link in links if node in link), None)
+    own_link = next((link for link in links if node in link), None)
     sent = torch.ones(_BYTES, dtype=torch.uint8, device=device)
     fastest = math.inf
     for number in range(1 + _TRIES):
         heart.beat(0, TRIAL)
         ranks.wait_for_all()
-        if own is not None:
-            peer = (own[1] if node == own[0] else own[0]) * size + ranks.local_rank()
+        if own_link is not None:
+            peer = (own_link[1] if node == own_link[0] else own_link[0]) * size + ranks.local_rank()
             seconds = _swap(sent if number else sent[:1], peer)  # the first makes the connection
             fastest = min(fastest, seconds if number else math.inf)
         heart.beat(0, TRIAL)  # ranks that get no answer are those that lag behind
-    if own is not None:
-        yield own, _BYTES / fastest
+    if own_link is not None:
+        yield own_link, _BYTES / fastest
 
 
 def _swap(sent: torch.Tensor, peer: int) -> float:
     """Seconds for an exchange of `sent` with another rank."""
     got = torch.empty_like(sent)
     _settle(sent.device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     send = distributed.P2POp(distributed.isend, sent, peer)
     receive = distributed.P2POp(distributed.irecv, got, peer)
     for work in distributed.batch_isend_irecv([send, receive]):
         work.wait()
     _settle(sent.device)
-    return max(time.perf_counter() - begun, 1e-9)
+    return max(time.perf_counter() - started, 1e-9)
 
 
 def _settle(device: torch.device) -> None:

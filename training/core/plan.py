@@ -30,6 +30,11 @@ class Plan:
     flops_per_token: float = 0.0
     rampup: BatchSizeRampup | None = None
 
+    @property
+    def smallest_batch(self) -> int:
+        """Examples of the first batch."""
+        return self.rampup.first if self.rampup else self.batch_size
+
     def examples(self, batches: int) -> int:
         """Examples in the first `batches` batches together."""
         return self.rampup.examples(batches) if self.rampup else batches * self.batch_size

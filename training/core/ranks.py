@@ -171,23 +171,27 @@ def per_rank_batch(batch_size: int) -> int:
 
 
 def own_part(count: int) -> slice:
-    """This rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
-    first, last = (place * count // world_size() for place in (rank(), rank() + 1))
+    """Return this rank's contiguous part of `count` rows; parts differ by at most one row, and may be empty."""
+    first, last = (index * count // world_size() for index in (rank(), rank() + 1))
     return slice(first, last)
 
 
 def join_parts(rows: Tensor) -> Tensor:
-    """The rows of every rank's `own_part`, in order; every rank must call."""
+    """Return the rows of every rank's `own_part`, in order; every rank must call.
+
+    Args:
+        rows: this rank's part (n, …), where n may differ between ranks.
+    """
     return rows if world_size() == 1 else torch.cat(gather(rows))
 
 
 def gather(value: T) -> list[T]:
-    """`value` of every rank, in order of ranks; every rank must call."""
+    """Return `value` of every rank, in order of ranks; every rank must call."""
     if world_size() == 1:
         return [value]
-    found: list[T | None] = [None] * world_size()
-    distributed.all_gather_object(found, value)
-    return found  # type: ignore[return-value]
+    values: list[T | None] = [None] * world_size()
+    distributed.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
 def from_first(value: T) -> T:
@@ -210,7 +214,12 @@ def any_rank(value: bool) -> bool:
 
 
 def all_reduce(tensor: Tensor, by: Literal["sum", "min", "max"] = "sum") -> Tensor:
-    """Reduce a tensor over all ranks, in place, to the same bits on each; every rank must call."""
+    """Reduce a tensor over all ranks, in place, to the same bits on each; every rank must call.
+
+    Args:
+        tensor: of the same shape and dtype on every rank.
+        by: the reduction.
+    """
     if world_size() > 1:
         distributed.all_reduce(tensor, getattr(distributed.ReduceOp, by.upper()))
     return tensor

@@ -53,7 +53,11 @@ class Loader:
         return str(getattr(self.dataloader.dataset, "fingerprint", ""))
 
     def state_dict(self, samples: int) -> dict[str, Any]:
-        """Position in the data. samples: number of this epoch's samples that all ranks together have trained on."""
+        """Position in the data.
+
+        Args:
+            samples: number of this epoch's samples that all ranks together have trained on.
+        """
         state: dict[str, Any] = self.dataloader.dataset.state_dict(samples, True)  # type: ignore[attr-defined]
         return state
 
@@ -63,7 +67,11 @@ class Loader:
         return write(folder)
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        """Start the next iteration at a position from `state_dict`. folder: folder of that checkpoint."""
+        """Start the next iteration at a position from `state_dict`.
+
+        Args:
+            folder: folder of that checkpoint.
+        """
         self.dataloader.dataset.load_state_dict(state)  # type: ignore[attr-defined]
         read: Callable[[Path], None] = getattr(self.dataloader.dataset, "read", lambda folder: None)
         read(folder)
@@ -144,7 +152,7 @@ class Clock:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Clock:
         """Read the clock of a checkpoint of any version; the unused times of earlier versions are ignored."""
-        return cls(**{one.name: saved[one.name] for one in fields(cls)})
+        return cls(**{field.name: saved[field.name] for field in fields(cls)})
 
 
 @dataclass

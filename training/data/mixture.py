@@ -1,4 +1,4 @@
-"""Order of the sequences of sources that are mixed during training.
+"""Sources that are mixed during training: what a config makes of them, and the order of their sequences.
 
 The order depends only on the sources, the weights, a seed and the place, so it is the same for any number of ranks, and
 a training can continue at any place without a record of earlier reads. Each source is read completely before any of its
@@ -7,7 +7,7 @@ sequences is repeated, in a new order every time; a phase continues in each sour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 from streaming.base.shuffle import get_shuffle
 
 from corpus.tokens.packing import splitmix
+from infra.errors import StageError, stage_error
+from training.config import MixtureConfig, MixtureWeights, phase_problem
+from training.data.shard_index import Split
 
 SHUFFLE_BLOCK = 4_000_000
 """Sequences of a source within which they are shuffled: streaming's own for one canonical node."""
+_USEFUL_EPOCHS = 4
+"""Number of epochs up to which repeated text is worth nearly as much as new text (Muennighoff et al., 2023)."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +155,118 @@ def _scattered(items: NDArray[np.int64], source: int, phase: int, seed: int) -> 
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
-def pools_of(sources: Mapping[str, Mapping[str, Any]], shards: Sequence[int]) -> list[Pool]:
-    """The sources of a training split with their files.
+def sources_of(config: MixtureConfig, meta: Mapping[str, Any], split: Split) -> list[Pool]:
+    """The sources of a training split that a mixture reads.
 
-    sources: of meta.json. shards: sequences of each file of the split, in their order.
+    Raises StageError: `not_by_source` for shards whose sequences hold several sources; `unknown_source`,
+    `unnamed_source`; `no_sequences` for a source that is to be read and fills no sequence.
     """
-    ends = np.cumsum(shards)
-    found = []
+    sources = meta.get("sources", {})
+    if not sources or any("first_sequence" not in source["train"] for source in sources.values()):
+        raise stage_error(
+            "not_by_source",
+            "pretrain.mixture",
+            "expected shards whose sequences are each of one source",
+            "set by_source: true in the shard section, and they are cut once more",
+        )
+    if problems := list(config.problems(sources)):
+        raise StageError(*problems)
+    for phase in config.all_phases:
+        for name, weight in phase.weights.items():
+            if weight and not sources[name]["train"]["sequences"]:
+                raise stage_error(
+                    "no_sequences",
+                    f"pretrain.mixture.{phase.unit}.{name}",
+                    "its training text fills no sequence",
+                    f"set {name}: 0, or give it more text",
+                )
+    # A source's files are those that end within its sequences.
+    samples = [shard["samples"] for shard in split.shards]
+    ends = np.cumsum(samples)
+    pools = []
     for name, source in sources.items():
         first, count = source["train"]["first_sequence"], source["train"]["sequences"]
-        here = (ends > first) & (ends <= first + count)
-        found.append(Pool(name, first, tuple(int(size) for size, mine in zip(shards, here, strict=True) if mine)))
+        within = (ends > first) & (ends <= first + count)
+        pools.append(Pool(name, first, tuple(int(size) for size, mine in zip(samples, within, strict=True) if mine)))
+    return [pool for pool in pools if pool.size]
+
+
+def epoch_sequences(config: MixtureConfig, pools: Sequence[Pool], batch_size: int) -> int:
+    """Sequences of an epoch of the mixture, in whole batches: with `proportion` as many as all sources have that it
+    ever reads, else as many as `repeat` or `choose` of the beginning ask for."""
+    sizes = {pool.name: pool.size for pool in pools}
+    if config.unit == "proportion":
+        total = sum(sizes[name] for name in sizes if any(phase.weights.get(name) for phase in config.all_phases))
+    else:
+        total = int(sum(config.wanted(sizes).values()))
+    return total // batch_size * batch_size
+
+
+def phases_of(
+    config: MixtureConfig,
+    pools: Sequence[Pool],
+    batches_of: Callable[[str], int],
+    last: int,
+    place: Callable[[int], int],
+) -> list[Phase]:
+    """The phases of a training of `last` batches.
+
+    batches_of: converts the `begins` of a phase to the number of batches before it.
+    place: number of sequences of these data read before a batch; below 0 for earlier batches of other data.
+    Raises StageError `phase_order` for phases that do not come one after the other within the training.
+    """
+    begins = [batches_of(phase.begins) for phase in config.phases]
+    if problem := phase_problem(begins, last):
+        raise StageError(problem)
+    places = [max(0, place(batch)) for batch in (0, *begins)]
+    found = []
+    for number, phase in enumerate(config.all_phases):
+        if number + 1 == len(places) or places[number + 1] > places[number]:
+            found.append(Phase(places[number], _shares(phase, pools)))
     return found
+
+
+def _shares(phase: MixtureWeights, pools: Sequence[Pool]) -> tuple[float, ...]:
+    wanted = phase.wanted({pool.name: pool.size for pool in pools})
+    total = sum(wanted.values())
+    return tuple(wanted[pool.name] / total for pool in pools)
+
+
+def files_of(pools: Sequence[Pool], split: Split) -> list[list[Mapping[str, Any]]]:
+    """The entries of index.json of each source."""
+    firsts = np.cumsum([0, *(shard["samples"] for shard in split.shards)])
+    return [
+        [
+            shard
+            for shard, first in zip(split.shards, firsts, strict=False)
+            if pool.first <= first < pool.first + pool.size
+        ]
+        for pool in pools
+    ]
+
+
+def mixture_report(mixture: Mixture, place: int, seed: int) -> dict[str, Any]:
+    """Summary of a mixture after `place` sequences: for each source its size, the sequences read and the epochs that
+    these amount to; and the phases."""
+    read = mixture.read(place, seed).tolist()
+    names = [pool.name for pool in mixture.pools]
+    return {
+        "sources": {
+            pool.name: {"sequences": pool.size, "read": count, "epochs": count / pool.size}
+            for pool, count in zip(mixture.pools, read, strict=True)
+        },
+        "phases": [
+            {"begins_at_sequence": phase.begins, "proportion": dict(zip(names, phase.weights, strict=True))}
+            for phase in mixture.phases
+        ],
+    }
+
+
+def repeated_often(report: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each source that was repeated too often. report: of `mixture_report`."""
+    return [
+        f"{name} is read {source['epochs']:.1f} times: repetitions beyond {_USEFUL_EPOCHS} hardly help "
+        "(Muennighoff et al., 2023)"
+        for name, source in report["sources"].items()
+        if source["epochs"] > _USEFUL_EPOCHS + 0.05
+    ]

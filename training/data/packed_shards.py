@@ -1,12 +1,11 @@
-"""Packed sequences in MDS shards: in the order that a training reads them, or by their numbers.
+"""Packed sequences of one side of the shards: in the order that a training reads them, or by their numbers.
 
 A data set has `state_dict` and `load_state_dict`, by which a training continues in the middle of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,20 @@ from streaming import StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
-from corpus.tokens.remote import location_of
-from corpus.tokens.trained import split_fingerprint
 from infra.errors import StageError, stage_error
-from training.config.batch_size import BatchSizeRampup
 from training.core import ranks
-from training.data.mixture import SHUFFLE_BLOCK
-from training.data.remote_shards import SHARD_NOT_HERE, RemoteStream, cache_bytes, note_failure, noted_failure
-from training.data.shard_index import read_index
-from training.model.documents import Packed, Starts, Tokens
+from training.data.mixture import SHUFFLE_BLOCK, Mixture, files_of
+from training.data.remote_shards import (
+    SHARD_NOT_HERE,
+    RemoteStream,
+    bytes_in_use,
+    cache_bytes,
+    note_failure,
+    noted_failure,
+    read_ahead,
+)
+from training.data.shard_index import Split
+from training.model.documents import Starts
 
 _COLUMN = "tokens"
 _STARTS = "starts"
@@ -34,69 +38,97 @@ _ONE_DOCUMENT = np.zeros(1, np.int64)
 
 
 class PackedShards(StreamingDataset):
-    """The MDS folder of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
+    """The sequences of one split; an item is one packed sequence (T,) of token ids, where its documents begin, and its
     epoch and number.
 
-    cache: folder for unpacked compressed shards and fetched remote ones, used only by this node; see
-        `training.data.scratch`. limit_gb: limit for remote ones there; None for no limit.
-    shuffle_block: size of the blocks of sequences that are shuffled.
-    text_fingerprint: identifies the split. fingerprint: identifies the sequences that a training reads and their order.
+    text_fingerprint: identifies the split. fingerprint: identifies the sequences that a training reads and their order,
+    of a mixture together with the state of the data set.
 
-    batch_size: sequences per batch over all ranks. The remainder of an epoch after its last whole batch is left out;
-    each epoch leaves out different sequences if the data are shuffled.
-    read_at_once: sequences that a loader requests at once over all ranks, if this is not a whole batch.
+    Args:
+        cache: folder for unpacked compressed shards and fetched remote ones, used only by this node; see
+            `training.data.node_storage`.
+        batch_size: sequences per batch over all ranks. The remainder of an epoch after its last whole batch is left
+            out; each epoch leaves out different sequences if the data are shuffled.
+        shuffle: read them in a shuffled order, in blocks of `shuffle_block` sequences.
+        mixture: read them in its order, with an epoch of whole batches. Without either they are read one after the
+            other, or by their numbers.
+        read_at_once: sequences that a loader requests at once over all ranks, if this is not a whole batch.
+        limit_gb: limit for remote shards in `cache`; None for no limit.
     """
 
     def __init__(
         self,
-        folder: Path,
+        split: Split,
         cache: Path,
         batch_size: int,
         seed: int,
         *,
-        shuffle: bool,
+        shuffle: bool = False,
+        mixture: Mixture | None = None,
         read_at_once: int | None = None,
         limit_gb: float | None = None,
         shuffle_block: int = SHUFFLE_BLOCK,
-        in_use: int | None = None,
     ) -> None:
-        index = read_index(folder)
-        columns = index["shards"][0]["column_names"]
+        columns = split.shards[0]["column_names"]
         if _COLUMN not in columns:
             raise stage_error(
-                "bad_shards", str(folder), f"expected a column {_COLUMN!r}, found {columns}", "shard again"
+                "bad_shards", str(split.folder), f"expected a column {_COLUMN!r}, found {columns}", "shard again"
             )
-        place: dict[str, Any] = {"local": str(folder)}
+        # Where the files are read: in place, or from the cache, to which streaming fetches or unpacks them on demand.
         # An artifact is never written to.
+        options: dict[str, Any] = {"local": str(split.folder)}
         self._cache: Path | None = None
-        if location_of(folder):
-            # Training's own apart from what is read in order, which may be open at the same time.
-            self._cache = cache / (folder.name if in_use is not None or shuffle else f"{folder.name}-in-order")
-            needed = bytes_in_use([index["shards"]], shuffle_block) if in_use is None and shuffle else in_use or 0
-            limit = cache_bytes(folder, limit_gb, needed)
-            place = {
-                "streams": [RemoteStream(folder, self._cache)],
-                "cache_limit": limit and limit + (folder / "index.json").stat().st_size,
-                "predownload": read_ahead(index["shards"], batch_size, limit, needed) // ranks.data_ranks(),
+        if split.location:
+            # A training's cache is apart from that of what is read in order, which may be open at the same time.
+            is_trained = shuffle or mixture is not None
+            self._cache = cache / (split.folder.name if is_trained else f"{split.folder.name}-in-order")
+            sources = files_of(mixture.pools, split) if mixture else [split.shards]
+            needed = bytes_in_use(sources, mixture.shuffle_block if mixture else shuffle_block) if is_trained else 0
+            limit = cache_bytes(split, limit_gb, needed)
+            options = {
+                "streams": [RemoteStream(split, self._cache)],
+                "cache_limit": limit and limit + (split.folder / "index.json").stat().st_size,
+                "predownload": read_ahead(split, batch_size, limit, needed) // ranks.data_ranks(),
             }
-        elif any(shard["compression"] for shard in index["shards"]):
-            self._cache = cache / folder.name
-            place = {"local": str(self._cache), "remote": str(folder)}
+        elif any(shard["compression"] for shard in split.shards):
+            self._cache = cache / split.folder.name
+            options = {"local": str(self._cache), "remote": str(split.folder)}
         super().__init__(
-            **place,
+            **options,
             shuffle=shuffle,
             shuffle_seed=seed,
             batch_size=ranks.per_rank_batch(read_at_once or batch_size),
             # Whole batches, and one canonical node: the same samples in the same batches on any number of ranks.
-            epoch_size=count_sequences(folder) // batch_size * batch_size if shuffle else None,
+            epoch_size=split.sequences // batch_size * batch_size if shuffle else None,
             num_canonical_nodes=1,
             # Ranks that share layers or sequences get the same ones.
             replication=ranks.group_size() if ranks.group_size() > 1 else None,
             # Given here: left to streaming, it is unknown until the first epoch is read.
             shuffle_block_size=shuffle_block,
         )
-        self.text_fingerprint = self.fingerprint = split_fingerprint(folder, index)
+        self.mixture = mixture
+        if mixture:
+            self.epoch_size = mixture.epoch
+            self.length = ceil(mixture.epoch / ranks.data_ranks())
+        self.text_fingerprint = split.fingerprint
+        self.fingerprint = fingerprint_of(split, mixed=mixture is not None)
         self._continued = (0, 0)
+
+    # The order of reading.
+
+    def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return an epoch's sequences to streaming, which distributes them among ranks and workers."""
+        if self.mixture is None:
+            numbers: tuple[NDArray[np.int64], NDArray[np.int64]] = super().resample_streams(epoch, stream_id)
+            return numbers
+        return np.array([self.mixture.epoch]), self.mixture.order(epoch, self.shuffle_seed)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The numbers of an epoch's sequences, as all ranks together read them, batch after batch."""
+        numbers: NDArray[np.int64] = generate_work(self.batching_method, self, World(1, 1, 1, 0), epoch, 0).ravel()
+        return numbers[numbers >= 0]
+
+    # Reading.
 
     def __getitem__(self, at: Any) -> Any:
         item = super().__getitem__(at)
@@ -104,6 +136,46 @@ class PackedShards(StreamingDataset):
             return item
         place = max(0, self.next_epoch - 1), int(at)
         return item[_COLUMN].astype(np.int64), item.get(_STARTS, _ONE_DOCUMENT).astype(np.int64), place
+
+    def sources(self, number: int) -> Starts:
+        """The source of each document of a sequence, by its number in meta.json; 0 in shards that know none."""
+        item = super().__getitem__(number)
+        return np.asarray(item.get(_SOURCES, np.zeros(len(item.get(_STARTS, _ONE_DOCUMENT)))), np.int64)
+
+    def largest(self, count: int) -> list[Any]:
+        """Return `count` examples of maximum length; all packed sequences have the same length."""
+        return [self[number % self.size] for number in range(count)]
+
+    # The position of a training, from which it continues.
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Position of the training, also before the first epoch, which streaming counts as -1."""
+        state = super().state_dict(num_samples, from_beginning)
+        state = {**state, "epoch": max(0, state["epoch"])}
+        if self.mixture:
+            phases = self.mixture.until(_place(state, self.mixture))
+            state["mixture"] = {"epoch": self.mixture.epoch, "phases": phases}
+        return state
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Seek to a position in an epoch: streaming only seeks forward, and ignores an earlier epoch than its current
+        one; only its workers take over the seed of the order.
+
+        Raises StageError `other_mixture` if this mixture would have read different sequences before the position.
+        """
+        if self.mixture:
+            _check_mixture(self.mixture, obj)
+        super().load_state_dict({key: value for key, value in obj.items() if key != "mixture"})
+        self.shuffle_seed = obj["shuffle_seed"]
+        self.next_epoch = obj["epoch"]
+        self._continued = obj["epoch"], obj["sample_in_epoch"]
+
+    def position(self) -> tuple[int, int]:
+        """The epoch that is read next, and how many of its sequences were read before; in the process that trains."""
+        epoch, read = self._continued
+        return self.next_epoch, read if epoch == self.next_epoch else 0
+
+    # Failures, which streaming would lose in its threads.
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
@@ -130,146 +202,24 @@ class PackedShards(StreamingDataset):
         """Error that stopped reading, in any process or thread."""
         return noted_failure(self._cache) if self._cache else None
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The numbers of an epoch's sequences, as all ranks together read them, batch after batch."""
-        numbers: NDArray[np.int64] = generate_work(self.batching_method, self, World(1, 1, 1, 0), epoch, 0).ravel()
-        return numbers[numbers >= 0]
 
-    def sources(self, number: int) -> Starts:
-        """The source of each document of a sequence, by its number in meta.json; 0 in shards that know none."""
-        item = super().__getitem__(number)
-        return np.asarray(item.get(_SOURCES, np.zeros(len(item.get(_STARTS, _ONE_DOCUMENT)))), np.int64)
-
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        """Position of the training, also before the first epoch, which streaming counts as -1."""
-        state = super().state_dict(num_samples, from_beginning)
-        return {**state, "epoch": max(0, state["epoch"])}
-
-    def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Seek to a position in an epoch: streaming only seeks forward, and ignores an earlier epoch than its current
-        one; only its workers take over the seed of the order."""
-        super().load_state_dict(obj)
-        self.shuffle_seed = obj["shuffle_seed"]
-        self.next_epoch = obj["epoch"]
-        self._continued = obj["epoch"], obj["sample_in_epoch"]
-
-    def position(self) -> tuple[int, int]:
-        """The epoch that is read next, and how many of its sequences were read before; in the process that trains."""
-        epoch, read = self._continued
-        return self.next_epoch, read if epoch == self.next_epoch else 0
-
-    def largest(self, count: int) -> list[Any]:
-        """Return `count` examples of maximum length; all packed sequences have the same length."""
-        return [self[number % self.size] for number in range(count)]
+def fingerprint_of(split: Split, *, mixed: bool) -> str:
+    """Fingerprint of a training split; the state of the data set identifies the mixture that it is read as."""
+    return f"{split.fingerprint}:mixed" if mixed else split.fingerprint
 
 
-def bytes_in_use(pools: Sequence[Sequence[Mapping[str, Any]]], shuffle_block: int) -> int:
-    """Bytes of files that an order of reading needs at once, about. pools: the entries of index.json of each source."""
-    found = 0
-    for shards in pools:
-        sizes = [sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards]
-        sequences = max(shard["samples"] for shard in shards)
-        # Maximum distance by which streaming moves a sequence (py1e).
-        found += min(sum(sizes), (ceil(1.25 * shuffle_block / sequences) + 2) * max(sizes))
-    return found
+def _check_mixture(mixture: Mixture, state: Mapping[str, Any]) -> None:
+    place, was = _place(state, mixture), state["mixture"]
+    same_epoch = was["epoch"] == mixture.epoch or state["epoch"] == 0
+    if not same_epoch or was["phases"] != mixture.until(place):
+        raise stage_error(
+            "other_mixture",
+            "pretrain.mixture",
+            f"the training that it goes on from read another mixture up to there, sequence {place:,}",
+            "begin with its mixture and its global_batch_tokens, and write other weights as a phase that begins at "
+            "that batch, in batches",
+        )
 
 
-def read_ahead(shards: Sequence[Mapping[str, Any]], batch_size: int, limit: int | None, in_use: int) -> int:
-    """Sequences over which files are fetched ahead, so that fetching one hides behind training: a file's worth, or
-    eight batches. shards: the entries of index.json.
-
-    limit: bytes that files may take, None for no bound. in_use: those that the order of reading needs at once. Files
-    that do not fit beside these would push out some that are still read from, for which training then waits.
-    """
-    wanted = max(8 * batch_size, shards[0]["samples"])
-    if limit is None:
-        return wanted
-    largest = max(sum(shard[part]["bytes"] for part in ("raw_data", "zip_data") if shard[part]) for shard in shards)
-    room = max(0, limit - in_use) // largest * min(shard["samples"] for shard in shards)
-    return max(batch_size, min(wanted, room))
-
-
-def count_sequences(folder: Path) -> int:
-    """Packed sequences in an MDS folder."""
-    return sum(shard["samples"] for shard in read_index(folder)["shards"])
-
-
-def unpacked_bytes(shards: Path, limit_gb: float | None = None) -> int:
-    """Bytes on disk of the shards of all splits when fetched or unpacked; 0 for uncompressed local shards, which are
-    read in place. limit_gb: limit of the space for remote ones."""
-    found = [(path, shard) for path in shards.glob("*/index.json") for shard in read_index(path.parent)["shards"]]
-    needed = sum(int(one["raw_data"]["bytes"]) for path, one in found if one["compression"] or location_of(path.parent))
-    remote = any(location_of(path.parent) for path, _ in found)
-    return min(needed, int(2 * limit_gb * 1e9)) if remote and limit_gb else needed
-
-
-def trained_sequences(
-    shards: PackedShards,
-    batches: int,
-    batch_size: int,
-    rampup: BatchSizeRampup | None = None,
-    skipped: Collection[int] = (),
-    first: int = 0,
-    place: tuple[int, int] = (0, 0),
-) -> NDArray[np.bool_]:
-    """Return a mask of the sequences of `shards` that a training reads in the batches from `first` to `batches` (not
-    included).
-
-    rampup: of batches that are smaller at first.
-    skipped: batches that were passed over without an update.
-    place: the epoch of batch `first`, and how many of its sequences were read before.
-    """
-    seen = np.zeros(shards.size, bool)
-    epoch, read = place
-    order = shards.order(epoch)
-    for batch in range(first, batches):
-        size = rampup.size(read) if rampup and epoch == 0 else batch_size
-        if read + size > len(order):
-            epoch, read, size = epoch + 1, 0, batch_size
-            order = shards.order(epoch)
-        if batch not in skipped:
-            seen[order[read : read + size]] = True
-        read += size
-    return seen
-
-
-def open_in_order(folder: Path, cache: Path, limit_gb: float | None = None) -> PackedShards:
-    """The shards of a folder, of which each rank reads what it wants by number; every rank must call."""
-    return PackedShards(folder, cache, batch_size=ranks.data_ranks(), seed=0, shuffle=False, limit_gb=limit_gb)
-
-
-def spread(count: int, limit: int) -> NDArray[np.int64]:
-    """The numbers of at most `limit` of `count` sequences, at equal distances from the first on, so that no part of the
-    text is left out."""
-    wanted = min(limit, count)
-    return np.arange(wanted) * count // wanted
-
-
-def packed_batches(
-    shards: PackedShards, numbers: Sequence[int] | NDArray[np.int64], size: int, *, with_sources: bool = False
-) -> Iterator[Packed]:
-    """The sequences of these numbers, `size` at a time."""
-    for begin in range(0, len(numbers), size):
-        some = [int(number) for number in numbers[begin : begin + size]]
-        packed = stacked([shards[number] for number in some])
-        yield replace(packed, sources=tuple(map(shards.sources, some))) if with_sources else packed
-
-
-def read_packed(
-    folder: Path,
-    cache: Path,
-    numbers: Sequence[int] | NDArray[np.int64] | None = None,
-    *,
-    with_sources: bool = False,
-    limit_gb: float | None = None,
-) -> Packed:
-    """The sequences of these numbers (or all) of an MDS folder, in memory; every rank must call."""
-    wanted = range(count_sequences(folder)) if numbers is None else numbers
-    shards = open_in_order(folder, cache, limit_gb)
-    return next(packed_batches(shards, wanted, len(wanted), with_sources=with_sources))
-
-
-def stacked(items: Sequence[tuple[Tokens, Starts, tuple[int, int]]]) -> Packed:
-    """Items of PackedShards as one."""
-    tokens, starts, draws = zip(*items, strict=True)
-    return Packed(np.stack(tokens), starts, draws=draws)
+def _place(state: Mapping[str, Any], mixture: Mixture) -> int:
+    return int(state["epoch"]) * mixture.epoch + int(state["sample_in_epoch"])

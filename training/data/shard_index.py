@@ -4,12 +4,15 @@ silence, where an index or a file is damaged."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from corpus.tokens.remote import location_of
+from corpus.tokens.trained import split_fingerprint
 from infra.errors import StageError, stage_error
 from infra.io.json import BadJson, read_own_json
 
@@ -18,27 +21,57 @@ _META = ("sequence_length", "vocab_size")
 """Numbers of meta.json that every training reads."""
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """The content of index.json in an MDS folder, with its files there and whole.
+@dataclass(frozen=True)
+class Split:
+    """One side of packed shards, `train` or `validation`.
 
-    Raises:
-        StageError: `no_shards` without an index or any sequence; `bad_shards` for an index or a file that is damaged.
+    folder: where its index.json lies, and its files unless they are remote.
+    location: URL of its files on S3; None for files next to the index.
+    index: content of index.json.
     """
-    path = folder / "index.json"
-    if not path.exists():
-        raise stage_error("no_shards", str(folder), "expected an MDS folder with index.json", "run the shard stage")
-    index = _read(path)
-    shards = index.get("shards")
-    if not isinstance(shards, list):
-        raise _bad(path, "expected `shards`, a list")
-    is_here = location_of(folder) is None
-    for number, shard in enumerate(shards):
-        _check_shard(shard, f"{path}: shards.{number}", folder if is_here else None)
-    if not sum(shard["samples"] for shard in shards):
-        raise stage_error(
-            "no_shards", str(folder), "expected at least one sequence, found none", "give shard more text"
-        )
-    return index
+
+    folder: Path
+    location: str | None
+    index: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Split:
+        """Read the index of an MDS folder, whose files must be there and whole.
+
+        Raises:
+            StageError: `no_shards` without an index or any sequence; `bad_shards` for an index or a file that is
+                damaged.
+        """
+        path = folder / "index.json"
+        if not path.exists():
+            raise stage_error("no_shards", str(folder), "expected an MDS folder with index.json", "run the shard stage")
+        index = _read(path)
+        shards = index.get("shards")
+        if not isinstance(shards, list):
+            raise _bad(path, "expected `shards`, a list")
+        location = location_of(folder)
+        for number, shard in enumerate(shards):
+            _check_shard(shard, f"{path}: shards.{number}", None if location else folder)
+        if not sum(shard["samples"] for shard in shards):
+            raise stage_error(
+                "no_shards", str(folder), "expected at least one sequence, found none", "give shard more text"
+            )
+        return cls(folder, location, index)
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The entries of index.json, one a file."""
+        shards: list[dict[str, Any]] = self.index["shards"]
+        return shards
+
+    @property
+    def sequences(self) -> int:
+        return sum(shard["samples"] for shard in self.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the text, see `corpus.tokens.trained`."""
+        return split_fingerprint(self.folder, dict(self.index))
 
 
 def read_meta(shards: Path) -> dict[str, Any]:

@@ -48,11 +48,11 @@ class SharedSequences:
         """The positions (T / N,) of this rank's tokens in a sequence of `length`, a multiple of 2N."""
         return self.part(torch.arange(length, device=device)[None])[0]
 
-    def part(self, whole: Tensor) -> Tensor:
+    def part(self, full: Tensor) -> Tensor:
         """Select this rank's part (B, T / N) of a tensor (B, T) over all tokens."""
-        own = self.mesh.get_local_rank()
-        chunks = whole.chunk(2 * self.size, 1)
-        return torch.cat([chunks[own], chunks[-1 - own]], 1)
+        rank = self.mesh.get_local_rank()
+        chunks = full.chunk(2 * self.size, 1)
+        return torch.cat([chunks[rank], chunks[-1 - rank]], 1)
 
     def parts(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Each tensor (B, T) of a batch, as `part`."""
@@ -62,10 +62,10 @@ class SharedSequences:
         """Gather (B, T) over all tokens from every rank's (B, T / N), without gradients; every rank must call."""
         return _in_order(_gather(part, self.mesh), 1)
 
-    def sum(self, own: Tensor) -> Tensor:
+    def sum(self, value: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place and without gradients; every rank must call."""
-        distributed.all_reduce(own, group=self.mesh.get_group())
-        return own
+        distributed.all_reduce(value, group=self.mesh.get_group())
+        return value
 
     def attend(
         self,
@@ -80,19 +80,20 @@ class SharedSequences:
         """Attention (B, T / N, H, D) of this rank's queries (B, H, T / N, D) over the keys and values of all ranks,
         here (B, K, T / N, D); attention_mask, added to the scores (B, 1, T / N, T), hides at least what comes later.
 
-        kernel: of _KERNELS; each chunk of queries is given the keys up to its end alone.
+        Args:
+            kernel: of _KERNELS; each chunk of queries is given the keys up to its end alone.
         """
         # Under autocast RoPE leaves keys in fp32, and the products would make them as the values are.
-        own = torch.stack([key.to(value.dtype), value])
-        keys, values = _in_order(_Gathered.apply(own, self.mesh), 3)
+        stacked = torch.stack([key.to(value.dtype), value])
+        keys, values = _in_order(_Gathered.apply(stacked, self.mesh), 3)
         length, own_rank = keys.shape[2], self.mesh.get_local_rank()
         chunk = length // (2 * self.size)
-        found = []
+        outputs = []
         chunks = zip(query.chunk(2, 2), attention_mask.chunk(2, 2), strict=True)
         for (queries, mask), end in zip(chunks, (chunk * (own_rank + 1), length - chunk * own_rank), strict=True):
             seen = keys[:, :, :end], values[:, :, :end]
-            found.append(_KERNELS[kernel](module, queries, *seen, mask[..., :end], **options)[0])
-        return torch.cat(found, 1), None
+            outputs.append(_KERNELS[kernel](module, queries, *seen, mask[..., :end], **options)[0])
+        return torch.cat(outputs, 1), None
 
 
 def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
@@ -102,21 +103,21 @@ def share(network: PreTrainedModel, device: torch.device) -> SharedSequences:
 
     If one process would compute plain attention, as on a CPU, ranks do too; else they use SDPA.
     """
-    found = SharedSequences(ranks.mesh(device.type)["context"])
+    shared = SharedSequences(ranks.mesh(device.type)["context"])
     plain = is_plain(network) and network.config._attn_implementation in ADDED_MASKS
     kernel = CAUSAL_BLOCKS if plain else "sdpa"
     name = f"gathered_{kernel}"
-    AttentionInterface.register(name, partial(found.attend, kernel))
+    AttentionInterface.register(name, partial(shared.attend, kernel))
     AttentionMaskInterface.register(name, eager_mask)
     network.set_attn_implementation(name)
-    return found
+    return shared
 
 
-def _gather(own: Tensor, mesh: DeviceMesh) -> Tensor:
-    """(N, …) of every rank's (…), in their order."""
-    found = own.new_empty(mesh.size() * len(own), *own.shape[1:])
-    distributed.all_gather_into_tensor(found, own.contiguous(), group=mesh.get_group())
-    return found.unflatten(0, (mesh.size(), len(own)))
+def _gather(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return (N, …) of every rank's (…), in order of the ranks."""
+    gathered = part.new_empty(mesh.size() * len(part), *part.shape[1:])
+    distributed.all_gather_into_tensor(gathered, part.contiguous(), group=mesh.get_group())
+    return gathered.unflatten(0, (mesh.size(), len(part)))
 
 
 def _in_order(gathered: Tensor, dim: int) -> Tensor:
@@ -129,13 +130,13 @@ class _Gathered(torch.autograd.Function):
     """`_gather`, whose gradient is the sum of all ranks' for this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+    def forward(ctx: Any, part: Tensor, mesh: DeviceMesh) -> Tensor:
         ctx.mesh = mesh
-        return _gather(own, mesh)
+        return _gather(part, mesh)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         (grad,) = upstream
-        own = torch.empty_like(grad[0])
-        distributed.reduce_scatter_tensor(own, grad.flatten(0, 1).contiguous(), group=ctx.mesh.get_group())
-        return own, None
+        part = torch.empty_like(grad[0])
+        distributed.reduce_scatter_tensor(part, grad.flatten(0, 1).contiguous(), group=ctx.mesh.get_group())
+        return part, None

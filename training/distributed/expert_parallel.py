@@ -49,12 +49,12 @@ class SharedExperts:
         shared = DeviceMesh(device.type, by_layers, mesh_dim_names=("pipe", "copies", "experts"))
         self.copies: DeviceMesh = shared["copies"]
         """The ranks that hold the same experts as this one, in one dimension."""
-        group, place = shared["experts"].get_group(), shared["experts"].get_local_rank()
+        group, rank = shared["experts"].get_group(), shared["experts"].get_local_rank()
         for layer in expert_layers(model):
             each = len(layer.experts) // count
-            own = range(place * each, (place + 1) * each)
+            own_numbers = range(rank * each, (rank + 1) * each)
             for number, expert in enumerate(layer.experts):
-                if number not in own:
+                if number not in own_numbers:
                     layer.experts[number] = OtherRanks(expert)
             layer.experts.computed_by = partial(_made_by_ranks, group)
         # DDP does not support sharded weights, and a pipeline has its own replicas.
@@ -75,16 +75,16 @@ class SharedExperts:
         for weight in self.weights if self.copies.size() > 1 else ():
             distributed.broadcast(weight.data, first, group=group)
         if self._replicas is not None:
-            self._others = [weight for weight in model.parameters() if not self.own(weight)]
+            self._others = [weight for weight in model.parameters() if not self.is_local(weight)]
             self._replicas.begin_alike(self._others)
 
-    def own(self, weight: Tensor) -> bool:
+    def is_local(self, weight: Tensor) -> bool:
         """Return True if a weight belongs to the experts."""
         return id(weight) in self._own
 
     def names(self, model: nn.Module) -> list[str]:
         """Names of the experts' weights in a model."""
-        return [name for name, weight in model.named_parameters() if self.own(weight)]
+        return [name for name, weight in model.named_parameters() if self.is_local(weight)]
 
     def gradients(self) -> list[Tensor]:
         return [weight.grad for weight in self.weights if weight.grad is not None]
@@ -100,16 +100,16 @@ class SharedExperts:
             self._replicas.average([weight.grad for weight in self._others if weight.grad is not None])
 
     def squares(self) -> Tensor:
-        """This rank's part of the sum of squares of the experts' gradients, in which each counts once."""
-        found = [one.float().square().sum() for one in self.gradients()]
-        return torch.stack(found).sum() / self.copies.size() if found else torch.zeros(())
+        """Return this rank's part of the sum of squares of the experts' gradients, in which each counts once."""
+        squares = [gradient.float().square().sum() for gradient in self.gradients()]
+        return torch.stack(squares).sum() / self.copies.size() if squares else torch.zeros(())
 
     def clip(self, model: nn.Module, limit: float) -> float:
         """Scale all gradients so that their norm over all experts is at most `limit`; return the norm before."""
-        others = [weight.grad for weight in model.parameters() if weight.grad is not None and not self.own(weight)]
+        others = [weight.grad for weight in model.parameters() if weight.grad is not None and not self.is_local(weight)]
         if not others:
             return 0.0
-        total = torch.stack([squares(one) for one in others]).sum() + self.squares()
+        total = torch.stack([squares(gradient) for gradient in others]).sum() + self.squares()
         return clip_by(total, [*others, *self.gradients()], limit)
 
 
@@ -137,17 +137,17 @@ class IdleExperts(Callback):
 
 def _made_by_ranks(group: Any, experts: Experts, given: Tensor, counts: Tensor) -> Tensor:
     """Compute the outputs of experts that a group of ranks shares, like `outputs_of` on one rank; all must call."""
-    own = [expert for expert in experts if not isinstance(expert, OtherRanks)]
-    to_send = counts.view(-1, len(own))  # (R, E / R)
+    own_experts = [expert for expert in experts if not isinstance(expert, OtherRanks)]
+    to_send = counts.view(-1, len(own_experts))  # (R, E / R)
     to_come = torch.empty_like(to_send)
     distributed.all_to_all_single(to_come, to_send.contiguous(), group=group)
     sent, came = to_send.sum(1).tolist(), to_come.sum(1).tolist()
     arrived = _Exchanged.apply(given, sent, came, group)
     # By rank and expert; each expert takes those of all ranks.
-    numbers = torch.arange(len(own), device=given.device).repeat(len(to_come))
-    places, inverse = order_of(numbers.repeat_interleave(to_come.flatten()))
-    made = outputs_of(own, Rows.apply(arrived, places, inverse, 1), to_come.sum(0))
-    return _Exchanged.apply(Rows.apply(made, inverse, places, 1), came, sent, group)
+    numbers = torch.arange(len(own_experts), device=given.device).repeat(len(to_come))
+    order, inverse = order_of(numbers.repeat_interleave(to_come.flatten()))
+    made = outputs_of(own_experts, Rows.apply(arrived, order, inverse, 1), to_come.sum(0))
+    return _Exchanged.apply(Rows.apply(made, inverse, order, 1), came, sent, group)
 
 
 class _Exchanged(torch.autograd.Function):
@@ -165,6 +165,6 @@ class _Exchanged(torch.autograd.Function):
 
 
 def _exchange(rows: Tensor, sent: list[int], came: list[int], group: Any) -> Tensor:
-    found = rows.new_empty(sum(came), rows.shape[1])
-    distributed.all_to_all_single(found, rows.contiguous(), came, sent, group=group)
-    return found
+    received = rows.new_empty(sum(came), rows.shape[1])
+    distributed.all_to_all_single(received, rows.contiguous(), came, sent, group=group)
+    return received

@@ -28,23 +28,30 @@ def is_cut(model: nn.Module) -> bool:
     return any(isinstance(part, OtherRanks) for part in model.modules())
 
 
-def join_stages(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of all ranks, on the CPU, from this rank's by their names in the whole model; every rank must call.
-    Those that share memory on one rank do afterwards too."""
+def join_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all ranks, on the CPU; every rank must call.
+
+    Tensors that share memory on one rank share memory in the result.
+
+    Args:
+        tensors: those of this rank, by their names in the complete model.
+    """
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     first: dict[int, str] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         first.setdefault(id(tensor), name)
-    whole: dict[str, Tensor] = {}
-    described = {name: (tensor.shape, tensor.dtype, first[id(tensor)]) for name, tensor in own.items()}
+    joined: dict[str, Tensor] = {}
+    described = {name: (tensor.shape, tensor.dtype, first[id(tensor)]) for name, tensor in tensors.items()}
     for rank, names in enumerate(ranks.gather(described)):
         for name, (shape, dtype, same) in names.items():
-            if name in whole:
+            if name in joined:
                 continue
-            if same in whole:
-                whole[name] = whole[same]
+            if same in joined:
+                joined[name] = joined[same]
                 continue
-            tensor = own[name].to(device) if rank == ranks.rank() else torch.empty(shape, dtype=dtype, device=device)
+            tensor = (
+                tensors[name].to(device) if rank == ranks.rank() else torch.empty(shape, dtype=dtype, device=device)
+            )
             distributed.broadcast(tensor, rank)
-            whole[name] = tensor.cpu()
-    return whole
+            joined[name] = tensor.cpu()
+    return joined

@@ -42,7 +42,7 @@ _COMPUTING = ("losses",)
 
 
 def parallelize(model: nn.Module, launch: LaunchConfig, hardware: Hardware) -> None:
-    """Put a model on its device and distribute it in place as `launch` says: all kinds of parallelism, in their order.
+    """Put a model on its device and distribute it in place as `launch` specifies: all kinds of parallelism, in order.
 
     Every rank must call, with the whole model. Linear layers in FP8 and activation checkpointing precede this function
     (training/pretrain.py, training/trainer/fit.py), since the microbatch is tried with them on the whole model. The
@@ -142,8 +142,9 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
     and weights updated in fp32. The rest (embeddings, the last norm, the output layer) is gathered in fp32: under
     autocast the residual stream has the embeddings' dtype, and stays fp32 as in one process.
 
-    once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are gathered
-    once a microbatch instead of twice.
+    Args:
+        once: layers stay whole from their forward to the end of their backward pass (ZeRO stage 2): weights are
+            gathered once a microbatch instead of twice.
     """
     groups = mesh["replicate"] if "replicate" in (mesh.mesh_dim_names or ()) else None
     mesh = mesh["shard"]
@@ -162,8 +163,9 @@ def shard(model: nn.Module, hardware: Hardware, mesh: DeviceMesh, *, offload: bo
 def _average(model: nn.Module, mesh: DeviceMesh, groups: DeviceMesh | None, hardware: Hardware) -> None:
     """Average each layer's gradients over all ranks once they are ready.
 
-    mesh: ranks over which a model is sharded, and over which FSDP2 averages. groups: groups of hsdp, which hold the
-    same part of the model; torch's own HSDP fails on gloo.
+    Args:
+        mesh: ranks over which a model is sharded, and over which FSDP2 averages.
+        groups: groups of hsdp, which hold the same part of the model; torch's own HSDP fails on gloo.
     """
     summed = _sums_for_mean(hardware.device)
     if groups is None and not summed:
@@ -183,8 +185,8 @@ def _sums_for_mean(device: torch.device) -> bool:
     """Return True if this backend returns a sum when FSDP2 requests the ranks' mean gradient, as gloo does silently
     (pytorch issue 162338); every rank must call."""
     mean = torch.zeros(1, device=device)
-    ones = torch.ones(ranks.world_size(), device=device)
-    distributed.reduce_scatter_tensor(mean, ones, op=distributed.ReduceOp.AVG)
+    values = torch.ones(ranks.world_size(), device=device)
+    distributed.reduce_scatter_tensor(mean, values, op=distributed.ReduceOp.AVG)
     return bool(mean.item() != 1)
 
 
@@ -194,7 +196,8 @@ def shard_optimizer(
     """Wrap an optimizer so that it keeps only this rank's part of the state, with `launch.sharding: zero1`; else return
     the given one.
 
-    experts: experts that ranks share; ranks with the same ones share their state.
+    Args:
+        experts: experts that ranks share; ranks with the same ones share their state.
     """
     if launch.sharding != "zero1" or ranks.gradient_ranks() == 1:
         return optimizer
@@ -213,13 +216,13 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """All weights of a model in fp32 on the CPU, sharded or not; every rank must call. Tied ones share their memory."""
     gathered: dict[int, Tensor] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    whole = {}
+    weights = {}
     for name, value in model.state_dict().items():
         key = id(parameters.get(name, value))
         if key not in gathered:
             gathered[key] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().float()
-        whole[name] = gathered[key]
-    return join_stages(whole) if is_cut(model) else whole
+        weights[name] = gathered[key]
+    return join_stages(weights) if is_cut(model) else weights
 
 
 def settle_buckets(model: nn.Module) -> None:

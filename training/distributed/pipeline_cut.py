@@ -16,7 +16,7 @@ _ENOUGH = 4
 def layers_of(stage: int, stages: int, layers: int) -> range:
     """The layers of one of `stages` parts of a model; earlier parts have one more where they differ, since the output
     layer is computed with the last."""
-    first, end = (-(-place * layers // stages) for place in (stage, stage + 1))
+    first, end = (-(-index * layers // stages) for index in (stage, stage + 1))
     return range(first, end)
 
 
@@ -25,13 +25,16 @@ def microbatch_of(sequences: int, count: int, pieces: int = 1, at_most: int | No
     of the model each; None if no size is possible.
 
     This is the largest size of equal microbatches that are at least four times as many as the ranks, or the smallest
-    size if a batch has too few sequences for that. at_most: maximum number of sequences on a device at once.
+    size if a batch has too few sequences for that.
+
+    Args:
+        at_most: maximum number of sequences on a device at once.
     """
-    found = [
+    sizes = [
         size for size in range(1, min(sequences, at_most or sequences) + 1) if passes(sequences, size, count, pieces)
     ]
-    enough = [size for size in found if sequences // size >= _ENOUGH * count]
-    return max(enough) if enough else min(found, default=None)
+    enough = [size for size in sizes if sequences // size >= _ENOUGH * count]
+    return max(enough) if enough else min(sizes, default=None)
 
 
 def passes(sequences: int, size: int, count: int, pieces: int) -> bool:
@@ -52,14 +55,15 @@ def pipeline_problem(
 ) -> Problem | None:
     """Return why `count` ranks with `pieces` parts each cannot train a model as a pipeline; None if they can.
 
-    model_type, layers: None if the model is not known yet.
-    sequences: sequences of the smallest batch, on one pipeline; None if unknown.
-    microbatch: None if the program chooses it.
+    Args:
+        model_type, layers: None if the model is not known yet.
+        sequences: sequences of the smallest batch, on one pipeline; None if unknown.
+        microbatch: None if the program chooses it.
     """
     if count == 1:
         return None
     if model_type is not None and not (model_type in FAMILIES and FAMILIES[model_type].pipeline_parallel):
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.pipeline_parallel))
+        able = ", ".join(sorted(name for name, family in FAMILIES.items() if family.pipeline_parallel))
         message = f"expected a model of {able}, whose layers can be a pipeline, not {model_type}"
         return Problem("no_pipeline_parallel", _PATH, message, f"leave {_PATH} out, or take such a model")
     if layers is not None and layers < count * pieces:

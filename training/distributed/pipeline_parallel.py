@@ -75,8 +75,8 @@ class _Stage(nn.Module):
 
     def forward(self, *passed: Tensor, **microbatch: Tensor) -> Tensor | tuple[Tensor, ...]:
         self.started()
-        hidden, *beside = self._compute(self._layers, microbatch, passed)
-        return (hidden.to(self.gives), *beside) if beside else hidden.to(self.gives)
+        hidden, *extra = self._compute(self._layers, microbatch, passed)
+        return (hidden.to(self.gives), *extra) if extra else hidden.to(self.gives)
 
 
 class _UnderWay(PipelineStage):
@@ -99,18 +99,18 @@ class _UnderWay(PipelineStage):
         finally:
             self.device = device
 
-    def _place(self, received: Sequence[Any], device: torch.device) -> None:
+    def _allocate(self, received: Sequence[Any], device: torch.device) -> None:
         """Allocate buffers for tensors from other ranks on a device, or release them."""
-        for one in received:
-            if hasattr(one, "buffer"):
-                one.buffer = torch.empty_like(one.buffer, device=device).requires_grad_(one.buffer.requires_grad)
+        for item in received:
+            if hasattr(item, "buffer"):
+                item.buffer = torch.empty_like(item.buffer, device=device).requires_grad_(item.buffer.requires_grad)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
-        self._place(self.args_recv_info[fwd_chunk_id], self.device)
+        self._allocate(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
-        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
+        self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Tensor | None = None, *given: Any, **named: Any) -> None:
@@ -118,8 +118,8 @@ class _UnderWay(PipelineStage):
         if loss is not None:
             loss.detach_()  # the schedule holds it to the end, and with its graph what was received and its gradient
         nowhere = torch.device("meta")
-        self._place(self.args_recv_info[bwd_chunk_id], nowhere)
-        self._place(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
+        self._allocate(self.args_recv_info[bwd_chunk_id], nowhere)
+        self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
         self.output_chunks[bwd_chunk_id] = _detached(self.output_chunks[bwd_chunk_id]) if self.is_last else None
 
 
@@ -136,53 +136,56 @@ class Pipeline:
         device: torch.device,
         computes_in: torch.dtype,
         compute: Compute,
-        beside: Beside | None = None,
+        extra_outputs: Beside | None = None,
         experts: SharedExperts | None = None,
     ) -> None:
         """Split a model, whole on each rank, in place, and put this rank's part on `device`; all must call.
 
-        pieces: of the model on each rank. computes_in: the type of the last hidden states. compute: runs some layers.
-        beside: its outputs in addition to hidden states.
-        experts: where ranks of a stage share those of the model.
+        Args:
+            pieces: of the model on each rank.
+            computes_in: the type of the last hidden states.
+            compute: runs some layers.
+            extra_outputs: its outputs in addition to hidden states.
+            experts: where ranks of a stage share those of the model.
         """
         self._count, self._pieces, self._device = ranks.pipeline_parallel(), pieces, device
         self._tensor, self._context = ranks.tensor_parallel(), ranks.context_parallel()
-        self._beside, self._experts = beside or Beside(), experts
+        self._extra_outputs, self._experts = extra_outputs or Beside(), experts
         mesh = ranks.mesh(device.type)
         self._pipe = mesh["pipe"].get_group()
         self._members = distributed.get_process_group_ranks(self._pipe)
         self._replicas = Replicas(mesh)
         self._width = int(network.config.hidden_size)
         self._total = self._count * pieces
-        place = self._members.index(ranks.rank())
+        position = self._members.index(ranks.rank())
         stack, head = network.base_model, network.get_output_embeddings()
         tied = head.weight is stack.embed_tokens.weight
-        ends = place in (0, self._count - 1)
+        ends = position in (0, self._count - 1)
         self._stages: dict[int, _Stage] = {}
         runs = []
-        for stage in range(place, self._total, self._count):
+        for stage in range(position, self._total, self._count):
             run, last = layers_of(stage, self._total, len(stack.layers)), stage == self._total - 1
             # Under autocast the residual stream has the embeddings' type, fp32, as in one process.
             gives = computes_in if last else torch.float32
             self._stages[stage] = _Stage(_piece(stack, run, last=last), compute, gives)
             runs.append(run)
         stack.layers = _held(stack.layers, {number for run in runs for number in run})
-        if place < self._count - 1:
+        if position < self._count - 1:
             stack.norm = nn.Identity()
             network.set_output_embeddings(None)
-        if place and not (tied and ends):
+        if position and not (tied and ends):
             stack.embed_tokens = None
         network.to(device)
         if self._tensor > 1:
             split(network, mesh["tensor"], runs=runs)
         if experts:
             experts.hold(network)
-        self._weights = [weight for weight in network.parameters() if not (experts and experts.own(weight))]
+        self._weights = [weight for weight in network.parameters() if not (experts and experts.is_local(weight))]
         # With both ends the embedding, where it is the output layer too.
         self._shared = stack.embed_tokens.weight if tied and ends else None
         ends_of = mesh.mesh.movedim(1, -1).flatten(0, -2)[:, [0, -1]]
         self._ends = own_group(ends_of.tolist())[0] if tied else None
-        self._counted = [weight for weight in self._weights if not (place and weight is self._shared)]
+        self._counted = [weight for weight in self._weights if not (position and weight is self._shared)]
         self._begin_alike()
         self._loss_of: LossOf | None = None
         self._schedules: dict[bool, tuple[tuple[int, ...], Any]] = {}
@@ -198,20 +201,22 @@ class Pipeline:
 
     def train(self, batch: Batch, size: int, loss_of: LossOf, started: Callable[[], None]) -> tuple[Any, Batch]:
         """Accumulate the gradients of a batch over its microbatches, and average them over all pipelines. Return the
-        outputs of the last layers, hidden states (B, T, D) and the additional outputs of each microbatch, None on ranks
-        that do not compute them; and the batch of these outputs.
+        outputs of the last layers, hidden states (B, T, D) and the additional outputs of each microbatch, None on
+        ranks that do not compute them; and the batch of these outputs.
 
-        size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear no loss.
-        started: is called before each of this rank's forward passes.
+        Args:
+            size: sequences of a microbatch; a batch that it does not divide is filled up with sequences that bear
+                no loss.
+            started: is called before each of this rank's forward passes.
         """
         batch, size, _ = self._filled(batch, size)
         for stage in self._stages.values():
             stage.started = started
         self._loss_of = loss_of
-        found = self._step(batch, size, train=True)
+        outputs = self._step(batch, size, train=True)
         self._loss_of = None
         self._join_gradients()
-        return self._beside.named(_detached(found)), batch
+        return self._extra_outputs.named(_detached(outputs)), batch
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> Tensor | None:
@@ -220,16 +225,16 @@ class Pipeline:
         for stage in self._stages.values():
             stage.started = lambda: None
         batch, size, length = self._filled(batch, -(-rows // (_MEASURED * self._count)))
-        found = self._step(batch, size, train=False)
-        if isinstance(found, tuple):
-            found = found[0]
-        return None if found is None else found[:rows, :length]
+        outputs = self._step(batch, size, train=False)
+        if isinstance(outputs, tuple):
+            outputs = outputs[0]
+        return None if outputs is None else outputs[:rows, :length]
 
-    def from_last(self, found: Tensor | None, like: Tensor) -> Tensor:
+    def from_last(self, outputs: Tensor | None, like: Tensor) -> Tensor:
         """Broadcast the last rank's result to all ranks of a pipeline: in fp32, with the shape of `like`."""
-        whole = torch.empty(like.shape, device=self._device) if found is None else found.float().contiguous()
-        distributed.broadcast(whole, self._members[-1], group=self._pipe)
-        return whole
+        full = torch.empty(like.shape, device=self._device) if outputs is None else outputs.float().contiguous()
+        distributed.broadcast(full, self._members[-1], group=self._pipe)
+        return full
 
     def clip(self, limit: float) -> float:
         """Scale all gradients so that their norm over all stages is at most `limit`; return the norm before."""
@@ -259,7 +264,9 @@ class Pipeline:
             number = -(-rows // (size * self._count)) * self._count
         more = number * size - rows
         if more:
-            batch = {name: torch.cat([one, one[:1].expand(more, *one.shape[1:])]) for name, one in batch.items()}
+            batch = {
+                name: torch.cat([tensor, tensor[:1].expand(more, *tensor.shape[1:])]) for name, tensor in batch.items()
+            }
             batch["labels"][rows:] = IGNORE
         return batch, size, length
 
@@ -286,7 +293,7 @@ class Pipeline:
         hidden = torch.empty(size, length // self._context, self._width, device="meta", requires_grad=train)
 
         def given(last: bool, gives: torch.dtype) -> tuple[Tensor, ...]:
-            shapes = self._beside.last if last else self._beside.between
+            shapes = self._extra_outputs.last if last else self._extra_outputs.between
             like = [torch.empty(shape, device="meta", requires_grad=train) for shape in shapes]
             return torch.empty_like(hidden, dtype=gives, requires_grad=train), *like
 
@@ -295,14 +302,14 @@ class Pipeline:
         stages = [
             stage_class(
                 stage,
-                place,
+                position,
                 self._total,
                 self._device,
-                given(False, hidden.dtype) if place else (),
-                given(place == self._total - 1, stage.gives),
+                given(False, hidden.dtype) if position else (),
+                given(position == self._total - 1, stage.gives),
                 group=self._pipe,
             )
-            for place, stage in self._stages.items()
+            for position, stage in self._stages.items()
         ]
         loss = self._loss if train else None
         if self._pieces == 1:
@@ -311,12 +318,12 @@ class Pipeline:
         if not train:
             forward = schedules.FORWARD
             for actions in schedule.pipeline_order.values():
-                actions[:] = [one if one and one.computation_type == forward else None for one in actions]
+                actions[:] = [action if action and action.computation_type == forward else None for action in actions]
         return schedule
 
     def _loss(self, outputs: Any, labels: Tensor) -> Tensor:
         assert self._loss_of is not None
-        return self._loss_of(self._beside.named(outputs), labels)
+        return self._loss_of(self._extra_outputs.named(outputs), labels)
 
     @torch.no_grad()
     def _join_gradients(self) -> None:
@@ -349,21 +356,21 @@ def _held(layers: nn.ModuleList, run: Collection[int]) -> nn.ModuleList:
 def _detached(outputs: Any) -> Any:
     """Detach the outputs of the last layers, a tensor or several."""
     if isinstance(outputs, tuple):
-        return tuple(one.detach() for one in outputs)
+        return tuple(output.detach() for output in outputs)
     return None if outputs is None else outputs.detach()
 
 
 def _is_cut_up(weight: Tensor) -> bool:
     """Return True if ranks that share a layer have a part of a weight each."""
-    return isinstance(weight, DTensor) and any(one.is_shard() for one in weight.placements)
+    return isinstance(weight, DTensor) and any(placement.is_shard() for placement in weight.placements)
 
 
 def _want_of_memory(error: BaseException) -> BaseException | None:
     """The error that a device ran out of memory, where a schedule has wrapped one into its own."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, torch.OutOfMemoryError):
-        found = found.__cause__
-    return found
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
+        cause = cause.__cause__
+    return cause
 
 
 class _AllOf:

@@ -41,7 +41,8 @@ _HEADS = 2
 def problems(config: Any, count: int, shard_ranks: int = 1) -> list[Problem]:
     """Return the reasons why a model cannot be split over `count` ranks, each part sharded over `shard_ranks`.
 
-    config: of transformers.
+    Args:
+        config: of transformers.
     """
     wrong = split_problem(
         config.model_type,
@@ -65,10 +66,12 @@ def split(
     and outputs of each run of layers. T must be a multiple of the ranks (see `padded`). Raises StageError for a model
     that cannot be split this way.
 
-    runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all layers.
+    Args:
+        runs: runs of layers on these ranks, for a model that is divided into pieces; by default one run of all
+            layers.
     """
-    if found := problems(network.config, mesh.size(), shard_ranks):
-        raise StageError(*found)
+    if problem := problems(network.config, mesh.size(), shard_ranks):
+        raise StageError(*problem)
     stack, head = network.base_model, network.get_output_embeddings()
     last = len(stack.layers) - 1
     tied = head is not None and stack.embed_tokens is not None and head.weight is stack.embed_tokens.weight
@@ -127,9 +130,9 @@ class _RouterOfOwnTokens(ParallelStyle):
     gradient. It computes on plain tensors, since it returns three, one of which is of integers."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        own = module.get_parameter("weight").detach()
-        whole = distribute_tensor(own, device_mesh, [Replicate()], src_data_rank=None)
-        module.weight = nn.Parameter(whole)
+        local_weight = module.get_parameter("weight").detach()
+        replicated = distribute_tensor(local_weight, device_mesh, [Replicate()], src_data_rank=None)
+        module.weight = nn.Parameter(replicated)
 
         def take_plain(router: nn.Module, _: Any) -> None:
             router._parameters["weight"] = weight.to_local(grad_placements=[Partial()])
@@ -144,8 +147,14 @@ class _RouterOfOwnTokens(ParallelStyle):
 
 
 def padded(batch: Mapping[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
-    """Pad the tokens (B, T) of a batch on the right to a multiple of `count`; return the batch and the original T.
-    Padding comes after all tokens, where a causal model does not see it."""
+    """Pad the tokens of a batch on the right to a multiple of `count`; return the batch and the original T.
+
+    Padding comes after all tokens, where a causal model does not see it.
+
+    Args:
+        batch: tensors (B, T) by name.
+        count: the divisor of the padded length.
+    """
     length = batch["input_ids"].shape[1]
     more = -length % count
     if not more:
@@ -179,7 +188,7 @@ def clip(model: nn.Module, limit: float) -> float:
 
 
 def squares(gradient: Tensor) -> Tensor:
-    """This rank's part of the sum of squares: each rank counts its share of replicated values."""
+    """Return this rank's part of a gradient's sum of squares: each rank counts its share of replicated values."""
     if not isinstance(gradient, DTensor):
         return gradient.float().square().sum() / ranks.world_size()
     mesh = gradient.device_mesh

@@ -78,34 +78,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 part.grad = None
         return loss
 
-    def _rows(self, whole: Tensor, mesh: DeviceMesh) -> Tensor:
-        """This rank's rows of a tensor; all of a scalar, which every rank steps, and of what no other rank has."""
-        if not whole.ndim or mesh.size() == 1:
-            return whole
-        step = math.ceil(len(whole) / mesh.size())
-        start = min(mesh.get_local_rank() * step, len(whole))
-        mine = DTensor.from_local(
-            whole.detach()[start : start + step],
+    def _rows(self, full: Tensor, mesh: DeviceMesh) -> Tensor:
+        """Return this rank's rows of a tensor; all of a scalar, which every rank updates, and of what only it has."""
+        if not full.ndim or mesh.size() == 1:
+            return full
+        step = math.ceil(len(full) / mesh.size())
+        start = min(mesh.get_local_rank() * step, len(full))
+        local_rows = DTensor.from_local(
+            full.detach()[start : start + step],
             mesh,
             [Shard(0)],
             run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
+            shape=full.shape,
+            stride=full.stride(),
         )
-        return nn.Parameter(mine) if whole.requires_grad else mine
+        return nn.Parameter(local_rows) if full.requires_grad else local_rows
 
     def _gather(self, weights: Sequence[Tensor], mesh: DeviceMesh) -> None:
         """Gather the rows of a mesh's ranks into weights of one dtype and device."""
         count = mesh.size()
         sizes = [math.ceil(len(weight) / count) * math.prod(weight.shape[1:]) for weight in weights]
-        mine = weights[0].new_zeros(sum(sizes))
-        for weight, place in zip(weights, mine.split(sizes), strict=True):
+        local_rows = weights[0].new_zeros(sum(sizes))
+        for weight, target in zip(weights, local_rows.split(sizes), strict=True):
             part = self._parts[weight]
             assert isinstance(part, DTensor)
             rows = part.to_local().flatten()
-            place[: len(rows)].copy_(rows)
-        everyone = mine.new_empty(count, len(mine))
-        distributed.all_gather_into_tensor(everyone.view(-1), mine, group=mesh.get_group())
+            target[: len(rows)].copy_(rows)
+        everyone = local_rows.new_empty(count, len(local_rows))
+        distributed.all_gather_into_tensor(everyone.view(-1), local_rows, group=mesh.get_group())
         for weight, rows in zip(weights, everyone.split(sizes, 1), strict=True):
             weight.copy_(rows.flatten()[: weight.numel()].view_as(weight))
 
@@ -115,7 +115,7 @@ def _buckets(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     kinds: dict[Any, list[Tensor]] = {}
     for weight in weights:
         bucket = kinds.setdefault((weight.dtype, weight.device), [])
-        if bucket and sum(one.numel() for one in bucket) + weight.numel() > _AT_ONCE:
+        if bucket and sum(tensor.numel() for tensor in bucket) + weight.numel() > _AT_ONCE:
             yield list(bucket)
             bucket.clear()
         bucket.append(weight)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from training.config.guard import GuardConfig
 from training.core import ranks
 from training.core.callbacks import Callback
-from training.core.train_state import Batch, TrainState
+from training.core.train_state import TrainState
 from training.guard.corrections import Alarm, Corrections
 from training.guard.judge import Figures, Judge
 from training.guard.loss_scale import LossScale
@@ -64,7 +64,7 @@ class Guard(Callback):
         self._examples = []
         if self._corrections.skips(state.clock.batch):
             # One sequence is computed, so that no rank waits for another; its gradients are dropped.
-            state.batch = _first_row(state.batch)
+            state.batch = {name: value[:1] for name, value in state.batch.items()}
 
     def after_forward(self, state: TrainState) -> None:
         if self._model is not None and self._judge.learns_the_noise:
@@ -109,9 +109,9 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     if not examples:
         return None, 0
     losses, weights = (torch.cat(part).double() for part in zip(*examples, strict=True))
-    ones = torch.ones_like(losses)
-    products = [losses, weights, losses**2, losses * weights, weights**2, ones]
-    sums = torch.stack([one.sum() for one in products])
+    counts = torch.ones_like(losses)
+    products = [losses, weights, losses**2, losses * weights, weights**2, counts]
+    sums = torch.stack([product.sum() for product in products])
     # Ranks that share layers or sequences have the same examples.
     loss, weight, squared, both, weight_squared, count = (ranks.all_reduce(sums) / ranks.group_size()).tolist()
     if count < 2 or not weight:
@@ -119,7 +119,3 @@ def noise_of_mean(examples: list[tuple[Tensor, Tensor]]) -> tuple[float | None, 
     mean = loss / weight
     rest = max(0.0, squared - 2 * mean * both + mean**2 * weight_squared)
     return float((rest * count / (count - 1)) ** 0.5 / weight), int(count)
-
-
-def _first_row(batch: Batch) -> Batch:
-    return {name: value[:1] for name, value in batch.items()}

@@ -103,35 +103,41 @@ class Corrections:
         """Adopt the corrections in `path`, which came with a checkpoint of `batch` batches from another machine; every
         rank must call. Return False, and adopt nothing, if this machine's corrections of those batches differ: then the
         checkpoint belongs to an abandoned branch."""
-        theirs, _ = self._read(path)
+        stored, _ = self._read(path)
         if ranks.from_first(self._path.exists()):
-            ours = [one for one in self.made if one.back_to < batch]
-            return ours == [one for one in theirs if one.back_to < batch]
-        self.made = theirs
-        if theirs != self._inherited:
+            made = [correction for correction in self.made if correction.back_to < batch]
+            return made == [correction for correction in stored if correction.back_to < batch]
+        self.made = stored
+        if stored != self._inherited:
             self._write(unfinished=False)
         return True
 
     def lr_multiplier(self, batch: int) -> float:
         """Factor on a batch's learning rate: the lowest factor of all corrections, not their product."""
-        return min((one.lr_multiplier(batch) for one in self.made), default=1.0)
+        return min((correction.lr_multiplier(batch) for correction in self.made), default=1.0)
 
     @property
     def healed(self) -> float:
         """Final factor on the learning rate: below 1 it was cut permanently."""
-        return min((one.heals_to for one in self.made), default=1.0)
+        return min((correction.heals_to for correction in self.made), default=1.0)
 
     def before(self, batch: int) -> int:
         """Number of corrections that affect the first `batch` batches."""
-        return sum(one.back_to < batch for one in self.made)
+        return sum(correction.back_to < batch for correction in self.made)
 
     def skips(self, batch: int) -> bool:
         """Return True if a batch is skipped."""
-        return any(one.skip_first <= batch < one.skip_end for one in self.made)
+        return any(correction.skip_first <= batch < correction.skip_end for correction in self.made)
 
     def skipped(self, total: int) -> int:
         """Number of skipped batches among the first `total`."""
-        return len({batch for one in self.made for batch in range(one.skip_first, min(one.skip_end, total))})
+        return len(
+            {
+                batch
+                for correction in self.made
+                for batch in range(correction.skip_first, min(correction.skip_end, total))
+            }
+        )
 
     def answer(self, alarm: Alarm) -> Correction:
         """Return the next correction, and write it to the log first; call `finish` once it is applied.
@@ -176,25 +182,25 @@ class Corrections:
 
     def as_json(self) -> list[dict[str, Any]]:
         """Corrections in JSON-compatible form: NaN and infinity as text."""
-        return [one.as_json() for one in self.made]
+        return [correction.as_json() for correction in self.made]
 
     def _read(self, path: Path) -> tuple[list[Correction], bool]:
         text = ranks.from_first(path.read_text(encoding="utf8") if path.exists() else "")
         if not text:
             return list(self._inherited), False
         state = parse_own_json(text)
-        return [Correction.from_json(one) for one in state["made"]], state["unfinished"]
+        return [Correction.from_json(item) for item in state["made"]], state["unfinished"]
 
     def _write(self, *, unfinished: bool) -> None:
         self.unfinished = unfinished
         if not ranks.is_first():
             return
-        beside = self._path.with_suffix(".tmp")
-        with beside.open("w", encoding="utf8") as file:
+        temporary = self._path.with_suffix(".tmp")
+        with temporary.open("w", encoding="utf8") as file:
             json.dump({"made": self.as_json(), "unfinished": unfinished}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self._path)
+        temporary.replace(self._path)
 
 
 def write_log(made: Sequence[Correction], out_dir: Path) -> None:
@@ -202,4 +208,4 @@ def write_log(made: Sequence[Correction], out_dir: Path) -> None:
     if made:
         path = out_dir / "aux" / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([one.as_json() for one in made], indent=1) + "\n", encoding="utf8")
+        path.write_text(json.dumps([correction.as_json() for correction in made], indent=1) + "\n", encoding="utf8")

@@ -35,8 +35,8 @@ def check_finite(stage: str, model: nn.Module, loss: float) -> None:
     losses = [loss for _, loss in gathered if not math.isfinite(loss)]
     if not broken and not losses:
         return
-    found = f"found NaN or infinity in {named(broken)}" if broken else f"the last loss is {losses[0]}"
-    raise stage_error("not_finite", stage, f"expected a trained model of finite numbers; {found}", _FIX)
+    finding = f"found NaN or infinity in {named(broken)}" if broken else f"the last loss is {losses[0]}"
+    raise stage_error("not_finite", stage, f"expected a trained model of finite numbers; {finding}", _FIX)
 
 
 def check_measured(stage: str, figures: Mapping[str, float]) -> None:

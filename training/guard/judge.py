@@ -120,7 +120,8 @@ class Judge:
     def look(self, batch: int, figures: Figures, *, first: int | None = None) -> Alarm | None:
         """Return the alarm for batch number `batch`; None if there is none.
 
-        first: the batch in which its problem started, if that was earlier.
+        Args:
+            first: the batch in which its problem started, if that was earlier.
         """
         if self._start.batches and figures.loss <= self._config.divergence * self._start.level():
             self._above = None
@@ -129,23 +130,23 @@ class Judge:
         began = batch if first is None else first
         if broken := self._broken(figures):
             return Alarm(batch, self._row_began if self._evidence else began, *broken)
-        found = self._suspicious(figures)
+        suspicion = self._suspicious(figures)
         if not self._evidence:
             self._row_began = began
-        self._evidence = max(0.0, self._evidence + (min(1.0, found.share) if found else 0.0) - _HALF)
-        if found and found.share > _HALF:
+        self._evidence = max(0.0, self._evidence + (min(1.0, suspicion.share) if suspicion else 0.0) - _HALF)
+        if suspicion and suspicion.share > _HALF:
             self._row.append(figures)
             if self._evidence >= (1 - _HALF) * self._config.patience:
                 began = self._row_began
-                if found.since_start and self._above is not None:
+                if suspicion.since_start and self._above is not None:
                     began = min(began, self._above)
-                return Alarm(batch, began, found.cause, found.value, found.usual)
+                return Alarm(batch, began, suspicion.cause, suspicion.value, suspicion.usual)
             return None
         if not self._evidence:
-            # What came to nothing is what healthy batches look like, too; but one that fell apart in between must not
-            # teach the start how much noise to bear.
-            for one in self._row:
-                self._see(one)
+            # Batches whose suspicion did not last are healthy, too; but one that fell apart in between must not
+            # raise the level of noise that the start tolerates.
+            for earlier in self._row:
+                self._see(earlier)
             self._row = []
         if self.learns_the_noise and figures.noise is not None:
             self._start.batches.append((figures.loss, figures.noise, figures.examples))
@@ -171,15 +172,15 @@ class Judge:
         loss, limit = figures.loss, self._config.limit
         if loss <= self._config.divergence * self._chance:
             return None
-        found = _Suspicion(self._loss.z(loss) / limit, "loss", loss, self._loss.usual(), False)
+        suspicion = _Suspicion(self._loss.z(loss) / limit, "loss", loss, self._loss.usual(), False)
         if self._start.batches and loss > self._config.divergence * (level := self._start.level()):
             noise = max(self._start.noise(), self._loss.spread() if self._loss.knows else 0.0)
             share = (loss - level) / max(1e-12, limit * self._start.room(noise))
-            if share > found.share:
-                found = _Suspicion(share, "loss", loss, level, True)
-        if _HALF < found.share < 1 and (norm := self._beside_a_norm(figures)):
+            if share > suspicion.share:
+                suspicion = _Suspicion(share, "loss", loss, level, True)
+        if _HALF < suspicion.share < 1 and (norm := self._beside_a_norm(figures)):
             return _Suspicion(1.0, *norm, False)
-        return found
+        return suspicion
 
     def _beside_a_norm(self, figures: Figures) -> tuple[str, float, float] | None:
         """Return the norm that is far above its usual value, if there is one."""
@@ -195,8 +196,8 @@ class Judge:
     def state_dict(self) -> dict[str, Any]:
         return {
             "watches": [watch.state_dict() for watch in (self._loss, *self._norms)],
-            "start": [list(one) for one in self._start.batches],
-            "row": [self._evidence, self._row_began, [asdict(one) for one in self._row]],
+            "start": [list(item) for item in self._start.batches],
+            "row": [self._evidence, self._row_began, [asdict(item) for item in self._row]],
             "above": self._above,
         }
 
@@ -205,5 +206,5 @@ class Judge:
             watch.load_state_dict(saved)
         self._start.batches = [(loss, noise, examples) for loss, noise, examples in state["start"]]
         self._evidence, self._row_began, row = state["row"]
-        self._row = [Figures(**one) for one in row]
+        self._row = [Figures(**item) for item in row]
         self._above = state["above"]

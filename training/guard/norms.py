@@ -86,8 +86,10 @@ class ActivationNorm(Callback):
 
     def _of_pipelines(self, device: torch.device) -> None:
         """The mean over the ranks that compute the last hidden states."""
-        own = torch.stack(self._lengths).mean() if self._lengths else torch.zeros((), device=device)
-        mean, count = ranks.all_reduce(torch.stack([own, own.new_tensor(float(bool(self._lengths)))])).tolist()
+        local_mean = torch.stack(self._lengths).mean() if self._lengths else torch.zeros((), device=device)
+        mean, count = ranks.all_reduce(
+            torch.stack([local_mean, local_mean.new_tensor(float(bool(self._lengths)))])
+        ).tolist()
         self.norm = mean / count if count else None
 
     def _keep(self, hidden: Tensor) -> None:

@@ -15,7 +15,7 @@ from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 from training.distributed.gradients import local
 
-# A network that had learnt frequencies and where documents begin came to 0.97 of the frequencies' loss.
+# A network that had learnt frequencies and where documents begin reached 0.97 of the frequencies' loss.
 _NEAR = 0.95
 # Batches in which the loss has to fall, and by how much from one half's median to the other's: trainings that went on
 # to learn fell by 4 % and more.
@@ -86,7 +86,7 @@ class WeightsMove(Callback):
         # Not called if an optimizer ignores its closure; and if no weight has a gradient, that is a fault.
         if not self._moved:
             gradients = [local(weight.grad) for weight in state.model.parameters() if weight.grad is not None]
-            self._is_zero = bool(gradients) and not any(bool(one.any()) for one in gradients)
+            self._is_zero = bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
 
     def batch_end(self, state: TrainState) -> None:
         rates = [float(group["lr"]) for group in state.optimizer.param_groups]
@@ -94,8 +94,8 @@ class WeightsMove(Callback):
             return
         assert self._before is not None
         changed = torch.ne(bits_of(state.model), self._before).any()
-        found = torch.stack([changed, changed.new_tensor(not self._is_zero)]).to(torch.int32)
-        moved, pushed = ranks.all_reduce(found, "max").tolist()
+        flags = torch.stack([changed, changed.new_tensor(not self._is_zero)]).to(torch.int32)
+        moved, pushed = ranks.all_reduce(flags, "max").tolist()
         if moved:
             self._moved, self._before = True, None
         elif not pushed:

@@ -20,7 +20,7 @@ def spread_of(values: list[float]) -> float:
     are equal for a normal distribution. Most losses of a reward model are near 0: their MAD does not reflect the rest.
     """
     middle = median(values)
-    deviation = MAD_TO_DEVIATION * median([abs(one - middle) for one in values])
+    deviation = MAD_TO_DEVIATION * median([abs(value - middle) for value in values])
     upper = sorted(values)[-math.ceil(_TAIL * len(values))]
     return max(deviation, (upper - middle) / _TAIL_Z)
 

@@ -53,7 +53,7 @@ def causal_blocks(
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     length, before = query.shape[2], key.shape[2] - query.shape[2]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    found = []
+    outputs = []
     for begin in range(0, length, _BLOCK):
         end = min(begin + _BLOCK, length)
         seen = before + end
@@ -61,8 +61,8 @@ def causal_blocks(
         if attention_mask is not None:
             scores = scores + attention_mask[:, :, begin:end, :seen]
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        found.append(torch.matmul(drop(weights, dropout, module.training), value[:, :, :seen]))
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+        outputs.append(torch.matmul(drop(weights, dropout, module.training), value[:, :, :seen]))
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(CAUSAL_BLOCKS, causal_blocks)
@@ -89,35 +89,40 @@ def choose_attention(
     """Set the requested kernel; by default, on a CPU, plain attention for short sequences and blocks for longer ones,
     and on a GPU with packed documents a kernel that computes nothing between them.
 
-    longest: tokens of a sequence. causal: True if no token ever sees a later one. documents: True if attention stays
-    within documents.
+    Args:
+        longest: tokens of a sequence.
+        causal: True if no token ever sees a later one.
+        documents: True if attention stays within documents.
+
     Raises StageError for a kernel that the model or the machine does not support, or that would cross documents.
     """
-    wanted, family = hardware.attention, FAMILIES.get(model.config.model_type)
-    if wanted == "auto":
+    implementation, family = hardware.attention, FAMILIES.get(model.config.model_type)
+    if implementation == "auto":
         default = _on_cpu(model, longest, causal) if hardware.device.type == "cpu" else None
         if hardware.device.type != "cpu" and documents and family:
             default = _for_documents(model, family, hardware, causal)
         if default is None:
             return
-        wanted = default
-    if wanted == CAUSAL_BLOCKS and not (causal and is_plain(model)):
-        raise _none_here(model, wanted, "it is for causal training of " + ", ".join(sorted(_PLAIN)))
-    if documents and is_flash(wanted) and not (causal and family and family.varlen):
-        able = ", ".join(sorted(name for name, one in FAMILIES.items() if one.varlen))
+        implementation = default
+    if implementation == CAUSAL_BLOCKS and not (causal and is_plain(model)):
+        raise _none_here(model, implementation, "it is for causal training of " + ", ".join(sorted(_PLAIN)))
+    if documents and is_flash(implementation) and not (causal and family and family.varlen):
+        able = ", ".join(sorted(name for name, other in FAMILIES.items() if other.varlen))
         raise _none_here(
-            model, wanted, f"it keeps documents apart in causal training of {able} alone, elsewhere it would cross them"
+            model,
+            implementation,
+            f"it keeps documents apart in causal training of {able} alone, elsewhere it would cross them",
         )
-    if wanted == "flex_attention" and hardware.device.type == "cpu":
-        raise _none_here(model, wanted, "torch trains with it on a GPU alone")
-    if wanted == "flex_attention" and family:
-        wanted = FLEX
-    if wanted == FLEX and (reason := _no_flex(model)):
+    if implementation == "flex_attention" and hardware.device.type == "cpu":
+        raise _none_here(model, implementation, "torch trains with it on a GPU alone")
+    if implementation == "flex_attention" and family:
+        implementation = FLEX
+    if implementation == FLEX and (reason := _no_flex(model)):
         raise _none_here(model, "flex_attention", reason)
     try:
-        model.set_attn_implementation(wanted)
+        model.set_attn_implementation(implementation)
     except (ValueError, ImportError) as error:
-        raise _none_here(model, wanted, str(error).splitlines()[0]) from error
+        raise _none_here(model, implementation, str(error).splitlines()[0]) from error
 
 
 @contextmanager
@@ -153,13 +158,13 @@ def _no_flex(model: PreTrainedModel) -> str:
     if any(getattr(config, name, 0.0) for name in ("attn_pdrop", "attention_dropout")):
         return "it knows no dropout of attention"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention wants 16 or more"
+    return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention needs 16 or more"
 
 
-def _none_here(model: PreTrainedModel, wanted: str, reason: str) -> StageError:
+def _none_here(model: PreTrainedModel, implementation: str, reason: str) -> StageError:
     return stage_error(
         "no_such_attention",
         "launch.attention",
-        f"{model.config.model_type} has no {wanted} attention here: {reason}",
+        f"{model.config.model_type} has no {implementation} attention here: {reason}",
         "set launch.attention to auto",
     )

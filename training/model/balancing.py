@@ -37,32 +37,40 @@ class Routed(NamedTuple):
 
 
 def router_sums(router_logits: Sequence[Tensor], k: int, counted: Tensor) -> Tensor:
-    """Sums over tokens (1 + l·k, E) for the balancing loss, from the logits (N, E) of the routers of l layers: the
-    probabilities of each expert, with their gradient, and the number of tokens in each layer that chose it as their
-    first, second, … choice.
+    """Return sums over tokens (1 + l·k, E) for the balancing loss.
 
-    counted: 1 for each token (N,) that counts, 0 for padding.
+    The first row has the probabilities of each expert, with their gradient; the others the number of tokens in each
+    layer that chose it as their first, second, … choice.
+
+    Args:
+        router_logits: logits (N, E) of the routers of l layers.
+        k: experts that a token chooses in each layer.
+        counted: 1 for each token (N,) that counts, 0 for padding.
     """
     layers, experts = len(router_logits), router_logits[0].shape[-1]
-    probabilities = torch.cat([one.float() for one in router_logits]).softmax(-1)
+    probabilities = torch.cat([logits.float() for logits in router_logits]).softmax(-1)
     counts = counted.repeat(layers)
     with torch.no_grad():
         choices = probabilities.topk(k, -1).indices
         # A place for each layer, choice and expert.
-        place = torch.arange(layers * k, device=choices.device).view(layers, 1, k) * experts
-        place = (place + choices.view(layers, -1, k)).flatten()
-        found = probabilities.new_zeros(layers * k * experts)
-        found.index_add_(0, place, counts.repeat_interleave(k).float())
-    return torch.cat([(probabilities * counts[:, None]).sum(0)[None], found.view(-1, experts)])
+        index = torch.arange(layers * k, device=choices.device).view(layers, 1, k) * experts
+        index = (index + choices.view(layers, -1, k)).flatten()
+        chosen_sums = probabilities.new_zeros(layers * k * experts)
+        chosen_sums.index_add_(0, index, counts.repeat_interleave(k).float())
+    return torch.cat([(probabilities * counts[:, None]).sum(0)[None], chosen_sums.view(-1, experts)])
 
 
 def balancing_loss(sums: Tensor, k: int, tokens: Tensor | float) -> tuple[Tensor, Tensor]:
-    """(loss, tokens that each expert saw (L, E)), from what `router_sums` has of all layers (1 + L·k, E).
+    """Return (loss, number of tokens that each expert saw (L, E)).
 
     E · Σ f·P over the experts of all layers together (Fedus et al. 2021, equations 4 to 6): f is the share of tokens
     that choose an expert, P the mean probability that its router gives it. It is k where all see as many. It is
     load_balancing_loss_func of transformers, which adds tokens up layer by layer.
-    tokens: those that count.
+
+    Args:
+        sums: those of `router_sums` over all layers (1 + L·k, E).
+        k: experts that a token chooses in each layer.
+        tokens: number of tokens that count.
     """
     seen = sums[1:].detach().unflatten(0, (-1, k))
     total = tokens * len(seen)
@@ -86,19 +94,19 @@ class TokenRanks:
     def sum(self, sums: Tensor) -> Tensor:
         """Sum over all of these ranks. The gradient of a rank is that of its tokens, since ranks that share layers sum
         their gradients, times the number of ranks that share sequences, since these average theirs."""
-        found: Tensor = _Summed.apply(sums, self.mesh)
-        return found
+        total: Tensor = _Summed.apply(sums, self.mesh)
+        return total
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+    def forward(ctx: Any, value: Tensor, mesh: DeviceMesh) -> Tensor:
         ctx.means = mesh.size(0)
-        found = own.clone()
+        total = value.clone()
         for dim in range(mesh.ndim):
             if mesh.size(dim) > 1:
-                distributed.all_reduce(found, group=mesh.get_group(dim))
-        return found
+                distributed.all_reduce(total, group=mesh.get_group(dim))
+        return total
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
@@ -128,12 +136,12 @@ class ExpertLoad(Callback):
             self._found.append((loss.detach().view(-1), chosen.view(-1, *self._shape)))
 
     def batch_end(self, state: TrainState) -> None:
-        own = torch.zeros(1 + math.prod(self._shape), dtype=torch.float64, device=state.device)
+        local_sums = torch.zeros(1 + math.prod(self._shape), dtype=torch.float64, device=state.device)
         if self._found:  # ranks of a pipeline other than the last have none
             losses, chosen = (torch.cat(part).double() for part in zip(*self._found, strict=True))
-            own = torch.cat([(losses * chosen.sum((1, 2))).sum()[None], chosen.sum(0).flatten()])
+            local_sums = torch.cat([(losses * chosen.sum((1, 2))).sum()[None], chosen.sum(0).flatten()])
         self._found = []
-        sums = ranks.all_reduce(own).cpu()
+        sums = ranks.all_reduce(local_sums).cpu()
         seen = sums[1:].view(self._shape)
         if not seen.any():
             return

@@ -71,12 +71,12 @@ def _fit(
             with hardware.autocast():
                 logits = _embeddings(raw[rows.to(device)], width) @ output.mT
             logits = logits.float()
-            found = (shares.sum(1) * logits.logsumexp(1)).sum() - (shares * logits).sum()
-            found.backward()
+            batch_loss = (shares.sum(1) * logits.logsumexp(1)).sum() - (shares * logits).sum()
+            batch_loss.backward()
             adam.step()
             falling.step()
             adam.zero_grad()
-            loss += found.item()
+            loss += batch_loss.item()
     free = (0, unused)
     embedding = nn.functional.pad(_embeddings(raw.detach(), width), free)
     return embedding.cpu(), nn.functional.pad(output.detach(), free).cpu(), loss

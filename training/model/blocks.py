@@ -22,12 +22,12 @@ Forward = Callable[..., Any]
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """Return the stacked layers of a model: the members of its outermost lists of modules."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, ParametrizationList):  # of an embedding with rows that learn beside adapters
             continue
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
-    return found
+        layers += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
+    return layers
 
 
 def checkpoint_activations(model: nn.Module, how: str) -> None:

@@ -53,10 +53,10 @@ class Packed:
 
     def token_sources(self) -> NDArray[np.int64]:
         """The source of every token (B, T)."""
-        found = np.zeros(self.tokens.shape, np.int64)
-        for row, starts, sources in zip(found, self.starts, self.sources, strict=True):
+        token_sources = np.zeros(self.tokens.shape, np.int64)
+        for row, starts, sources in zip(token_sources, self.starts, self.sources, strict=True):
             row[:] = np.repeat(sources, np.diff([*starts, len(row)]))
-        return found
+        return token_sources
 
 
 def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
@@ -68,11 +68,15 @@ def document_numbers(starts: Sequence[Starts], length: int) -> Tensor:
 
 
 def positions_within(documents: Tensor) -> Tensor:
-    """The position of each token in its document (B, T), counted from 0."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    """Return the position of each token in its document (B, T), counted from 0.
+
+    Args:
+        documents: number of each token's document (B, T); neighbours of one document have the same number.
+    """
+    positions = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(begins, places, 0).cummax(1).values
+    return positions - torch.where(begins, positions, 0).cummax(1).values
 
 
 def same_document(queries: Tensor, keys: Tensor) -> Tensor:
@@ -83,25 +87,33 @@ def same_document(queries: Tensor, keys: Tensor) -> Tensor:
 def within_documents(
     documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
+    """Return an attention mask (B, 1, T, T), true for each token itself and the earlier ones of its document.
 
-    seen_by_all: tokens (B, T) that earlier tokens of their document see too.
-    window: maximum number of tokens that each token sees, itself included.
-    rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
+    Args:
+        documents: number of each token's document (B, T).
+        seen_by_all: tokens (B, T) that earlier tokens of their document see too.
+        window: maximum number of tokens that each token sees, itself included.
+        rows: positions (R,) of the requested queries, if not all: the mask is then (B, 1, R, T).
     """
-    places = torch.arange(documents.shape[1], device=documents.device)
-    asked = (places if rows is None else rows)[:, None]
-    visible = asked >= places
+    positions = torch.arange(documents.shape[1], device=documents.device)
+    queries = (positions if rows is None else rows)[:, None]
+    visible = queries >= positions
     if seen_by_all is not None:
         visible = visible | seen_by_all[:, None, :]
     if window is not None:
-        visible = visible & (asked - places < window)
-    own = documents if rows is None else documents[:, rows]
-    return same_document(own, documents) & visible.view(-1, 1, *visible.shape[-2:])
+        visible = visible & (queries - positions < window)
+    query_documents = documents if rows is None else documents[:, rows]
+    return same_document(query_documents, documents) & visible.view(-1, 1, *visible.shape[-2:])
 
 
 def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int | None = None) -> BlockMask:
-    """`within_documents` for torch's flex attention, which skips fully masked blocks."""
+    """Return the mask of `within_documents` for torch's flex attention, which skips fully masked blocks.
+
+    Args:
+        documents: number of each token's document (B, T).
+        seen_by_all: tokens (B, T) that earlier tokens of their document see too.
+        window: maximum number of tokens that each token sees, itself included.
+    """
     length = documents.shape[1]
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -121,16 +133,26 @@ def block_mask(documents: Tensor, seen_by_all: Tensor | None = None, window: int
 
 
 def document_bounds(documents: Tensor) -> Tensor:
-    """Start of each document in the concatenated rows (B, T), and the end of the last one: (documents + 1,), int32, in
-    the format of `cu_seqlens` of variable-length flash attention."""
+    """Return the start of each document in the concatenated rows, and the end of the last one: (documents + 1,), int32.
+
+    This is the format of `cu_seqlens` of variable-length flash attention.
+
+    Args:
+        documents: number of each token's document (B, T).
+    """
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    places = begins.flatten().nonzero()[:, 0]
-    return torch.cat([places, places.new_tensor([documents.numel()])]).int()
+    starts = begins.flatten().nonzero()[:, 0]
+    return torch.cat([starts, starts.new_tensor([documents.numel()])]).int()
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a mask to the term that plain attention adds to scores: 0 where true, else the dtype's minimum."""
+    """Convert a mask to the term that plain attention adds to scores: 0 where true, else the dtype's minimum.
+
+    Args:
+        mask: boolean, of any shape, which the result has too.
+        dtype: floating-point type of the scores.
+    """
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 

@@ -21,11 +21,11 @@ def expert_layers(model: nn.Module) -> list[Any]:
 
 
 def _layers_of_mixtures(model: nn.Module) -> list[Any]:
-    found: dict[int, Any] = {}
+    mixtures: dict[int, Any] = {}
     for network in model.modules():
         if isinstance(network, PreTrainedModel) and is_mixture(network.config.model_type):
-            found |= {id(part): part for part in network.modules() if hasattr(part, "experts")}
-    return [*found.values()]
+            mixtures |= {id(part): part for part in network.modules() if hasattr(part, "experts")}
+    return [*mixtures.values()]
 
 
 def unstack_experts(network: PreTrainedModel) -> None:
@@ -56,17 +56,17 @@ class Experts(nn.ModuleList):
 
     def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The outputs of the k experts `chosen` (N, k) for tokens (N, D), times `weights` (N, k), added up."""
-        places, inverse = order_of(chosen.flatten())
+        order, inverse = order_of(chosen.flatten())
         # Experts would cast what they get; so it is sent in that type.
         device = tokens.device.type
         given = tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens
-        given = Rows.apply(given, places, inverse, chosen.shape[1])
+        given = Rows.apply(given, order, inverse, chosen.shape[1])
         counts = torch.bincount(chosen.flatten(), minlength=len(self))
         if self.computed_by is None:
             made = outputs_of(self, given, counts, self.reaches_all)
         else:
             made = self.computed_by(self, given, counts)
-        made = Rows.apply(made, inverse, places, 1).unflatten(0, (-1, chosen.shape[1]))
+        made = Rows.apply(made, inverse, order, 1).unflatten(0, (-1, chosen.shape[1]))
         return (made * weights.to(tokens.dtype)[..., None]).sum(1).to(tokens.dtype)
 
 
@@ -98,18 +98,24 @@ class _Expert(nn.Module):
 
 
 def outputs_of(experts: Iterable[nn.Module], given: Tensor, counts: Tensor, all_of_them: bool = True) -> Tensor:
-    """The outputs of experts for their tokens (C, D), of which each has the next `counts` (E,); where `all_of_them`, an
-    expert without tokens is called too."""
+    """Return the outputs (C, D) of experts for their tokens.
+
+    Args:
+        experts: E modules.
+        given: tokens (C, D), sorted by expert.
+        counts: number of the next tokens that each expert gets (E,).
+        all_of_them: True to call an expert without tokens too.
+    """
     parts = given.split(counts.tolist())
     return torch.cat([e(part) for e, part in zip(experts, parts, strict=True) if all_of_them or len(part)])
 
 
 def order_of(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the permutation (C,) that sorts rows by their keys (stable), and its inverse."""
-    places = keys.argsort(stable=True)
-    inverse = torch.empty_like(places)
-    inverse[places] = torch.arange(len(places), device=places.device)
-    return places, inverse
+    order = keys.argsort(stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    return order, inverse
 
 
 class Rows(torch.autograd.Function):
@@ -117,10 +123,10 @@ class Rows(torch.autograd.Function):
     gradient sums rows in arbitrary order on a GPU, which is not reproducible to the bit."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor, inverse: Tensor, k: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor, k: int) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.k = k
-        return rows.index_select(0, places if k == 1 else places // k)
+        return rows.index_select(0, order if k == 1 else order // k)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:

@@ -42,14 +42,14 @@ def train_in_float8(model: nn.Module, device: torch.device) -> int:
         name = torch.cuda.get_device_name(device)
         expected = f"expected a GPU that multiplies in FP8 (compute capability 8.9 or more), not {name}"
         raise stage_error("no_fp8", "launch.precision", expected, "set it to bf16")
-    found = [
+    replaced = [
         (parent, name, child)
         for block in blocks(model)
         for path, parent in block.named_modules()
         for name, child in parent.named_children()
         if _fits(f"{path}.{name}", child)
     ]
-    if not found:
+    if not replaced:
         expected = "expected linear layers whose sides are multiples of 16 in the model's blocks, found none"
         raise stage_error("no_fp8", "launch.precision", expected, "set it to bf16, or take another model")
     try:
@@ -58,9 +58,9 @@ def train_in_float8(model: nn.Module, device: torch.device) -> int:
         fix = "pip install -e '.[fp8]', or set it to bf16"
         raise stage_error("missing_package", "launch.precision", "torchao is not installed", fix) from error
     config = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
-    for parent, name, child in found:
+    for parent, name, child in replaced:
         setattr(parent, name, _training_linear().from_float(child, config))
-    return len(found)
+    return len(replaced)
 
 
 def _fits(path: str, module: nn.Module) -> bool:
@@ -81,8 +81,8 @@ def _training_linear() -> type[Float8Linear]:
 
         def forward(self, input: Tensor) -> Tensor:
             if self.training:
-                found: Any = super().forward(input)
-                return found
+                output: Any = super().forward(input)
+                return output
             return functional.linear(input, self.weight, self.bias)
 
     return TrainingFloat8Linear

@@ -18,7 +18,7 @@ from training.model.blocks import blocks
 # Weights of the norms of queries and keys: by the first a head of the first block has 97 % of its attention on its
 # token, by the second the induction head 98 % (H = 64, sequences of 256 tokens).
 _FIRST_BLOCK, _SECOND_BLOCK = 2.0, 2.0**0.5
-# Share of the rotations that tell positions apart, the fastest; and of those too slow to matter over a sequence.
+# Share of the rotations that distinguish positions, the fastest; and of those too slow to matter over a sequence.
 _FAST, _SLOW = 1 / 4, 3 / 8
 _SPREAD = 0.1
 
@@ -29,14 +29,16 @@ def unused_width(model: PreTrainedModel) -> int:
 
 
 def start_induction(model: PreTrainedModel, seed: int) -> None:
-    """Sets queries and keys of the first block, so that its heads look at the 1st, 2nd, 3rd… token back, and of the
+    """Set queries and keys of the first block, so that its heads look at the 1st, 2nd, 3rd… token back, and of the
     first head of the second block, so that it looks at what came after the present token before.
 
     The first head writes a random projection of the token that it attends to into the unused entries. The values and
     outputs of all other heads do not change: with residual projections of zero the logits stay the same, except for a
     few percent by which the last norm divides all of them.
 
-    model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves them.
+    Args:
+        model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves
+            them.
     """
     # Another seed than that of the embeddings: a projection that is drawn as they were favours the first of them.
     generator = torch.Generator().manual_seed(seed + 1)
@@ -46,16 +48,16 @@ def start_induction(model: PreTrainedModel, seed: int) -> None:
     fast = (torch.arange(len(frequencies)) < _FAST * len(frequencies)).float()
     shared = width - unused - 1  # the entry that is the same for all tokens
 
-    def place(back: int) -> Tensor:
+    def matrix_for(back: int) -> Tensor:
         """A vector (H,) that meets its like when it is rotated `back` positions further."""
         return _SPREAD * torch.cat([fast * torch.cos(back * frequencies), -fast * torch.sin(back * frequencies)])
 
     with torch.no_grad():
         for weight in (_weight(first, "q_proj"), _weight(first, "k_proj")):
             weight.zero_()
-        _weight(first, "k_proj")[:, shared] = place(0).repeat(model.config.num_key_value_heads)
+        _weight(first, "k_proj")[:, shared] = matrix_for(0).repeat(model.config.num_key_value_heads)
         heads = range(1, model.config.num_attention_heads + 1)
-        _weight(first, "q_proj")[:, shared] = torch.cat([place(back) for back in heads])
+        _weight(first, "q_proj")[:, shared] = torch.cat([matrix_for(back) for back in heads])
 
         tokens = torch.randn(unused, shared, generator=generator) / width**0.5
         _weight(first, "v_proj")[:unused, :shared] = tokens

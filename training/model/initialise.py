@@ -27,11 +27,13 @@ def initialise(
 ) -> None:
     """Draw every matrix of `model` again by `scheme` (see ModelConfig.init); norms and biases stay at 1 and 0.
 
-    spread: standard deviation for the schemes that take one.
-    zero_residual: True to start projections into the residual stream at zero.
-    base_width: the width for which `spread` is chosen, if µP scales from there (OptimizerConfig.mup_base_width).
-
     Draws from torch's global random state. Tied matrices are drawn once.
+
+    Args:
+        spread: standard deviation for the schemes that take one.
+        zero_residual: True to start projections into the residual stream at zero.
+        base_width: the width for which `spread` is chosen, if µP scales from there
+            (OptimizerConfig.mup_base_width).
     """
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
     wider = width / base_width if base_width else 1.0

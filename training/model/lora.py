@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from infra.errors import stage_error
 from training.config import LoraConfig
 from training.model.new_tokens import untrained_ids
+from training.model.nf4 import Nf4Linear
 
 _A, _B = "lora_a", "lora_b"
+_PEFT = "base_model.model."
+"""Prefix of the weights in PEFT's files."""
+_CODES = "codes"
 _TABLE, _ROWS = "parametrizations.weight.original", "parametrizations.weight.0.rows"
 
 
@@ -36,14 +41,34 @@ class LoraLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, config: LoraConfig, generator: torch.Generator) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        bound = 1 / math.sqrt(layer.in_features)
-        a = torch.empty(config.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
-        self.lora_a = nn.Parameter(a.to(layer.weight.device))
-        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, config.rank, device=layer.weight.device))
+        self.lora_a, self.lora_b = _fresh(layer.in_features, layer.out_features, config, layer.weight.device, generator)
         self._scale = config.alpha / config.rank
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + self._scale * linear(linear(input, self.lora_a), self.lora_b)
+
+
+class LoraNf4(nn.Module):
+    """As `LoraLinear`, with W frozen in 4 bits."""
+
+    def __init__(self, layer: Nf4Linear, config: LoraConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.base = layer.in_features, layer.out_features, layer
+        self.lora_a, self.lora_b = _fresh(layer.in_features, layer.out_features, config, layer.codes.device, generator)
+        self._scale = config.alpha / config.rank
+
+    def forward(self, input: Tensor) -> Tensor:
+        base: Tensor = self.base(input)
+        return base + self._scale * linear(linear(input, self.lora_a), self.lora_b)
+
+
+def _fresh(
+    inputs: int, outputs: int, config: LoraConfig, device: torch.device, generator: torch.Generator
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return A (R, I) and B (O, R) as they begin."""
+    bound = 1 / math.sqrt(inputs)
+    a = torch.empty(config.rank, inputs).uniform_(-bound, bound, generator=generator)
+    return nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(outputs, config.rank, device=device))
 
 
 class LearningRows(nn.Module):
@@ -102,9 +127,13 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     Raises StageError `no_such_layer` for a target that names no linear layer.
     """
     head = model.get_output_embeddings()
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear) and one is not head}
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, Nf4Linear)) and layer is not head
+    }
     kinds = sorted({name.rpartition(".")[2] for name in layers})
-    if unknown := [one for one in config.targets if one not in kinds]:
+    if unknown := [target for target in config.targets if target not in kinds]:
         raise stage_error(
             "no_such_layer",
             "sft.lora.targets",
@@ -116,7 +145,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
         raise stage_error(
             "no_such_layer",
             "sft.lora",
-            f"expected a model with linear layers, {kind} has none that adapters are known for",
+            f"expected a model with linear layers, {kind} has none that adapters support",
             "tune all weights: set sft.lora to null",
         )
     model.requires_grad_(False)
@@ -125,25 +154,102 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     for name, layer in layers.items():
         parent, _, kind = name.rpartition(".")
         if not config.targets or kind in config.targets:
-            adapted = LoraLinear(layer, config, generator)
+            adapted: LoraNf4 | LoraLinear
+            if isinstance(layer, Nf4Linear):
+                adapted = LoraNf4(layer, config, generator)
+            else:
+                adapted = LoraLinear(layer, config, generator)
             adapted.requires_grad_(False)
-            for one in (adapted.lora_a, adapted.lora_b):
-                one.requires_grad_(True)
-                learning += one.numel()
+            for parameter in (adapted.lora_a, adapted.lora_b):
+                parameter.requires_grad_(True)
+                learning += parameter.numel()
             setattr(model.get_submodule(parent), kind, adapted)
     return learning
 
 
-def merged(weights: Mapping[str, Tensor], config: LoraConfig, ids: Sequence[int] = ()) -> dict[str, Tensor]:
+def peft_adapters(
+    weights: Mapping[str, Tensor],
+    config: LoraConfig,
+    kept_share: float,
+    tables: Mapping[str, tuple[Tensor, Tensor]],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return adapters and learnt rows under the names of PEFT, and the keys of its LoraConfig.
+
+    Args:
+        weights: those of a model with adapters, as `whole_weights` returns them.
+        config: as the adapters were made.
+        kept_share: share of what was learnt that the merged model has.
+        tables: by the name of an embedding or output layer its rows (V, D) before training and in the merged model.
+            Rows that differ are `trainable_token_indices`, which replace those of the base model.
+    """
+    kinds = sorted({name.removesuffix("." + _A).rpartition(".")[2] for name in weights if name.endswith(_A)})
+    tensors = {}
+    for name, value in weights.items():
+        if name.endswith(_A):
+            tensors[f"{_PEFT}{name.removesuffix(_A)}lora_A.weight"] = value
+        elif name.endswith(_B):
+            tensors[f"{_PEFT}{name.removesuffix(_B)}lora_B.weight"] = kept_share * value
+    tokens: dict[str, list[int]] = {}
+    for name, (before, after) in tables.items():
+        if ids := (before != after).any(1).nonzero()[:, 0].tolist():
+            tokens[name.rpartition(".")[2]] = ids
+            tensors[f"{_PEFT}{name}.token_adapter.trainable_tokens_delta"] = after[ids]
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": kinds,
+        "trainable_token_indices": tokens or None,
+    }
+    return tensors, settings
+
+
+def load_adapters(model: PreTrainedModel, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """Set the adapters of a model, made by `add_adapters`, and rows of its tokens to those of `peft_adapters`."""
+    modules = dict(model.named_modules())
+    indices = settings["trainable_token_indices"] or {}
+    with torch.no_grad():
+        for name, value in tensors.items():
+            layer, _, kind = name.removeprefix(_PEFT).removesuffix(".weight").rpartition(".")
+            if kind in ("lora_A", "lora_B"):
+                getattr(modules[layer], kind.lower()).copy_(value)
+            else:
+                layer = layer.removesuffix(".token_adapter")
+                table = modules[layer].weight
+                table[torch.tensor(indices[layer.rpartition(".")[2]], device=table.device)] = value.to(table)
+
+
+def merged(
+    weights: Mapping[str, Tensor],
+    config: LoraConfig,
+    ids: Sequence[int] = (),
+    frozen: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """The weights of a model with adapters as those of one without: W + (α / R) B A in each adapted layer, and the rows
-    `ids` of the tokens as they learnt."""
-    found = {name: value for name, value in weights.items() if not name.endswith((_A, _B, _TABLE, _ROWS))}
+    `ids` of the tokens as they learnt.
+
+    frozen: those of the model before, which take the place of weights in 4 bits.
+    """
+    frozen = frozen or {}
+    parts = {f"{name.removesuffix(_CODES)}" for name in weights if name.endswith(_CODES)}
+    others = (_A, _B, _TABLE, _ROWS)
+    result = {
+        name: value
+        for name, value in weights.items()
+        if not name.endswith(others) and name.rpartition(".")[0] + "." not in parts
+    }
+    for name in parts:  # with adapters the layer is called base
+        result[f"{name.removesuffix('base.')}weight"] = frozen[f"{name.removesuffix('base.')}weight"]
     for name, table in weights.items():
         if name.endswith(_TABLE):
             layer = name.removesuffix(_TABLE)
-            found[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
+            result[f"{layer}weight"] = table.index_copy(0, torch.tensor(ids), weights[layer + _ROWS])
     for name, a in weights.items():
         if name.endswith(_A):
             layer = name.removesuffix(_A)
-            found[f"{layer}weight"] = found[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
-    return found
+            result[f"{layer}weight"] = result[f"{layer}weight"] + config.alpha / config.rank * weights[layer + _B] @ a
+    return result

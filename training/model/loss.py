@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from training.core.train_state import TokenCount
+
 IGNORE = -100
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
 """Minimum number of positions per chunk, and maximum number of logits per chunk if it has more positions: 32 MB in
@@ -94,8 +96,14 @@ def fp16_scale(dtype: torch.dtype) -> float:
 
 
 def fp16_factor(upstream: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Factor that brings the largest of the gradients (N,) by losses to `fp16_scale`, whatever the loss scale; it has
-    to be taken out of what is computed from them. None for all types but fp16."""
+    """Return the factor that brings the largest gradient to `fp16_scale`; None for all types but fp16.
+
+    It does not depend on the loss scale. What is computed from scaled gradients has to be divided by it.
+
+    Args:
+        upstream: gradients (N,) by losses.
+        dtype: type of the products.
+    """
     if dtype != torch.float16 or not len(upstream):
         return None
     return _FP16_SCALE / upstream.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * 2**16)
@@ -120,7 +128,11 @@ def weight_gradient(d_logits: Tensor, hidden: Tensor) -> Tensor:
 
 
 def chunk_size(weight: Tensor) -> int:
-    """Positions whose logits are held at once."""
+    """Return the number of positions whose logits are held at once.
+
+    Args:
+        weight: output layer (V, D), on the device that computes.
+    """
     return max(_LEAST_CHUNK, (_CHUNK_LOGITS_OF_GPU if weight.is_cuda else _CHUNK_LOGITS) // len(weight))
 
 
@@ -128,7 +140,9 @@ def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, *, com
     """Summed cross-entropy of `hidden (N, D)` against `labels (N,)` through an output layer `weight (V, D)`.
 
     Positions labelled -100 count nothing. The products run in hidden's type, softmax and sums in fp32.
-    compiled: True if a chunk's softmax and gradient are one compiled kernel.
+
+    Args:
+        compiled: True if a chunk's softmax and gradient are one compiled kernel.
     """
     if torch.is_grad_enabled():
         return _ChunkedCrossEntropy.apply(hidden, weight, labels, compiled)
@@ -152,7 +166,13 @@ def spread_over_vocabulary(hidden: Tensor, weight: Tensor, labels: Tensor) -> Te
 
 
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each position (N,), 0 where the label is -100; without the graph's memory saving."""
+    """Return the cross-entropy of each position (N,) in nats, 0 where the label is -100; the graph keeps all logits.
+
+    Args:
+        hidden: hidden states (N, D).
+        weight: output layer (V, D).
+        labels: token ids (N,).
+    """
     weight_compute = weight.to(hidden.dtype)
     size = chunk_size(weight)
     pieces = [
@@ -160,3 +180,9 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         for chunk, target in zip(hidden.split(size), labels.split(size), strict=True)
     ]
     return torch.cat(pieces)
+
+
+def count_tokens(batch: Any) -> TokenCount:
+    """Tokens of a batch by its labels."""
+    labels = batch["labels"]
+    return TokenCount(labels.numel(), int((labels != IGNORE).sum()))

@@ -118,7 +118,9 @@ def build(
     """Create a model with fresh fp32 weights, see training/model/initialise.py; a T5 keeps its default weights, which
     its unscaled attention needs.
 
-    auto: the transformers class for the model's task.
+    Args:
+        auto: the transformers class for the model's task.
+
     Raises StageError for a mixture of experts whose balancing loss is not verified.
     """
     if problem := experts_problem(config.model_type, config.to_dict(), "pretrain.model.transformers"):
@@ -134,7 +136,9 @@ def build(
 def load(folder: Path, where: str = "", **options: Any) -> PreTrainedModel:
     """The causal language model of a Hugging Face folder, in fp32, in training mode; safetensors only, and no code.
 
-    where, options: as of `load_pretrained_model`."""
+    Args:
+        where, options: as of `load_pretrained_model`.
+    """
     model: PreTrainedModel = load_pretrained_model(AutoModelForCausalLM, folder, where, dtype=torch.float32, **options)
     unstack_experts(model)
     return model.train()
@@ -169,7 +173,7 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     return 6 * (parameters - looked_up) + attention
 
 
-def limit_length(model: PreTrainedModel, wanted: int) -> int:
-    """`wanted` tokens, or as many as the model has positions for."""
+def limit_length(model: PreTrainedModel, length: int) -> int:
+    """Return `length` tokens, or as many as the model has positions for."""
     positions = getattr(model.config, "max_position_embeddings", None)
-    return min(wanted, positions) if positions else wanted
+    return min(length, positions) if positions else length

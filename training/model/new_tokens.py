@@ -1,8 +1,8 @@
 """Rows of an embedding that no text has trained: chat tokens before SFT, tokens that a model is given, padding.
 
-A pretraining says in config.json which chat tokens its text had none of (`untrained_tokens`), as an imported model does
-of those that it was given, and in generation_config.json which rows belong to no token (`suppress_tokens`, by which
-transformers never writes them).
+A pretraining records in config.json the chat tokens that its text did not contain (`untrained_tokens`), as an imported
+model does for those that it was given, and in generation_config.json the rows that belong to no token
+(`suppress_tokens`, by which transformers never writes them).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _KEY = "untrained_tokens"
 def name_untrained(model: PreTrainedModel, chat_ids: Iterable[int], tokens: int) -> None:
     """Record in a fresh model the rows that its pretraining will not train: packed text spells chat tokens out.
 
-    tokens: ids that the tokenizer has; rows from there on are padding.
+    Args:
+        tokens: ids that the tokenizer has; rows from there on are padding.
     """
     setattr(model.config, _KEY, sorted(chat_ids))
     unused = list(range(tokens, model.config.vocab_size))
@@ -35,7 +36,9 @@ def unused_ids(model: PreTrainedModel) -> list[int]:
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
-    """None for a model that writes no text, which in transformers 5 has no such attribute."""
+    """Return the generation config; None for a model that writes no text, which in transformers 5 has no such
+    attribute.
+    """
     return getattr(model, "generation_config", None)
 
 
@@ -47,8 +50,8 @@ def untrained_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     rows = table[torch.tensor(special, dtype=torch.long, device=table.device)]
     _, kind, count = torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
     alike = (count[kind] > 1) | (rows == 0).all(1)
-    found = {number for number, untrained in zip(special, alike.tolist(), strict=True) if untrained}
-    return sorted({*found, *(getattr(model.config, _KEY, None) or [])} - {tokenizer.pad_token_id, *unused_ids(model)})
+    new_ids = {number for number, untrained in zip(special, alike.tolist(), strict=True) if untrained}
+    return sorted({*new_ids, *(getattr(model.config, _KEY, None) or [])} - {tokenizer.pad_token_id, *unused_ids(model)})
 
 
 def add_untrained(model: PreTrainedModel, ids: Iterable[int]) -> None:

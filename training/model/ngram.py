@@ -49,21 +49,21 @@ class Bigram:
     def __init__(self, batches: Iterable[Tokens], vocab_size: int, pairs: int) -> None:
         self._vocab_size = vocab_size
         self._type: Any = np.uint32 if vocab_size <= 1 << 16 else np.uint64
-        found: NDArray[Any] = np.empty(pairs, self._type)
+        seen_pairs: NDArray[Any] = np.empty(pairs, self._type)
         count = 0
         for tokens in batches:
             keys = self._pairs(tokens[:, :-1].ravel(), tokens[:, 1:].ravel())
-            found[count : count + len(keys)] = keys
+            seen_pairs[count : count + len(keys)] = keys
             count += len(keys)
-        found = found[:count]
-        found.sort()
+        seen_pairs = seen_pairs[:count]
+        seen_pairs.sort()
         begins = np.ones(count, bool)
-        np.not_equal(found[1:], found[:-1], out=begins[1:])
-        places = np.flatnonzero(begins)
-        self._keys = found[places]
-        del found, begins
-        self._counts = np.diff(places, append=count).astype(np.uint32)
-        del places
+        np.not_equal(seen_pairs[1:], seen_pairs[:-1], out=begins[1:])
+        starts = np.flatnonzero(begins)
+        self._keys = seen_pairs[starts]
+        del seen_pairs, begins
+        self._counts = np.diff(starts, append=count).astype(np.uint32)
+        del starts
         once, twice = (int((self._counts == times).sum()) for times in (1, 2))
         self.discount = once / (once + 2 * twice) if once and twice else 0.5
         before = (self._keys // self._type(vocab_size)).astype(np.int64)
@@ -75,33 +75,35 @@ class Bigram:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the counts take."""
+        """Return the bytes that the counts take."""
         arrays = (self._keys, self._counts, self._totals, self._successors, self._continuation)
         return sum(array.nbytes for array in arrays)
 
     def probability(self, before: Tokens, after: Tokens) -> NDArray[np.float64]:
-        """p(after | before), elementwise over two flat arrays."""
+        """Return p(after | before), elementwise over two flat arrays."""
         # Keys of another type would make searchsorted convert all of the counts.
         keys = self._pairs(before, after)
-        places = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))
-        counts = np.where(self._keys[places] == keys, self._counts[places], 0) if len(self._keys) else 0
+        positions = np.minimum(np.searchsorted(self._keys, keys), max(0, len(self._keys) - 1))
+        counts = np.where(self._keys[positions] == keys, self._counts[positions], 0) if len(self._keys) else 0
         totals = self._totals[before]
         safe = np.maximum(totals, 1)
         left = np.where(totals > 0, self.discount * self._successors[before] / safe, 1.0)
-        found: NDArray[np.float64] = np.maximum(counts - self.discount, 0) / safe + left * self._continuation[after]
-        return found
+        probabilities: NDArray[np.float64] = (
+            np.maximum(counts - self.discount, 0) / safe + left * self._continuation[after]
+        )
+        return probabilities
 
     def shares(self, before: Tokens, width: int) -> NDArray[np.float32]:
         """Share of each pair that begins with these tokens, among all counted pairs: (N, width) from (N,)."""
         first, last = np.zeros_like(before), np.full_like(before, self._vocab_size - 1)
         begins = np.searchsorted(self._keys, self._pairs(before, first))
         ends = np.searchsorted(self._keys, self._pairs(before, last), side="right")
-        found = np.zeros((len(before), width), np.float32)
+        shares = np.zeros((len(before), width), np.float32)
         for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            found[row, (self._keys[begin:end] % self._type(self._vocab_size)).astype(np.int64)] = self._counts[
+            shares[row, (self._keys[begin:end] % self._type(self._vocab_size)).astype(np.int64)] = self._counts[
                 begin:end
             ]
-        return found / np.float32(max(1, self._totals.sum()))
+        return shares / np.float32(max(1, self._totals.sum()))
 
     def losses(self, sequences: Tokens) -> NDArray[np.float64]:
         """Cross-entropy in nats of each token but the first of a sequence: (B·(T - 1),) of sequences (B, T)."""

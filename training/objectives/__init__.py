@@ -16,7 +16,8 @@ def objective_of(
 ) -> Objective:
     """Create the objective of `config` on sequences of `length` tokens; add the special tokens it needs to `tokenizer`.
 
-    within: True if attention stays within documents; by default as in the config's model.
+    Args:
+        within: True if attention stays within documents; by default as in the config's model.
     """
     within = config.within_documents() if within is None else within
     match config.objective:

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from training.core.train_state import Batch, TokenCount
-from training.data.loaders import count_tokens
 from training.model.documents import Packed, document_numbers, positions_within
+from training.model.loss import count_tokens
 
 
 class Objective(ABC):
@@ -55,7 +55,8 @@ class Objective(ABC):
     def _attention(self, packed: Packed, seen_by_all: Tensor | None = None) -> Batch:
         """Documents and positions of a batch.
 
-        seen_by_all: tokens that every token of their document sees (B, T), also those before; by default all.
+        Args:
+            seen_by_all: tokens that every token of their document sees (B, T), also those before; by default all.
         """
         documents = self._documents(packed)
         if seen_by_all is None:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from training.core.train_state import Batch
-from training.data.loaders import next_token_batch
-from training.model.documents import Packed
+from training.model.documents import Packed, Starts, Tokens, document_numbers, positions_within
 from training.model.loss import IGNORE
 from training.objectives.base import Objective
+
+
+def next_token_batch(tokens: Tokens, starts: Sequence[Starts] | None = None) -> Batch:
+    """Sequences (B, T) as a batch: each position's label is the token after it, the last one's -100.
+
+    starts: where the documents of each sequence begin; with them, attention and positions keep to documents.
+    """
+    ids = torch.from_numpy(tokens)
+    labels = torch.full_like(ids, IGNORE)
+    labels[:, :-1] = ids[:, 1:]
+    if starts is None:
+        return {"input_ids": ids, "labels": labels}
+    documents = document_numbers(starts, ids.shape[1])
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "documents": documents,
+        "position_ids": positions_within(documents),
+    }
 
 
 class Causal(Objective):
@@ -34,8 +54,8 @@ class Prefix(Objective):
             row[:] = generator.integers(1, sizes + 1)[numbers]
         prefix = torch.from_numpy(lengths)
         batch = next_token_batch(packed.tokens) | self._attention(packed)
-        places = batch["position_ids"]
-        batch["seen_by_all"] = places < prefix
+        positions = batch["position_ids"]
+        batch["seen_by_all"] = positions < prefix
         # The prefix's last token predicts the first one of the rest.
-        batch["labels"] = batch["labels"].masked_fill(places < prefix - 1, IGNORE)
+        batch["labels"] = batch["labels"].masked_fill(positions < prefix - 1, IGNORE)
         return batch

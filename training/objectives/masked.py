@@ -40,9 +40,9 @@ class Masked(Objective):
     def batch(self, packed: Packed) -> Batch:
         inputs, labels = packed.tokens.copy(), np.full_like(packed.tokens, IGNORE)
         for row, target, generator in zip(inputs, labels, self._generators(packed), strict=True):
-            places = self._hidden(row, generator)
-            target[places] = row[places]
-            row[places] = self._shown(row[places], generator)
+            hidden = self._hidden(row, generator)
+            target[hidden] = row[hidden]
+            row[hidden] = self._shown(row[hidden], generator)
         return {
             "input_ids": torch.from_numpy(inputs),
             "labels": torch.from_numpy(labels),

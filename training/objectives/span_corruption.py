@@ -64,18 +64,27 @@ class SpanCorruption(Objective):
     def corrupted(
         self, tokens: Tokens, documents: NDArray[np.int32], noise: NDArray[np.bool_]
     ) -> tuple[Tokens, NDArray[np.int32], Tokens, NDArray[np.int32]]:
-        """Return the encoder's input and the decoder's target of one sequence, each with the number of every token's
-        document, -1 if it differs from that of its span's sentinel; `noise` marks the tokens to cut out."""
+        """Return the encoder's input and the decoder's target of one sequence, each with its tokens' documents.
+
+        The number of a document is -1 if it differs from that of its span's sentinel.
+
+        Args:
+            tokens: token ids (T,).
+            documents: number of each token's document (T,).
+            noise: true for the tokens to cut out (T,).
+        """
         begins = noise.copy()
         begins[1:] &= ~noise[:-1]
         shown = tokens.copy()
         shown[begins] = self.sentinels
         kept, first = ~noise | begins, documents[begins]
         of_span = first[np.cumsum(begins)[noise] - 1]
-        places = np.flatnonzero(begins[noise])
+        span_starts = np.flatnonzero(begins[noise])
         read = np.append(documents[kept], documents[-1])
-        written = np.append(np.insert(np.where(documents[noise] == of_span, of_span, -1), places, first), documents[-1])
-        text = np.insert(tokens[noise], places, self.sentinels)
+        written = np.append(
+            np.insert(np.where(documents[noise] == of_span, of_span, -1), span_starts, first), documents[-1]
+        )
+        text = np.insert(tokens[noise], span_starts, self.sentinels)
         return np.append(shown[kept], self._end), read, np.append(text, self._end), written
 
     def count(self, batch: Any) -> TokenCount:

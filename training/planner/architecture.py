@@ -99,7 +99,11 @@ class Architecture:
         return self.of_a_token - self.learned_positions * self.width - (0 if self.tied else self.embedding)
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs per token: 6N + 12·L·d·T (PaLM, appendix B). length: T."""
+        """Training FLOPs per token: 6N + 12·L·d·T (PaLM, appendix B).
+
+        Args:
+            length: T.
+        """
         return 6.0 * self.active_parameters + 12.0 * self.layers * self.heads * self.head_width * length
 
     def with_size(self, **sizes: Any) -> Architecture:
@@ -109,9 +113,9 @@ class Architecture:
 def of_preset(name: str, vocabulary: int | None = None) -> Architecture:
     """Return the architecture of a preset. Raises ConfigError `unknown_preset` with the closest match."""
     if name in MIXTURES:
-        found = of_transformers(MIXTURES[name].config, vocabulary or MIXTURES[name].vocabulary)
-        assert found is not None
-        return replace(found, name=name)
+        arch = of_transformers(MIXTURES[name].config, vocabulary or MIXTURES[name].vocabulary)
+        assert arch is not None
+        return replace(arch, name=name)
     if name not in PRESETS:
         from difflib import get_close_matches
 
@@ -239,7 +243,9 @@ MOST = 2e13
 def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
     """Return a llama-style model of about `count` parameters, with the ratio of depth to width of GPT-3's sizes.
 
-    vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
+    Args:
+        vocabulary: by default 4,096 below 30M parameters, 16,384 below 100M, else GPT-2's 50,257.
+
     Raises ConfigError `too_small` below 100,000 parameters, `too_large` above MOST.
     """
     if count > MOST:
@@ -256,9 +262,9 @@ def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
         for layers in {max(1, math.floor(width / aspect)), math.ceil(width / aspect)}:
             head = 128 if width % 128 == 0 and width >= 1024 else 64 if width % 64 == 0 else 16
             shape = Preset("llama", layers, width, width // head, 2048, 0, tied=count < 1e9)
-            found = of_shape(shape, entries, f"llama, {layers} × {width}")
-            if best is None or abs(found.parameters / count - 1) < abs(best.parameters / count - 1):
-                best = found
+            candidate = of_shape(shape, entries, f"llama, {layers} × {width}")
+            if best is None or abs(candidate.parameters / count - 1) < abs(best.parameters / count - 1):
+                best = candidate
         if best is not None and width * entries > 4 * count:
             break
     assert best is not None
@@ -267,9 +273,9 @@ def of_parameters(count: float, vocabulary: int | None = None) -> Architecture:
 
 def _aspect(count: float) -> float:
     """Width over layers, interpolated in the logarithm of the size."""
-    place = math.log(min(max(count, _ASPECT[0][0]), _ASPECT[-1][0]))
+    log_count = math.log(min(max(count, _ASPECT[0][0]), _ASPECT[-1][0]))
     for (low, before), (high, after) in pairwise(_ASPECT):
-        if place <= math.log(high):
-            share = (place - math.log(low)) / (math.log(high) - math.log(low))
+        if log_count <= math.log(high):
+            share = (log_count - math.log(low)) / (math.log(high) - math.log(low))
             return before + share * (after - before)
     return float(_ASPECT[-1][1])

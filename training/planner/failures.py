@@ -30,8 +30,11 @@ class Failures:
 
 
 def failures(parameters: float, devices: int, node: int, hours: float) -> Failures:
-    """Estimate the failures of a training of `hours` hours. node: devices per node; each node writes its part of a
-    checkpoint."""
+    """Estimate the failures of a training of `hours` hours.
+
+    Args:
+        node: devices per node; each node writes its part of a checkpoint.
+    """
     between_s = DEVICE_HOURS / devices * 3600
     write_s = max(1.0, _BYTES * parameters / (_WRITES * max(1.0, devices / node)))
     every_s = best_interval(write_s, between_s)

@@ -34,7 +34,7 @@ class Choice:
 
 
 def divisors(number: int) -> list[int]:
-    return [one for one in range(1, number + 1) if number % one == 0]
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
 def candidates(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARDINGS) -> Iterator[RankLayout]:
@@ -73,7 +73,7 @@ def _of_degrees(
         if sharding == "hsdp" and (dp * cp * tp <= job.device.node or dp * cp % groups):
             continue
         for ep in widest if arch.experts > 1 else [1]:
-            for microbatch in (one for one in (1, 2, 4, 8, 16, 32, 64) if dp * one <= job.batch):
+            for microbatch in (size for size in (1, 2, 4, 8, 16, 32, 64) if dp * size <= job.batch):
                 for recompute in recomputes:
                     for interleave in {1, 2} if pp > 1 and (arch.layers // pp) % 2 == 0 else {1}:
                         yield RankLayout(
@@ -86,7 +86,7 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
 
     Microbatches larger than the first one that exceeds memory are skipped.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     full: set[tuple] = set()
     for layout in candidates(job, devices, shardings):
         key = (*vars(replace(layout, microbatch=0)).values(),)
@@ -96,8 +96,10 @@ def search(job: Training, devices: int, shardings: tuple[Sharding, ...] = _SHARD
         fits = uneven(job, layout, needs).total <= job.device.memory
         if not fits:
             full.add(key)
-        found.append(Choice(layout, step_time(job, layout), needs, fits))
-    return sorted(found, key=lambda one: (not one.fits, _cost(one, job) if one.fits else one.memory.total))
+        choices.append(Choice(layout, step_time(job, layout), needs, fits))
+    return sorted(
+        choices, key=lambda choice: (not choice.fits, _cost(choice, job) if choice.fits else choice.memory.total)
+    )
 
 
 def uneven(job: Training, layout: RankLayout, even: Memory) -> Memory:
@@ -113,9 +115,9 @@ def batch_that_fits(job: Training, devices: int) -> int | None:
     for batch in rounded:
         if abs(batch - job.batch) <= 0.05 * job.batch:
             other = replace(job, batch=batch)
-            found = search(other, devices)
-            if found and found[0].fits:
-                fitting.append((found[0].time.total / batch, batch))
+            choices = search(other, devices)
+            if choices and choices[0].fits:
+                fitting.append((choices[0].time.total / batch, batch))
     return min(fitting)[1] if fitting else None
 
 
@@ -129,7 +131,7 @@ def what_would_fit(job: Training, devices: int) -> list[str]:
         if _fits(replace(job, batch=max(job.batch, more)), more):
             ways.append(f"{more} of them")
             break
-    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
+    for other in sorted(DEVICES.values(), key=lambda device: device.memory):
         if other.memory > job.device.memory and _fits(replace(job, device=other, network=network_of(other)), devices):
             ways.append(f"{devices} {other.name}")
             break
@@ -145,8 +147,8 @@ def what_would_fit(job: Training, devices: int) -> list[str]:
 
 
 def _fits(job: Training, devices: int) -> bool:
-    found = search(job, devices)
-    return bool(found) and found[0].fits
+    choices = search(job, devices)
+    return bool(choices) and choices[0].fits
 
 
 def runs_here(layout: RankLayout, job: Training) -> bool:
@@ -187,13 +189,13 @@ def _weight_shards(layout: RankLayout, node: int) -> int:
     return layout.shards(node) if layout.sharding in _SHARDING_WEIGHTS else 1
 
 
-def _cost(one: Choice, job: Training) -> float:
+def _cost(choice: Choice, job: Training) -> float:
     """Seconds per step; a layout that this system does not support must be 2 % faster to justify another system."""
-    return one.time.total * (1.0 if runs_here(one.layout, job) else 1.02)
+    return choice.time.total * (1.0 if runs_here(choice.layout, job) else 1.02)
 
 
 def describe(layout: RankLayout) -> str:
-    """`dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
+    """Return a layout in words: `dp 8 × tp 2, zero1, 4 sequences at once, full recompute`."""
     degrees = [
         f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "cp", "ep") if getattr(layout, name) > 1
     ]
@@ -228,7 +230,7 @@ def why_lost(best: Choice, other: Choice, job: Training) -> str:
         "experts": "tokens are sent to experts",
         "pipeline": "activations are handed from stage to stage",
         "bubble": "stages of the pipeline wait for each other",
-        "data": "gradients or weights are sent that do not hide behind computing",
+        "data": "gradients or weights are sent longer than computing takes",
         "optimizer": "each device updates more weights",
         "lost": "more is lost to launches and waiting",
     }

@@ -46,14 +46,14 @@ class MemoryWatch:
         self._beside = max(0, _resident("VmRSS") - weights)
 
     def peak(self) -> int:
-        """Bytes."""
+        """Return the peak of memory, in bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return _resident("VmHWM") - self._beside
 
 
 def _resident(name: str) -> int:
-    """Bytes in a line of the process's status; without such a file, its peak memory."""
+    """Return the bytes in a line of the process's status; without such a file, its peak memory."""
     try:
         line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
         return int(line.split()[1]) * 1024
@@ -72,8 +72,10 @@ def planned(
     """Return the estimate of `stemma check` for this training on the current machine: {"device", "devices", "step_s",
     "step_s_low", "step_s_high", "memory_gb", "memory_limit_gb", "microbatch", "batches"}.
 
-    None for a device or a model that the planner does not know. inputs: inputs of the stage, by name; reward models and
-    judge are assumed to be as large as the model.
+    None for a device or a model that the planner does not know.
+
+    Args:
+        inputs: inputs of the stage, by name; reward models and judge are assumed to be as large as the model.
     """
     hardware = _device(launch, device)
     network = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
@@ -84,31 +86,35 @@ def planned(
         return None
     length, tokens = _length(config, plan.batch_tokens // plan.batch_size), plan.epoch_batches * plan.batch_tokens
     scorers = [arch.parameters for name in inputs if name == "judge" or name not in NO_REWARD_MODELS]
-    told = needs(config, arch, length, launch, hardware, tokens, scorers)
-    if told.hours is None or told.hours_low is None or told.hours_high is None:
+    needed = needs(config, arch, length, launch, hardware, tokens, scorers)
+    if needed.hours is None or needed.hours_low is None or needed.hours_high is None:
         return None
     return {
-        "device": told.device,
-        "devices": told.devices,
+        "device": needed.device,
+        "devices": needed.devices,
         "batches": plan.batches,
-        "step_s": told.hours * 3600 / plan.batches,
-        "step_s_low": told.hours_low * 3600 / plan.batches,
-        "step_s_high": told.hours_high * 3600 / plan.batches,
-        "memory_gb": told.memory_gb,
-        "memory_limit_gb": told.memory_limit_gb,
-        "microbatch": told.microbatch,
+        "step_s": needed.hours * 3600 / plan.batches,
+        "step_s_low": needed.hours_low * 3600 / plan.batches,
+        "step_s_high": needed.hours_high * 3600 / plan.batches,
+        "memory_gb": needed.memory_gb,
+        "memory_limit_gb": needed.memory_limit_gb,
+        "microbatch": needed.microbatch,
     }
 
 
-def write_measured(out_dir: Path, told: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int) -> None:
+def write_measured(
+    out_dir: Path, expected: Mapping[str, Any], step_s: float, memory_bytes: int, microbatch: int
+) -> None:
     """Write aux/planned.json: {"planned": result of `planned`, "measured": {"step_s", "memory_gb", "microbatch"}}.
 
-    step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no other.
+    Args:
+        step_s: mean of all steps of this process but its first, with evaluation and checkpoints; 0 if it did no
+            other.
     """
     path = out_dir / PLANNED
     path.parent.mkdir(parents=True, exist_ok=True)
     measured = {"step_s": step_s, "memory_gb": memory_bytes / 1e9, "microbatch": microbatch}
-    path.write_text(json.dumps({"planned": told, "measured": measured}, indent=1) + "\n", encoding="utf8")
+    path.write_text(json.dumps({"planned": expected, "measured": measured}, indent=1) + "\n", encoding="utf8")
 
 
 def _device(launch: LaunchConfig, device: torch.device) -> Device | None:

@@ -63,26 +63,35 @@ def kept_by(
     *,
     scores: bool,
     tp: int = 1,
-    whole: int = 1,
+    sequence_ranks: int = 1,
     cuda: bool = True,
     compiled: bool = False,
     load: float = 1.0,
     sent: int = 1,
     fp8: bool = False,
 ) -> Kept:
-    """Memory that transformers' models keep per token under autocast: the residual stream in fp32, the rest in
-    `element`.
+    """Return the memory that transformers' models keep per token under autocast, in bytes.
 
-    scores: True if attention keeps its scores. tp: devices that share a layer's heads and inner width. whole: devices
-    that share the rest of a layer (sequence parallelism); tensors that they gather for products are kept whole. cuda:
-    True if autocast computes softmax in fp32, and no kernel needs document bounds as a numeric mask. compiled: True if
-    layers are compiled: tensors between products, norms and attention are then recomputed when needed. load: tokens of
-    the device's experts relative to an even share. sent: devices that share a layer and send experts a part of the
-    tokens each. fp8: True if linear layers compute in 8 bits; if they are compiled, their inputs are scaled and rounded
-    again from their sources, by a scale that is kept.
-    Counted from the tensors that autograd saves, and verified with real steps in tests/training/planner/test_memory.py.
+    The residual stream is in fp32, the rest in `element`. Counted from the tensors that autograd saves, and verified
+    with real steps in tests/training/planner/test_memory.py.
+
+    Args:
+        arch: the architecture.
+        length: tokens per sequence.
+        element: bytes per number of the precision of products.
+        scores: True if attention keeps its scores.
+        tp: devices that share a layer's heads and inner width.
+        sequence_ranks: devices that share the rest of a layer (sequence parallelism); tensors that they gather for
+            products are kept unsplit.
+        cuda: True if autocast computes softmax in fp32, and no kernel needs document bounds as a numeric mask.
+        compiled: True if layers are compiled: tensors between products, norms and attention are then recomputed when
+            needed.
+        load: tokens of the device's experts relative to an even share.
+        sent: devices that share a layer and send experts a part of the tokens each.
+        fp8: True if linear layers compute in 8 bits; if they are compiled, their inputs are scaled and rounded again
+            from their sources, by a scale that is kept.
     """
-    width, inner = arch.width / whole, arch.mlp_width / tp * arch.active_experts * load
+    width, inner = arch.width / sequence_ranks, arch.mlp_width / tp * arch.active_experts * load
     queries, heads, half = arch.heads * arch.head_width / tp, arch.heads / tp, element < 4
     # Queries, keys and values, repeated for grouped queries; a fused kernel also keeps what it gives.
     attention = (3 if scores else 4) * element * queries
@@ -121,7 +130,7 @@ def kept_by(
 def memory(job: Training, at: RankLayout) -> Memory:
     """Memory of the fullest device. In a pipeline this is the first or the last rank: ranks in between hold the same as
     the first one, without the embedding and for fewer microbatches."""
-    return max((memory_of_rank(job, at, rank) for rank in {0, at.pp - 1}), key=lambda one: one.total)
+    return max((memory_of_rank(job, at, rank) for rank in {0, at.pp - 1}), key=lambda usage: usage.total)
 
 
 def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
@@ -132,27 +141,29 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     experts = arch.experts * arch.mlp_weights / at.expert_parts if arch.experts > 1 else 0.0  # of a layer
     layer = (arch.layer_weights - experts * at.expert_parts) / at.tp + experts
     outside = _outside(arch, part) / at.tp
-    mine = part.layers * layer + outside
+    own_parameters = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and (ranks > 1 or job.offload)
     # Devices that hold other experts each share none of theirs.
-    sharded = (mine - part.layers * experts) / shards + part.layers * experts / at.expert_shards(job.device.node)
-    weights = _WEIGHT * (sharded if gathers else mine)
+    sharded = (own_parameters - part.layers * experts) / shards + part.layers * experts / at.expert_shards(
+        job.device.node
+    )
+    weights = _WEIGHT * (sharded if gathers else own_parameters)
     gradient = _GRADIENT * job.learnt
-    gradients = gradient * (sharded if gathers else mine)
+    gradients = gradient * (sharded if gathers else own_parameters)
     optimizer = job.moments * sharded
     if job.offload:
         weights = gradients = optimizer = 0.0
 
     rows = at.microbatch * job.length / at.cp
-    whole = at.tp if at.sequence_parallel else 1
+    sequence_ranks = at.tp if at.sequence_parallel else 1
     cuda, load = job.device.name != "cpu", job.load if at.ep > 1 else 1.0
     scores = bool(job.kernels.scores)
     sent = at.tp if at.ep > 1 else 1
     compiled = job.kernels.name == "compiled"
     kept = kept_by(
-        arch, job.length, element, scores=scores, tp=at.tp, whole=whole, cuda=cuda, compiled=compiled, load=load,
-        sent=sent, fp8=job.precision == "fp8",
+        arch, job.length, element, scores=scores, tp=at.tp, sequence_ranks=sequence_ranks, cuda=cuda,
+        compiled=compiled, load=load, sent=sent, fp8=job.precision == "fp8",
     )  # fmt: skip
     if at.cp > 1:
         # Keys and values of the whole sequence, repeated for grouped queries; one mask serves all layers.
@@ -163,7 +174,7 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     if at.recompute == "full":
         saved, once = kept.checkpoint, kept.layer
     elif at.recompute == "selective":
-        products = _products(arch, element, at.tp, whole, load)
+        products = _products(arch, element, at.tp, sequence_ranks, load)
         saved, once = kept.checkpoint + products, kept.layer - products
     else:
         saved = kept.layer
@@ -178,12 +189,12 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     copied_by_layer = copied if at.recompute == "none" else 0.0
     logits, d_output = _of_loss(arch, element, rows, at.tp, cuda=cuda, compiled=compiled) if part.last else (0.0, 0.0)
     alone = part.layers * experts if at.ep > 1 else 0.0  # what DDP knows nothing of
-    there = _spread(job, at, part, mine - alone, layer, outside, once > 0)
+    there = _spread(job, at, part, own_parameters - alone, layer, outside, once > 0)
     summed_alone = min(gradient * alone, _SUMMED_AT_ONCE) if ranks * at.tp > at.ep else 0.0
-    back = rows * (once + 2 * 4 * arch.width / whole)
+    back = rows * (once + 2 * 4 * arch.width / sequence_ranks)
     # Gradients of what both of an MLP's products gave, while that of their product is there. What the layer began with
     # is kept once, where it is computed again.
-    stream = 0.0 if once else 4 * arch.width / whole
+    stream = 0.0 if once else 4 * arch.width / sequence_ranks
     in_mlp = rows * (stream + 2 * element * load * arch.active_experts * arch.mlp_width / at.tp)
     last = rows * (once or kept.layer) + count * given
     # In the first layer's MLP the gradients of all other layers are there: the most where activations are few.
@@ -196,27 +207,27 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     for share, under_way in part.fullest:
         # Gradients of earlier microbatches are there from the first on; of a single one they grow as activations go.
         before = gradients * share
-        begun = max(before, d_output + gradient * layer)
+        at_start = max(before, d_output + gradient * layer)
         if gathers:
-            begun = before + gradient * layer / shards
+            at_start = before + gradient * layer / shards
         # What a piece hands on to another rank is held until its backward pass.
-        handed_on = (under_way - part.last) * 4 * arch.width / whole
+        handed_on = (under_way - part.last) * 4 * arch.width / sequence_ranks
         activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
         activations += (count - 1) * given
         casts = under_way * part.piece * copied_by_layer
-        casts_back = casts + copied * (once > 0) + there.whole
+        casts_back = casts + copied * (once > 0) + there.gathered
         moments += [
-            Moment(before, casts + there.whole, activations, logits, there.throughout),
-            Moment(begun, casts_back, activations + back, d_output, there.begun),
+            Moment(before, casts + there.gathered, activations, logits, there.throughout),
+            Moment(at_start, casts_back, activations + back, d_output, there.at_start),
             Moment(
-                begun,
+                at_start,
                 casts_back,
                 activations - part.last * rows * kept.outside + rows * once + in_mlp,
                 d_output,
-                there.begun,
+                there.at_start,
             ),
         ]
-    full = max(moments, key=lambda one: sum(one))
+    full = max(moments, key=lambda moment: sum(moment))
     parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
     return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
 
@@ -234,25 +245,36 @@ def _outside(arch: Architecture, part: Part) -> float:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Bytes that a way to share weights and gradients adds to them: weights outside of the layers (`outside`) and all
-    that are there in the forward pass (`whole`), gradients that wait for the end of the backward pass (`summed_last`),
-    buffers that stay (`throughout`), all buffers as the backward pass begins and ends, and once all gradients are
-    there (`joined`)."""
+    """Bytes that a way to share weights and gradients adds to them.
+
+    outside: weights outside of the layers. gathered: all weights that are gathered in the forward pass. summed_last:
+    gradients that wait for the end of the backward pass. throughout: buffers that stay. at_start, ended: all buffers as
+    the backward pass begins and ends. joined: all buffers once all gradients are complete.
+    """
 
     outside: float
-    whole: float
+    gathered: float
     summed_last: float
     throughout: float
-    begun: float
+    at_start: float
     ended: float
     joined: float
 
 
 def _spread(
-    job: Training, at: RankLayout, part: Part, mine: float, layer: float, outside: float, again: bool
+    job: Training, at: RankLayout, part: Part, own_parameters: float, layer: float, outside: float, again: bool
 ) -> _Spread:
-    """mine, layer, outside: parameters of the device, of one of its layers, of what is outside of them. again: whether
-    activations are computed again, so that layers in a row need the same."""
+    """Return the bytes that sharing adds on one device.
+
+    Args:
+        job: the training.
+        at: layout of its ranks.
+        part: layers of the model that the device holds.
+        own_parameters: number of parameters on the device.
+        layer: number of parameters of one of its layers.
+        outside: number of its parameters outside of the layers.
+        again: True if activations are recomputed, so that consecutive layers need the same weights.
+    """
     ranks, element, gradient = at.dp * at.cp, job.element, _GRADIENT * job.learnt
     # Ranks that share layers receive and send the residual stream.
     stream = 2 * at.microbatch * job.length / at.cp * job.arch.width * element if at.tp > 1 else 0.0
@@ -263,8 +285,10 @@ def _spread(
         # DDP reduces gradients in separate buffers; pipelines, and ranks that share layers and experts, use a buffer of
         # a part of them after the last microbatch.
         by_ddp = ranks > 1 and at.pp == 1 and (at.tp == 1 or at.ep == 1)
-        buckets = gradient * mine if by_ddp else 0.0
-        summed = min(gradient * mine, max(_SUMMED_AT_ONCE, gradient * job.arch.embedding)) if ranks > 1 else 0.0
+        buckets = gradient * own_parameters if by_ddp else 0.0
+        summed = (
+            min(gradient * own_parameters, max(_SUMMED_AT_ONCE, gradient * job.arch.embedding)) if ranks > 1 else 0.0
+        )
         # A rank of a pipeline frees a sent gradient when it sends the next one.
         passed = 4 * at.microbatch * job.length / at.cp * job.arch.width if at.pp > 1 else 0.0
         stay = buckets + stream + (0.0 if part.first else passed)
@@ -273,12 +297,12 @@ def _spread(
     # What is outside of the layers is gathered for the whole step. Of the layers one is in use and one on its way, of
     # which gloo makes a copy; the gradients of the one before are being summed.
     once = at.sharding == "zero2"
-    whole = _WEIGHT * outside + (element * (mine - outside) if once else 0.0)
+    gathered = _WEIGHT * outside + (element * (own_parameters - outside) if once else 0.0)
     received = 0.0 if once else 2 * element * layer
     copy = element * layer if job.device.name == "cpu" else 0.0
     sent = gradient * layer
     return _Spread(
-        _WEIGHT * outside, whole, gradient * outside, stream,
+        _WEIGHT * outside, gathered, gradient * outside, stream,
         received + copy + sent * again + stream, received + sent * (1 + again) + stream, stream,
     )  # fmt: skip
 
@@ -315,8 +339,10 @@ class Moment(NamedTuple):
     buffers: float
 
 
-def _products(arch: Architecture, element: int, tp: int, whole: int, load: float) -> float:
+def _products(arch: Architecture, element: int, tp: int, sequence_ranks: int, load: float) -> float:
     """Bytes per token and layer of outputs of matrix products and attention, which selective checkpointing keeps."""
     queries, keys = arch.heads * arch.head_width / tp, arch.kv_heads * arch.head_width / tp
     inner, active = arch.mlp_width / tp * arch.active_experts * load, arch.active_experts * load
-    return element * (2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + active) * arch.width / whole)
+    return element * (
+        2 * queries + 2 * keys + (2 if arch.gated else 1) * inner + (1 + active) * arch.width / sequence_ranks
+    )

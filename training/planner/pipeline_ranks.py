@@ -31,7 +31,15 @@ class Part:
 
 @lru_cache(maxsize=4096)
 def part_of(layers: int, ranks: int, pieces: int, rank: int, count: float) -> Part:
-    """layers: of the whole model. count: m, whose last may be a part."""
+    """Return the part of a model that a rank of a pipeline holds, and its microbatches under way.
+
+    Args:
+        layers: number of layers of the complete model.
+        ranks: ranks of the pipeline.
+        pieces: pieces of the model on each rank (interleaved schedules have several).
+        rank: number of the rank.
+        count: number of microbatches, of which the last may be a part.
+    """
     total = ranks * pieces
     held = sum(len(layers_of(stage, total, layers)) for stage in range(rank, total, ranks))
     return Part(held, held / pieces, rank == 0, rank == ranks - 1, _fullest(ranks, pieces, rank, math.ceil(count)))
@@ -46,10 +54,10 @@ def _fullest(ranks: int, pieces: int, rank: int, count: int) -> tuple[tuple[floa
     most = min(ahead + 1, passes)
     # Backward passes after which no forward pass is left; before the last of them as much waits as ever.
     steady = passes - most
-    found = []
-    for begun in range(pieces + 1):
+    states = []
+    for started in range(pieces + 1):
         # A piece begins to leave gradients when all p microbatches of a round have passed back through the one above.
-        done = max(steady, (begun - 1) * ranks + 1 if begun else 0)
-        if done < passes and (begun == pieces or done <= begun * ranks):
-            found.append((begun / pieces, float(most - (done - steady))))
-    return tuple(found)
+        done = max(steady, (started - 1) * ranks + 1 if started else 0)
+        if done < passes and (started == pieces or done <= started * ranks):
+            states.append((started / pieces, float(most - (done - steady))))
+    return tuple(states)

@@ -149,10 +149,10 @@ def batch_tokens(arch: Architecture, tokens: float, length: int, gpus: int) -> i
     recipe = RECIPES.get(arch.name.replace("gpt-", "gpt3-"))
     size = arch.of_a_token
     of_size = 1 << 19 if size < 1e9 else 1 << 20 if size < 4e9 else 1 << 21 if size < 2e10 else 3 << 20
-    wanted = int(recipe["global_batch_tokens"]) if recipe and "gpt3" in arch.name.replace("gpt-", "gpt3-") else of_size
+    target = int(recipe["global_batch_tokens"]) if recipe and "gpt3" in arch.name.replace("gpt-", "gpt3-") else of_size
     if size < 1e8:
-        wanted = min(wanted, 1 << max(0, int(math.log2(max(1.0, tokens / 1000)))))
-    sequences = max(4, wanted // length)
+        target = min(target, 1 << max(0, int(math.log2(max(1.0, tokens / 1000)))))
+    sequences = max(4, target // length)
     if sequences % gpus:
         sequences = max(1, round(sequences / gpus)) * gpus
     return sequences * length
@@ -163,20 +163,33 @@ def estimate(
     arch: Architecture, device: Device, gpus: int, kernels: Kernels, length: int, batch: int, precision: str,
     network: Network,
 ) -> Estimate:  # fmt: skip
-    """batch: sequences. Raises ConfigError `does_not_fit` with what would have to change."""
+    """Return the layouts of a training, the best first, and its speed with the best.
+
+    Args:
+        arch: the architecture.
+        device: the kind of GPU.
+        gpus: number of GPUs.
+        kernels: the kernels that train.
+        length: tokens per sequence.
+        batch: sequences per batch.
+        precision: of matrix products.
+        network: links between the GPUs.
+
+    Raises ConfigError `does_not_fit` with what would have to change.
+    """
     job = Training(arch, device, kernels, network, length, batch, precision)
-    found = search(job, gpus)
-    if not found or not found[0].fits:
+    choices = search(job, gpus)
+    if not choices or not choices[0].fits:
         if kernels.data_parallel_alone:
             # A model of this size is trained with sharding and similar methods: only the speed of the kernels differs.
             job = replace(job, kernels=replace(kernels, data_parallel_alone=False))
-            found = search(job, gpus)
-        if not found or not found[0].fits:
-            raise ConfigError(_does_not_fit(job, gpus, found))
-    return Estimate(job, tuple(found), batch * length / found[0].time.total)
+            choices = search(job, gpus)
+        if not choices or not choices[0].fits:
+            raise ConfigError(_does_not_fit(job, gpus, choices))
+    return Estimate(job, tuple(choices), batch * length / choices[0].time.total)
 
 
-def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
+def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
     arch = job.arch
     if batch := batch_that_fits(job, gpus):
         return Problem(
@@ -186,7 +199,9 @@ def _does_not_fit(job: Training, gpus: int, found: list[Choice]) -> Problem:
             f"{arch.name} that fit their memory get unequal parts",
             f"take --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
         )
-    least = f"at least {found[0].memory.total / GIB:,.0f} GiB a device" if found else "a layout that divides its sizes"
+    least = (
+        f"at least {choices[0].memory.total / GIB:,.0f} GiB a device" if choices else "a layout that divides its sizes"
+    )
     message = (
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
         f"{least}, which has {job.device.memory / GIB:,.0f} to give"
@@ -211,7 +226,9 @@ def _check_machines(request: PlanRequest) -> None:
             problems.append(Problem("not_positive", option, f"expected 0 or more, not {value:g}"))
     if (request.pod is None) != (request.pod_gbit is None):
         there, missing = ("--pod", "--pod-gbit") if request.pod_gbit is None else ("--pod-gbit", "--pod")
-        problems.append(Problem("half_a_network", missing, f"expected it beside {there}", "give both, or neither"))
+        problems.append(
+            Problem("half_a_network", missing, f"expected it together with {there}", "give both, or neither")
+        )
     if problems:
         raise ConfigError(*problems)
 
@@ -244,26 +261,26 @@ def plan(request: PlanRequest) -> dict[str, Any]:
     size = resolve(request.named, request.tokens, request.budget, request.law, request.vocabulary, share_of)
     arch, tokens = size.arch, size.tokens
     batch = request.batch_tokens or batch_tokens(arch, tokens, request.length, request.gpus)
-    found = _estimate(request, arch, tokens)
+    estimated = _estimate(request, arch, tokens)
     if tokens < batch:
         message = f"expected at least one batch of {batch:,} tokens, not {tokens:,.0f}"
         least = request.gpus * request.length
         fix = f"train for more tokens, or lower --batch-tokens (one sequence a device is {least:,})"
         raise ConfigError(Problem("too_few_tokens", "--tokens", message, fix))
-    document = _document(request, size, found, low, middle, high)
+    document = _document(request, size, estimated, low, middle, high)
     return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}
 
 
 def _document(
-    request: PlanRequest, size: Size, found: Estimate, low: float, middle: float, high: float
+    request: PlanRequest, size: Size, estimated: Estimate, low: float, middle: float, high: float
 ) -> dict[str, Any]:
-    arch, tokens, best, gpus = size.arch, size.tokens, found.best, request.gpus
+    arch, tokens, best, gpus = size.arch, size.tokens, estimated.best, request.gpus
     flops_per_token = arch.flops_per_token(request.length)
-    hours = tokens / found.tokens_per_s / 3600
-    faster = _faster(request, found, tokens)
+    hours = tokens / estimated.tokens_per_s / 3600
+    faster = _faster(request, estimated, tokens)
     hours_low = min(hours, faster) * (1 - MISS)
     halts = failures(arch.parameters, gpus, request.device.node, hours)
-    busiest = replace(found.job, load=UNEVEN)
+    busiest = replace(estimated.job, load=UNEVEN)
     hours_high = hours * (1 + MISS) / (1 - halts.lost) * step_time(busiest, best.layout).total / best.time.total
     watts = gpus * request.device.power_w
     kwh = [
@@ -285,8 +302,8 @@ def _document(
         "hours": hours,
         "hours_low": hours_low,
         "hours_high": hours_high,
-        "tokens_per_s": found.tokens_per_s,
-        "mfu": flops_per_token * found.tokens_per_s / (gpus * found.job.peak),
+        "tokens_per_s": estimated.tokens_per_s,
+        "mfu": flops_per_token * estimated.tokens_per_s / (gpus * estimated.job.peak),
         "cost_usd": hours * gpus * middle,
         "cost_usd_low": hours_low * gpus * low,
         "cost_usd_high": hours_high * gpus * high,
@@ -299,16 +316,16 @@ def _document(
         "carbon_kg_low": kwh[0] * CARBON[0],
         "carbon_kg_high": kwh[2] * CARBON[2],
         "memory_gb_per_gpu": best.memory.total / 1e9,
-        "memory_gb_per_gpu_high": uneven(found.job, layout, best.memory).total / 1e9,
+        "memory_gb_per_gpu_high": uneven(estimated.job, layout, best.memory).total / 1e9,
         "memory_parts_gb": {name: value / 1e9 for name, value in vars(best.memory).items()},
         "layout": {
             **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute")},
             "sharding": layout.sharding,
             "interleave": layout.interleave,
         },
-        "batch_tokens": found.job.batch * request.length,
+        "batch_tokens": estimated.job.batch * request.length,
         "sequence_length": request.length,
-        "kernels": found.job.kernels.name,
+        "kernels": estimated.job.kernels.name,
         "precision": request.precision,
         "step_s": best.time.total,
         "step_parts": {name: value / best.time.total for name, value in vars(best.time).items()},
@@ -320,69 +337,75 @@ def _document(
             "checkpoint_every_batches": max(1, round(halts.every_s / best.time.total)),
             "time_lost": halts.lost,
         },
-        "runs_here": runs_here(layout, found.job),
-        "runnable": _runnable(found),
-        "batches": max(1, round(tokens / (found.job.batch * request.length))),
+        "runs_here": runs_here(layout, estimated.job),
+        "runnable": _runnable(estimated),
+        "batches": max(1, round(tokens / (estimated.job.batch * request.length))),
         "devices_of_node": request.device.node,
         "vocabulary": arch.vocabulary,
         "positions": arch.positions,
         "model_config": None if request.model is None else dict(request.model),
         "sizes": {name: getattr(arch, name) for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "tied")},
         "others": [
-            {"layout": describe(one.layout), "step_s": one.time.total, "why": why_lost(best, one, found.job)}
-            for one in _runners_up(found)
+            {
+                "layout": describe(choice.layout),
+                "step_s": choice.time.total,
+                "why": why_lost(best, choice, estimated.job),
+            }
+            for choice in _runners_up(estimated)
         ],
         "optimal": _optimal(flops_per_token * tokens, request.law),
         "loss": request.law.loss(arch.of_a_token, tokens),
-        "assumptions": _assumptions(request, found, hours, faster),
+        "assumptions": _assumptions(request, estimated, hours, faster),
     }
 
 
-def _faster(request: PlanRequest, found: Estimate, tokens: float) -> float:
+def _faster(request: PlanRequest, estimated: Estimate, tokens: float) -> float:
     """Hours with the fastest kernels published for this device."""
-    other = KERNELS["compiled"] if found.job.kernels.name != "megatron" else found.job.kernels
-    return tokens / _estimate(request, found.job.arch, tokens, other).tokens_per_s / 3600
+    other = KERNELS["compiled"] if estimated.job.kernels.name != "megatron" else estimated.job.kernels
+    return tokens / _estimate(request, estimated.job.arch, tokens, other).tokens_per_s / 3600
 
 
-def _runners_up(found: Estimate) -> list[Choice]:
+def _runners_up(estimated: Estimate) -> list[Choice]:
     """The next best of other degrees or sharding, three of them; of a mixture the best that sends tokens to experts, or
     sends none, unlike the chosen; and the fastest that does not fit."""
-    seen = {_kind(found.best)}
+    seen = {_kind(estimated.best)}
     others: list[Choice] = []
-    for one in found.choices[1:]:
-        if one.fits and _kind(one) not in seen and len(others) < 3:
-            seen.add(_kind(one))
-            others.append(one)
-    sends = found.best.layout.ep > 1
-    if found.job.arch.experts > 1 and not any((one.layout.ep > 1) != sends for one in others):
-        others += [one for one in found.choices if one.fits and (one.layout.ep > 1) != sends][:1]
-    unfit = [one for one in found.choices if not one.fits and one.time.total < found.best.time.total]
-    return [*others, *sorted(unfit, key=lambda one: one.time.total)[:1]]
+    for choice in estimated.choices[1:]:
+        if choice.fits and _kind(choice) not in seen and len(others) < 3:
+            seen.add(_kind(choice))
+            others.append(choice)
+    sends = estimated.best.layout.ep > 1
+    if estimated.job.arch.experts > 1 and not any((choice.layout.ep > 1) != sends for choice in others):
+        others += [choice for choice in estimated.choices if choice.fits and (choice.layout.ep > 1) != sends][:1]
+    unfit = [
+        choice for choice in estimated.choices if not choice.fits and choice.time.total < estimated.best.time.total
+    ]
+    return [*others, *sorted(unfit, key=lambda choice: choice.time.total)[:1]]
 
 
-def _runnable(found: Estimate) -> dict[str, Any] | None:
+def _runnable(estimated: Estimate) -> dict[str, Any] | None:
     """Return the fastest layout that `launch:` can express; None if none fits."""
-    for one in found.choices:
-        if one.fits and runs_here(one.layout, found.job):
+    for choice in estimated.choices:
+        if choice.fits and runs_here(choice.layout, estimated.job):
             keys = ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute", "sharding", "interleave")
-            multiple = padded_vocabulary(one.layout, found.job.device.node)
-            layout = {key: getattr(one.layout, key) for key in keys}
-            return {**layout, "vocabulary_multiple": multiple, "step_s": one.time.total}
+            multiple = padded_vocabulary(choice.layout, estimated.job.device.node)
+            layout = {key: getattr(choice.layout, key) for key in keys}
+            return {**layout, "vocabulary_multiple": multiple, "step_s": choice.time.total}
     return None
 
 
-def _kind(one: Choice) -> tuple:
-    at = one.layout
+def _kind(choice: Choice) -> tuple:
+    at = choice.layout
     return at.dp, at.tp, at.pp, at.cp, at.ep, at.sharding, at.recompute
 
 
 def _optimal(flops: float, chosen: Law) -> dict[str, dict[str, float]]:
     """Optimum of the chosen law, followed by those of all others."""
-    found = {}
+    optima = {}
     for law in {chosen.name: chosen, **LAWS}.values():
         parameters, tokens = law.optimum(flops)
-        found[law.name] = {"parameters": parameters, "tokens": tokens, "tokens_per_parameter": tokens / parameters}
-    return found
+        optima[law.name] = {"parameters": parameters, "tokens": tokens, "tokens_per_parameter": tokens / parameters}
+    return optima
 
 
 def _torch_for(device: Device) -> Iterator[str]:
@@ -390,24 +413,24 @@ def _torch_for(device: Device) -> Iterator[str]:
     if device.capability is None:
         return
     version, cuda = installed_cuda()
-    said = f"torch: built for {needed_cuda(device.capability)} (sm_{device.capability[0]}{device.capability[1]})"
+    requirement = f"torch: built for {needed_cuda(device.capability)} (sm_{device.capability[0]}{device.capability[1]})"
     if cuda is None:
-        yield f"{said}; none for CUDA is installed here"
+        yield f"{requirement}; none for CUDA is installed here"
     else:
         fits = "; installed" if compiles_for(cuda, device.capability) else "; NOT installed"
-        yield f"{said}{fits}: torch {version} for CUDA {cuda}"
+        yield f"{requirement}{fits}: torch {version} for CUDA {cuda}"
 
 
-def _assumptions(request: PlanRequest, found: Estimate, hours: float, faster: float) -> list[str]:
-    kernels, device = found.job.kernels, request.device
-    said = [
-        f"speed: {kernels.name} kernels: {kernels.said}; other kernels: --kernels",
+def _assumptions(request: PlanRequest, estimated: Estimate, hours: float, faster: float) -> list[str]:
+    kernels, device = estimated.job.kernels, request.device
+    assumptions = [
+        f"speed: {kernels.name} kernels: {kernels.description}; other kernels: --kernels",
         f"time: within {MISS:.0%} of all but a few published trainings (docs/planning/accuracy.md), hence the range",
     ]
     if faster < 0.95 * hours:
-        said.append(f"its lower end: with compiled kernels and FlashAttention about {faster:.3g} h")
+        assumptions.append(f"its lower end: with compiled kernels and FlashAttention about {faster:.3g} h")
     low, middle, high = request.prices
-    said += [
+    assumptions += [
         f"price: {low:.2f} to {high:.2f} USD a device and hour, {middle:.2f} in the middle"
         if request.price is None
         else f"price: {middle:.2f} USD a device and hour, as given",
@@ -418,15 +441,15 @@ def _assumptions(request: PlanRequest, found: Estimate, hours: float, faster: fl
         f"energy: {device.power_w:.0f} W a device × {HOST[1]} for its host × PUE {PUE[1]} "
         f"({HOST[0]} × {PUE[0]} to {HOST[2]} × {PUE[2]})",
         f"carbon: {CARBON[1]} kg a kWh, the world's mean ({CARBON[0]} to {CARBON[2]})",
-        f"batch: {found.job.batch * request.length:,} tokens, sequences of {request.length:,}",
+        f"batch: {estimated.job.batch * request.length:,} tokens, sequences of {request.length:,}",
         "FLOPs: 6 N + 12 L d T a token (PaLM, appendix B); evaluation is not counted",
         "failures: one in 45,000 h of a device (OPT, Llama 3); what they cost is in the upper end of the range",
     ]
-    if found.job.arch.experts > 1:
-        said.append("laws are of dense models: of a mixture they are given the parameters that a token passes")
-    if found.best.layout.ep > 1:
-        said.append(
+    if estimated.job.arch.experts > 1:
+        assumptions.append("laws are of dense models: of a mixture they are given the parameters that a token passes")
+    if estimated.best.layout.ep > 1:
+        assumptions.append(
             f"experts: tokens spread evenly; the upper ends of time and memory have {UNEVEN:g} times as many at the "
             "busiest device, and the first some hundred steps can have more"
         )
-    return said
+    return assumptions

@@ -28,19 +28,19 @@ _T = 2048
 
 _NEOX = (
     "the plan's kernels are Megatron-LM's; GPT-NeoX ran DeepSpeed's pipeline, and rotary positions and attention in "
-    "operations that were not fused, which we take for the reason"
+    "operations that were not fused, which is probably the reason"
 )
 _MT_NLG = (
     "the plan has Megatron-LM's pipeline; this training ran DeepSpeed's, and the difference grows as each stage has "
-    "fewer microbatches, so that we take its schedule for the reason"
+    "fewer microbatches, so that its schedule is probably the reason"
 )
 _TITAN = (
-    "its H100 are limited to 500 W instead of 700, by its own page, which says that more power would speed it up and "
+    "its H100 are limited to 500 W instead of 700, by its own page, which states that more power would speed it up and "
     "that their peak is not known; the plan has their slower memory, and the peak of the SXM5"
 )
 _DEEPEP = (
     "its DeepEP sends a token to a device once, however many of the experts there it chose, where the plan sends it "
-    "for each, as training here does; with 5.25 of 8, which is what even choices come to, the plan would be 12 % below"
+    "for each, as training here does; with 5.25 of 8, which even choices amount to, the plan would be 12 % below"
 )
 
 
@@ -81,8 +81,8 @@ def _run(
     gbit: float | None = None,
 ) -> tuple[float, float]:
     """Return (MFU, seconds per step)."""
-    found = DEVICES[device] if isinstance(device, str) else device
-    job = Training(arch, found, KERNELS[kernels], network_of(found, gbit), length, batch, "bf16")
+    hardware = DEVICES[device] if isinstance(device, str) else device
+    job = Training(arch, hardware, KERNELS[kernels], network_of(hardware, gbit), length, batch, "bf16")
     seconds = step_time(job, at).total
     return arch.flops_per_token(length) * batch * length / seconds / at.devices / job.peak, seconds
 
@@ -93,11 +93,11 @@ def _mosaic() -> Iterator[PublishedTraining]:
     def hours(preset: str, tokens: float, gpus: int) -> float:
         return float(plan(request(preset=preset, tokens=tokens, gpu="a100-40", gpus=gpus))["hours"])
 
-    one, many = hours("gpt-1.3b", 1e9, 8), hours("gpt-1.3b", 1e9, 128)
-    yield PublishedTraining(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, one, fitted=True)
+    few, many = hours("gpt-1.3b", 1e9, 8), hours("gpt-1.3b", 1e9, 128)
+    yield PublishedTraining(source, "1.3B, 1B tokens, 8 GPUs: hours", 7.1, few, fitted=True)
     yield PublishedTraining(source, "the same on 128: hours", 0.5, many)
-    yield PublishedTraining(source, "faster on 16 times as many GPUs: times", 14.4, one / many)
-    yield PublishedTraining(source, "faster on 32 than on 8: times", 3.9, one / hours("gpt-1.3b", 1e9, 32))
+    yield PublishedTraining(source, "faster on 16 times as many GPUs: times", 14.4, few / many)
+    yield PublishedTraining(source, "faster on 32 than on 8: times", 3.9, few / hours("gpt-1.3b", 1e9, 32))
     yield PublishedTraining(source, "1.3B, 20B tokens, 8 GPUs: days", 6, hours("gpt-1.3b", 20e9, 8) / 24)
     yield PublishedTraining(source, "the same on 32: days", 1.5, hours("gpt-1.3b", 20e9, 32) / 24)
     yield PublishedTraining(source, "the same on 128: hours", 10, hours("gpt-1.3b", 20e9, 128))
@@ -105,7 +105,7 @@ def _mosaic() -> Iterator[PublishedTraining]:
     yield PublishedTraining(source, "its cost, the lowest rent: USD", 1400, low, fitted=True)
     yield PublishedTraining(source, "its cost, the highest rent: USD", 4600, high)
     yield PublishedTraining(
-        source, "time of 1.3B over that of 125M (10 times the size): times", 5, one / hours("gpt-125m", 1e9, 8)
+        source, "time of 1.3B over that of 125M (10 times the size): times", 5, few / hours("gpt-125m", 1e9, 8)
     )
     at = RankLayout(dp=8, microbatch=4)
     kept, again = (
@@ -173,7 +173,7 @@ def _megatron() -> Iterator[PublishedTraining]:
         seconds = _run(_gpt(layers, width, heads), "a100-80", "megatron", at, batch)[1]
         # Their equation 3, which counts what is computed again.
         flops = 96 * batch * _T * layers * width**2 * (1 + _T / (6 * width) + 51_200 / (16 * layers * width))
-        what = f"{size}, {gpus} GPUs: TFLOP/s a GPU"
+        what = f"{size}, {gpus} GPUs: TFLOP/s per GPU"
         yield PublishedTraining(source, what, tflops, flops / seconds / gpus / 1e12, size in ("1.7B", "145.6B"))
     source = "Korthikanti et al. 2022, table 5, A100 80 GB"
     for size, layers, width, heads, pp, batch, pieces, full, selective in (
@@ -188,7 +188,9 @@ def _megatron() -> Iterator[PublishedTraining]:
                 1, 8, pp, microbatch=at_once, recompute=how, sequence_parallel=how == "selective", interleave=pieces  # type: ignore[arg-type]
             )  # fmt: skip
             planned = _run(_gpt(layers, width, heads), "a100-80", "megatron", at, batch)[1]
-            yield PublishedTraining(source, f"{size}, {8 * pp} GPUs, {how} recompute: seconds a step", seconds, planned)
+            yield PublishedTraining(
+                source, f"{size}, {8 * pp} GPUs, {how} recompute: seconds per step", seconds, planned
+            )
 
 
 def _large() -> Iterator[PublishedTraining]:
@@ -205,19 +207,19 @@ def _large() -> Iterator[PublishedTraining]:
     at = RankLayout(124, 8, microbatch=8, recompute="full", sharding="zero3", sequence_parallel=False)
     mfu, _ = _run(_gpt(96, 12288, 96, 50_272), "a100-80", "megatron", at, 1024)
     yield PublishedTraining(
-        "Zhang et al. 2022 (OPT), section 2.4", "OPT-175B, 992 A100 80 GB: TFLOP/s a GPU", 147, mfu * 312 * 4 / 3
+        "Zhang et al. 2022 (OPT), section 2.4", "OPT-175B, 992 A100 80 GB: TFLOP/s per GPU", 147, mfu * 312 * 4 / 3
     )
     at = RankLayout(12, 2, 4, microbatch=4, recompute="full", sharding="zero1", sequence_parallel=False)
     neox = _gpt(44, 6144, 64, 50_432)
     mfu, _ = _run(neox.with_size(tied=False, learned_positions=0), "a100-40", "megatron", at, 1538)
     source = "Black et al. 2022 (GPT-NeoX-20B), section 2.3"
-    yield PublishedTraining(source, "20B, 96 A100 40 GB: TFLOP/s a GPU", 117, mfu * 312 * 4 / 3, miss=_NEOX)
+    yield PublishedTraining(source, "20B, 96 A100 40 GB: TFLOP/s per GPU", 117, mfu * 312 * 4 / 3, miss=_NEOX)
     for nodes, seconds in ((280, 60.1), (350, 50.2), (420, 44.4)):
         at = RankLayout(nodes // 35, 8, 35, microbatch=1, recompute="full", sequence_parallel=False)
         planned = _run(_gpt(105, 20480, 128), "a100-80", "megatron", at, 1920)[1]
         source = "Smith et al. 2022 (MT-NLG 530B), section 2.4"
         yield PublishedTraining(
-            source, f"530B, {nodes} nodes of 8 A100 80 GB: seconds a step", seconds, planned, miss=_MT_NLG
+            source, f"530B, {nodes} nodes of 8 A100 80 GB: seconds per step", seconds, planned, miss=_MT_NLG
         )
     palm = Architecture("PaLM", 118, 18432, 48, 1, 256, 73728, 256_000, gated=True)
     yield PublishedTraining(
@@ -229,34 +231,34 @@ def _large() -> Iterator[PublishedTraining]:
     yield PublishedTraining("Chowdhery et al. 2022 (PaLM), table 3", "PaLM 540B, 6,144 TPU v4: MFU, %", 46.2, 100 * mfu)
     llama = Architecture("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128_256, gated=True, tied=False)
     for kernels, speed in (("flash", 5762), ("compiled", 6667)):
-        # Table 1 there: two sequences a GPU, selective activation checkpointing; the memory of its H100 is HBM2e.
+        # Table 1 there: two sequences per GPU, selective activation checkpointing; the memory of its H100 is HBM2e.
         h100 = replace(DEVICES["h100"], memory_gib=96, bandwidth=2.4e12)
         at = RankLayout(8, microbatch=2, recompute="selective", sharding="zero3")
         seconds = _run(llama, h100, kernels, at, 16, 8192)[1]
-        what = f"Llama 3.1 8B, 8 H100, {kernels}: tokens/s a GPU"
+        what = f"Llama 3.1 8B, 8 H100, {kernels}: tokens/s per GPU"
         source = "torchtitan, benchmarks/llama3_h100_202412, table 1"
         yield PublishedTraining(source, what, speed, 2 * 8192 / seconds, miss=_TITAN)
 
 
 def _mixtures() -> Iterator[PublishedTraining]:
-    for name, one in MIXTURES.items():
+    for name, mixture in MIXTURES.items():
         arch = of_preset(name)
         yield PublishedTraining(
-            f"{name}, as released", "parameters, billions", one.parameters / 1e9, arch.parameters / 1e9
+            f"{name}, as released", "parameters, billions", mixture.parameters / 1e9, arch.parameters / 1e9
         )
         yield PublishedTraining(
-            f"{name}, its report", "of these for a token, billions", one.active, arch.of_a_token / 1e9
+            f"{name}, its report", "active per token, billions", mixture.active, arch.of_a_token / 1e9
         )
     # Both spread tokens evenly: Megatron Core by its balancing loss, NeMo AutoModel by a router that is made to.
     at = RankLayout(16, pp=4, ep=8, microbatch=1, sharding="zero1", interleave=8)
     mfu, _ = _run(of_preset("mixtral-8x7b"), "h100", "compiled", at, 256, 4096)
     source = "Megatron Core 0.8, its README on mixtures"
-    yield PublishedTraining(source, "Mixtral 8x7B, 64 H100: TFLOP/s a GPU", 438, mfu * 989)
+    yield PublishedTraining(source, "Mixtral 8x7B, 64 H100: TFLOP/s per GPU", 438, mfu * 989)
     at = RankLayout(8, ep=8, microbatch=4, recompute="full", sharding="zero3")
     _, seconds = _run(of_preset("qwen3-30b-a3b"), "h100", "compiled", at, 512, 4096)
     source, what = (
         "NeMo AutoModel, performance summary (October 2025)",
-        "Qwen3 30B-A3B, 8 H100, recompute: tokens/s a GPU",
+        "Qwen3 30B-A3B, 8 H100, recompute: tokens/s per GPU",
     )
     yield PublishedTraining(source, what, 12_040, 512 * 4096 / seconds / 8, miss=_DEEPEP)
 
@@ -285,10 +287,8 @@ def _scaling() -> Iterator[PublishedTraining]:
         )
     later = LAWS["besiroglu"]
     size, read = later.optimum(gopher)
-    yield PublishedTraining(source, "Gopher's compute, besiroglu: Gopher's size over the best: times", 4, 280e9 / size)
-    yield PublishedTraining(
-        source, "Gopher's compute, besiroglu: the best tokens over Gopher's: times", 4.6, read / 300e9
-    )
+    yield PublishedTraining(source, "Gopher's compute, besiroglu: Gopher's size over best: times", 4, 280e9 / size)
+    yield PublishedTraining(source, "Gopher's compute, besiroglu: best tokens over its: times", 4.6, read / 300e9)
     for more, printed in ((10, 3.1), (100, 10.0)):
         bigger, longer = later.optimum(more * gopher)
         yield PublishedTraining(source, f"{more} times the compute, besiroglu: larger, times", printed, bigger / size)
@@ -296,7 +296,7 @@ def _scaling() -> Iterator[PublishedTraining]:
             source, f"{more} times the compute, besiroglu: more tokens, times", printed, longer / read
         )
     source = "Besiroglu et al. 2024"
-    yield PublishedTraining(source, "tokens a parameter at Chinchilla's compute", 20, read / size)
+    yield PublishedTraining(source, "tokens per parameter at Chinchilla's compute", 20, read / size)
 
 
 def _others() -> Iterator[PublishedTraining]:

@@ -32,6 +32,7 @@ from training.planner.step_time import RankLayout, Sharding, Training, step_time
 _CPU_SPREAD = 2.5
 """Uncertainty factor of a CPU's speed: it is measured by a single matrix product."""
 _WEIGHT_BYTES, _MOMENT_BYTES = 4, 8
+_NF4_BYTES = 4.127 / 8  # training/model/nf4.py
 """Bytes of a parameter in a checkpoint and in the exported model, and of its two moments in a checkpoint."""
 
 
@@ -109,8 +110,11 @@ def needs(
 ) -> StageNeeds:
     """Estimate the needs of a stage on `launch.ranks` devices.
 
-    length: tokens of a sequence. epoch_tokens: of one reading of its data, where that is known. scorers: parameters of
-    each reward model and judge of an `rlhf` step; by default of one reward model of the policy's size.
+    Args:
+        length: tokens of a sequence.
+        epoch_tokens: of one reading of its data, where that is known.
+        scorers: parameters of each reward model and judge of an `rlhf` step; by default of one reward model of the
+            policy's size.
     """
     ranks, tensor, context, pipeline, experts = launch.ranks, 1, 1, 1, 1
     if isinstance(config, PretrainConfig):  # in other stages every rank has a part of a batch
@@ -153,12 +157,14 @@ def needs(
         tried = [microbatch_of(share, pipeline, launch.pipeline_pieces) or 1]
     for at_once in (each * count for count in tried):
         at = layout_of(launch, at_once, tensor, context, pipeline, experts)
-        beside = (copies + adapters) * _WEIGHT_BYTES * arch.parameters
-        own = memory(job, at)
+        other_copies = (copies + adapters) * _WEIGHT_BYTES * arch.parameters
+        used = memory(job, at)
         # PPO's value function learns in the policy's steps, and has no logits.
-        total = own.total + (own.total - own.logits if values else 0.0) + beside
+        total = used.total + (used.total - used.logits if values else 0.0) + other_copies
+        if isinstance(config, SftConfig) and config.lora and config.lora.quantize:
+            total -= (_WEIGHT_BYTES - _NF4_BYTES) * arch.layers * arch.layer_weights
         if isinstance(config, RlhfConfig) and config.text_coef:
-            total += own.activations  # of the text, which the policy reads in the same step
+            total += used.activations  # of the text, which the policy reads in the same step
         if total <= device.memory:
             break
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.name not in DEVICES)
@@ -247,18 +253,26 @@ def _hours(
     return None if epoch_tokens is None else duration.value * epoch_tokens / (job.batch * length) * seconds / 3600
 
 
-def problem(place: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
-    """Problem of a stage that does not fit. ways: changes that would fit, from training/planner/ways_out.py."""
+def problem(key: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
+    """Problem of a stage that does not fit.
+
+    Args:
+        ways: changes that would fit, from training/planner/ways_out.py.
+    """
     message = (
         f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
         f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
     )
     fix = f"it would fit with {', or with '.join(ways)}" if ways else "take a smaller model, or shorter sequences"
-    return Problem("does_not_fit", place, message, f"{fix}; stemma plan finds the fastest that fits")
+    return Problem("does_not_fit", key, message, f"{fix}; stemma plan finds the fastest that fits")
 
 
 def this_machine(memory_bytes: float, flops: float) -> Device:
-    """A CPU as a device. flops: FLOP/s of its matrix products in fp32."""
+    """A CPU as a device.
+
+    Args:
+        flops: FLOP/s of its matrix products in fp32.
+    """
     return Device(
         "cpu", "this machine's CPU", {"fp32": flops, "bf16": flops}, memory_bytes / GIB + 1.5, 1e12, 5e9, 1e9, 1, 100,
         (0.0, 0.0), 0, 1.0, "one product of matrices in fp32",

@@ -173,8 +173,10 @@ def _layer(job: Training, at: RankLayout) -> _Passes:
     best_attention = job.kernels.attention * best / 0.85 * arch.head_width / (arch.head_width + 32)
     attention = 4 * rows * seen * queries / (job.outer_peak * best_attention)
     bandwidth = job.device.bandwidth * _MEMORY_SHARE
-    whole = 1 if not at.sequence_parallel or at.tp == 1 else at.tp
-    touched = rows * (job.kernels.touched * width / whole + job.kernels.inner * inner * arch.active_experts * load)
+    sequence_ranks = 1 if not at.sequence_parallel or at.tp == 1 else at.tp
+    touched = rows * (
+        job.kernels.touched * width / sequence_ranks + job.kernels.inner * inner * arch.active_experts * load
+    )
     touched *= job.element / 2
     elementwise = touched / bandwidth
     scores = job.kernels.scores * job.element / 2 * rows * job.length * (arch.heads / at.tp) / bandwidth
@@ -186,7 +188,7 @@ def _layer(job: Training, at: RankLayout) -> _Passes:
         rounding = _ROUNDING_BYTES * rows * given / bandwidth
         rounding_back = _ROUNDING_BYTES * rows * gradients / bandwidth
     if rank := job.adapters:
-        # (inputs, outputs, share of the rows) of each matrix that has an adapter beside it.
+        # (inputs, outputs, share of the rows) of each matrix that has an adapter.
         matrices = [(width, queries, 1.0), (width, keys, 1.0), (width, keys, 1.0), (queries, width, 1.0)]
         mlp = [(width, of_expert, share)] * (2 if arch.gated else 1) + [(of_expert, width, share)]
         for inside, columns, part in matrices + mlp * round(held):
@@ -248,10 +250,10 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
     if at.pp > 1:
         crossing = rows * arch.width * job.element / at.tp
         pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
-    one = compute + layers * again + tensor + context + experts + pipeline
-    bubble = one * (at.pp - 1) / at.interleave
+    microbatch_time = compute + layers * again + tensor + context + experts + pipeline
+    bubble = microbatch_time * (at.pp - 1) / at.interleave
     data, optimizer = _data_parallel(job, at, count, count * compute)
-    busy = count * one + bubble + data + optimizer
+    busy = count * microbatch_time + bubble + data + optimizer
     return StepTime(
         count * compute,
         count * layers * again,
@@ -271,7 +273,7 @@ def _data_parallel(job: Training, at: RankLayout, count: float, computing: float
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
     apart = (arch.parameters - dense) / (at.pp * at.ep) if at.ep > 1 else 0.0
-    mine = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
+    own_parameters = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
     ranks, inner = at.dp * at.cp, at.tp
     shards = at.shards(job.device.node)
     traffic, gradient = 0.0, 4 * job.learnt
@@ -281,13 +283,13 @@ def _data_parallel(job: Training, at: RankLayout, count: float, computing: float
             # then sums the gradients between its groups once.
             times = 1 if at.sharding == "zero2" else 2
             traffic = count * (
-                times * net.all_gather(mine * job.element, shards, inner)
-                + net.all_gather(gradient * mine, shards, inner)
+                times * net.all_gather(own_parameters * job.element, shards, inner)
+                + net.all_gather(gradient * own_parameters, shards, inner)
             )
             if shards < ranks:
-                traffic += net.all_reduce(gradient * mine / shards, ranks // shards, inner * shards)
+                traffic += net.all_reduce(gradient * own_parameters / shards, ranks // shards, inner * shards)
         else:
-            traffic = net.all_reduce(gradient * mine, ranks, inner)
+            traffic = net.all_reduce(gradient * own_parameters, ranks, inner)
     hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
     # Gradients of experts that only some devices hold are summed after the last backward pass.
     copies = ranks * at.tp // at.ep
@@ -295,8 +297,8 @@ def _data_parallel(job: Training, at: RankLayout, count: float, computing: float
     if at.sharding == "zero1":
         # Each device updates its rows of the weights that learn, and gathers those of the others in fp32 (as
         # training/distributed/zero.py): after the update, where there is nothing to hide behind.
-        joined += net.all_gather(gradient * mine, ranks, inner)
+        joined += net.all_gather(gradient * own_parameters, ranks, inner)
         joined += net.all_gather(apart * 4, copies, at.ep) if at.ep > 1 else 0.0
-    weights = mine / shards + apart / at.expert_shards(job.device.node)
+    weights = own_parameters / shards + apart / at.expert_shards(job.device.node)
     optimizer = job.learnt * weights * _OPTIMIZER_BYTES / (job.device.bandwidth * _MEMORY_SHARE)
     return traffic - hidden + joined, optimizer

@@ -19,63 +19,66 @@ API_USD = (0.1, 1.0, 15.0)
 """USD per million tokens of an API: small open models, middle, the largest (public lists, 2025)."""
 
 
-def verdict(found: Mapping[str, Any], law: Law, own: float | None, used: float | None) -> dict[str, Any]:
+def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used: float | None) -> dict[str, Any]:
     """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch.
 
-    own: tokens of the user's own text, if known. used: tokens per month that the model will read and write, if known.
+    Args:
+        own_tokens: tokens of the user's own text, if known.
+        used: tokens per month that the model will read and write, if known.
     """
-    size, tokens = found["parameters_of_a_token"], found["tokens"]
-    a_flop = found["cost_usd"] / found["flops"]
-    text = own if own is not None else tokens
-    ours, theirs = law.loss(size, tokens), law.loss(OPEN_PARAMETERS, OPEN_TOKENS)
+    size, tokens = planned["parameters_of_a_token"], planned["tokens"]
+    a_flop = planned["cost_usd"] / planned["flops"]
+    text = own_tokens if own_tokens is not None else tokens
+    own_loss, open_loss = law.loss(size, tokens), law.loss(OPEN_PARAMETERS, OPEN_TOKENS)
     figures = {
-        "scratch_usd": found["cost_usd"],
+        "scratch_usd": planned["cost_usd"],
         "continue_usd": 6 * size * text * a_flop,
         "tune_usd": 6 * OPEN_PARAMETERS * min(text, 1e8) * a_flop,
         "api_usd_a_year": None if used is None else 12 * used * API_USD[1] / 1e6,
         "api_usd_a_year_low": None if used is None else 12 * used * API_USD[0] / 1e6,
         "api_usd_a_year_high": None if used is None else 12 * used * API_USD[2] / 1e6,
         "tokens_needed": tokens,
-        "tokens_of_your_own": own,
-        "loss_scratch": ours,
-        "loss_of_open_model": theirs,
+        "tokens_of_your_own": own_tokens,
+        "loss_scratch": own_loss,
+        "loss_of_open_model": open_loss,
     }
     because = []
-    if ours is not None and theirs is not None and ours > theirs:
+    if own_loss is not None and open_loss is not None and own_loss > open_loss:
         because.append(
-            f"by {law.name}'s law it ends at {ours:.2f} nats a token of general text, where an open model of 8B that "
-            f"read 15T tokens is at {theirs:.2f}: from scratch pays for text, a language or a licence of your own"
+            f"by {law.name}'s law it ends at {own_loss:.2f} nats per token of general text, where an open model of 8B "
+            f"that read 15T tokens is at {open_loss:.2f}: training from scratch pays if the text, the language or the "
+            "licence has to be yours"
         )
-    if own is None:
+    if own_tokens is None:
         choice = "scratch"
         because.append(
-            f"it reads {compact(tokens)} tokens; tell --own-tokens: with less than a quarter of them that are yours, "
-            "beginning with an open model comes to more"
+            f"it reads {compact(tokens)} tokens; give --own-tokens: with less than a quarter of them your own, "
+            "starting from an open model gives more"
         )
-    elif own * READINGS >= tokens:
+    elif own_tokens * READINGS >= tokens:
         choice = "scratch"
         because.append(
-            f"your {compact(own)} tokens, read up to {READINGS} times, are the {compact(tokens)} that a model of this "
-            "size wants"
+            f"your {compact(own_tokens)} tokens, read up to {READINGS} times, are the {compact(tokens)} that a model "
+            "of this size needs"
         )
     else:
-        choice = "continue" if own >= CONTINUE else "tune" if own >= TUNE else "api"
+        choice = "continue" if own_tokens >= CONTINUE else "tune" if own_tokens >= TUNE else "api"
         because.append(
-            f"your {compact(own)} tokens, read {READINGS} times, are {own * READINGS / tokens:.1%} of the "
-            f"{compact(tokens)} that a model of this size wants"
+            f"your {compact(own_tokens)} tokens, read {READINGS} times, are {own_tokens * READINGS / tokens:.1%} of "
+            f"the {compact(tokens)} that a model of this size needs"
         )
-        said = {
+        reasons = {
             "continue": "they are enough to continue the pretraining of an open model (base_model:)",
             "tune": "they are enough to tune an open model (base_model: and sft:)",
             "api": "they are too few to tune on: put them into the prompt",
         }
-        because.append(said[choice])
+        because.append(reasons[choice])
     year = figures["api_usd_a_year"]
     if year is not None:
-        if year < found["cost_usd"] and choice != "api" and own is not None and own < CONTINUE:
+        if year < planned["cost_usd"] and choice != "api" and own_tokens is not None and own_tokens < CONTINUE:
             choice = "api"
         because.append(
-            f"an API for {compact(used or 0)} tokens a month is about {year:,.0f} USD a year, the training "
-            f"{found['cost_usd']:,.0f} once, before anyone serves it"
+            f"an API for {compact(used or 0)} tokens per month is about {year:,.0f} USD per year, the training "
+            f"{planned['cost_usd']:,.0f} once, before serving"
         )
     return {"choice": choice, "because": because, "figures": figures}

@@ -25,7 +25,11 @@ def launch_that_fits(
     scorers: Sequence[int] | None = None,
 ) -> tuple[str, ...]:
     """Return changes to `launch:` that make a stage fit, in a user's notation: the smallest change on these devices,
-    more nodes if there is none, and a larger device. scorers: as in `needs`."""
+    more nodes if there is none, and a larger device.
+
+    Args:
+        scorers: as in `needs`.
+    """
 
     def holds(on: Device, **change: Any) -> bool:
         try:
@@ -34,16 +38,16 @@ def launch_that_fits(
             return False
         return needs(config, arch, length, other, on, None, scorers).fits
 
-    found = []
+    changes = []
     for change in [*_changes(launch), *_more_nodes(launch)]:
         if holds(device, **change):
-            found.append(", ".join(f"launch.{key}: {value}" for key, value in change.items()))
+            changes.append(", ".join(f"launch.{key}: {value}" for key, value in change.items()))
             break
-    for other in sorted(DEVICES.values(), key=lambda one: one.memory):
+    for other in sorted(DEVICES.values(), key=lambda device: device.memory):
         if other.memory > device.memory and holds(other, hardware=other.name):
-            found.append(f"launch.hardware: {other.name}")
+            changes.append(f"launch.hardware: {other.name}")
             break
-    return tuple(found)
+    return tuple(changes)
 
 
 def _changes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
@@ -57,8 +61,8 @@ def _changes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
 
 
 def _more_nodes(launch: LaunchConfig) -> Iterator[dict[str, Any]]:
-    wanted = {"sharding": "fsdp", "recompute": "full", "microbatch": "auto"}
-    change = {key: value for key, value in wanted.items() if getattr(launch, key) != value}
+    settings = {"sharding": "fsdp", "recompute": "full", "microbatch": "auto"}
+    change = {key: value for key, value in settings.items() if getattr(launch, key) != value}
     nodes = 2 * launch.nodes
     while nodes * launch.processes <= _MOST_DEVICES:
         yield {"nodes": nodes, **change}

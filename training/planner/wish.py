@@ -33,7 +33,11 @@ class Budget:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def spent(self, flops: float, hours: float, device_hours_usd: float) -> float:
-        """Share of the budget that a training takes; device_hours_usd: the price of all devices for an hour."""
+        """Share of the budget that a training takes;
+
+        Args:
+            device_hours_usd: the price of all devices for an hour.
+        """
         if self.flops is not None:
             return flops / self.flops
         if self.money is not None:
@@ -54,7 +58,8 @@ class Size:
 def check(preset: str | None, parameters: float | None, of_config: bool, tokens: float | None, budget: Budget) -> None:
     """Raise ConfigError with all contradictions in the request.
 
-    of_config: True if a config names the model.
+    Args:
+        of_config: True if a config names the model.
     """
     problems = []
     named = [option for option, given in (("--preset", preset), ("--parameters", parameters)) if given]
@@ -66,15 +71,15 @@ def check(preset: str | None, parameters: float | None, of_config: bool, tokens:
         problems.append(Problem("two_budgets", "", f"expected one budget, not {budgets}", "leave all but one out"))
     size = preset or parameters or of_config
     if size and tokens and budget.given:
-        message = "size, tokens and a budget are three, of which two make the third"
-        problems.append(Problem("too_much", "", message, "leave one out, and the plan tells what it comes to"))
+        message = "size, tokens and a budget are given, of which any two determine the third"
+        problems.append(Problem("too_much", "", message, "leave one out, and the plan computes it"))
     if not (size or tokens or budget.given):
         fix = "for example --preset gpt-1.3b --tokens 20e9, or --money 5000"
         problems.append(Problem("nothing_to_plan", "", "expected a size, tokens or a budget, best two of them", fix))
     for flag, value in (("--parameters", parameters), ("--tokens", tokens), *_flags(budget)):
         if value is not None and not LEAST <= value <= MOST_ASKED:
-            said = "a number above zero" if not value > 0 else f"a number between {LEAST:g} and {MOST_ASKED:g}"
-            problems.append(Problem("not_positive", flag, f"expected {said}, not {value:g}"))
+            expected = "a number above zero" if not value > 0 else f"a number between {LEAST:g} and {MOST_ASKED:g}"
+            problems.append(Problem("not_positive", flag, f"expected {expected}, not {value:g}"))
     if problems:
         raise ConfigError(*problems)
 
@@ -93,8 +98,11 @@ def resolve(
 ) -> Size:
     """The model and its tokens.
 
-    arch: the model, if it was named. share_of: what share of the budget a model and its tokens take. Raises ConfigError
-    where the budget buys nothing.
+    Args:
+        arch: the model, if it was named.
+        share_of: what share of the budget a model and its tokens take.
+
+    Raises ConfigError where the budget buys nothing.
     """
     if arch and tokens:
         return Size(arch, tokens, "as asked for")
@@ -103,8 +111,8 @@ def resolve(
     if arch:
         return Size(arch, law.tokens_for(arch.of_a_token), f"tokens: the optimum for this size by {law.name}")
     if tokens and not budget.given:
-        found = of_parameters(law.size_for(tokens), vocabulary)
-        return Size(found, tokens, f"size: the optimum for so many tokens by {law.name}")
+        sized = of_parameters(law.size_for(tokens), vocabulary)
+        return Size(sized, tokens, f"size: the optimum for this number of tokens by {law.name}")
 
     def read(count: float) -> float:
         return tokens if tokens else law.tokens_for(count)
@@ -116,17 +124,17 @@ def resolve(
         )
     grows = 1.0 if tokens else 2.0
     count = _largest(lambda count: share_of(of_parameters(count, vocabulary), read(count)), grows)
-    found = of_parameters(count, vocabulary)
+    sized = of_parameters(count, vocabulary)
     because = "the largest that the budget pays for" if tokens else f"the optimum for the budget by {law.name}"
-    if (spent := share_of(found, read(found.parameters))) < _SPENT:
+    if (spent := share_of(sized, read(sized.parameters))) < _SPENT:
         more = f"{1 / spent:,.0f}" if spent > 1e-6 else f"{1 / spent:.0e}"
         because = f"the largest that these devices hold; the budget pays for {more} times as much, so name more --gpus"
-    return Size(found, read(found.parameters), f"size: {because}")
+    return Size(sized, read(sized.parameters), f"size: {because}")
 
 
 def _tokens_within(arch: Architecture, share_of: Callable[[Architecture, float], float]) -> float:
-    one = share_of(arch, 1e9)
-    tokens = 1e9 / one
+    share_of_billion = share_of(arch, 1e9)
+    tokens = 1e9 / share_of_billion
     # The batch, and so the pace, may depend on the length of the training.
     for _ in range(4):
         tokens /= share_of(arch, tokens)
@@ -137,15 +145,15 @@ def _largest(share: Callable[[float], float], grows: float) -> float:
     """Parameters that take the whole budget, or the most that fit; the share grows as their power `grows`."""
     count, fits, fits_not = 1e9, _FEWEST, MOST
     for _ in range(30):
-        found = share(count)
-        if math.isinf(found):
+        used = share(count)
+        if math.isinf(used):
             fits_not = count
         else:
-            fits = max(fits, count) if found <= 1 else fits
-            if abs(math.log(found)) < 0.02 or fits_not / fits < 1.05:
-                return count if found <= 1.05 else fits
-            count *= found ** (-1 / grows)
-        if math.isinf(found) or count >= fits_not:
+            fits = max(fits, count) if used <= 1 else fits
+            if abs(math.log(used)) < 0.02 or fits_not / fits < 1.05:
+                return count if used <= 1.05 else fits
+            count *= used ** (-1 / grows)
+        if math.isinf(used) or count >= fits_not:
             count = math.sqrt(fits * fits_not)
             if fits_not / fits < 1.05:
                 return fits

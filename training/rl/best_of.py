@@ -28,23 +28,27 @@ def kl_of_best(n: int) -> float:
 
 def chances(drawn: int, n: int) -> NDArray[np.float64]:
     """The chance (drawn,) that each of `drawn` answers, from the worst to the best, is the best of n among them."""
-    ways = [math.comb(place, n - 1) for place in range(drawn)]
+    ways = [math.comb(worse, n - 1) for worse in range(drawn)]
     return np.array(ways, float) / math.comb(drawn, n)
 
 
 def best_of(scores: NDArray[np.float64], by: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     """Return the expected score (P,) of the best of n by `by`, over all draws of n among N answers, so that sampling
-    adds no avoidable noise. scores, by (P, N): where answers are equal in `by`, the mean of their scores counts."""
+    adds no avoidable noise.
+
+    Args:
+        scores, by (P, N): where answers are equal in `by`, the mean of their scores counts.
+    """
     order = np.argsort(by, axis=1, kind="stable")
     ranked = np.take_along_axis(scores, order, 1)
     ordered = np.take_along_axis(by, order, 1)
     weight = chances(scores.shape[1], n)
-    found = np.empty(len(scores))
+    expected = np.empty(len(scores))
     for row, (values, judged) in enumerate(zip(ranked, ordered, strict=True)):
         _, group = np.unique(judged, return_inverse=True)
         means = np.bincount(group, values) / np.bincount(group)
-        found[row] = float((weight * means[group]).sum())
-    return found
+        expected[row] = float((weight * means[group]).sum())
+    return expected
 
 
 def best_of_figures(
@@ -52,8 +56,10 @@ def best_of_figures(
 ) -> dict[str, float]:
     """Return best_of_4_kl and, for each of `scores`, best_of_4_reward with its interval over prompts.
 
-    by: values that choose the answer (P, N). scores: by name, each (P, N). clusters (P,): the number of the
-    conversation of each prompt.
+    Args:
+        by: values that choose the answer (P, N).
+        scores: by name, each (P, N).
+        clusters (P,): the number of the conversation of each prompt.
     """
     figures: dict[str, float] = {}
     for n in counts(most):

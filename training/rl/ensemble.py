@@ -35,7 +35,7 @@ def member_names(inputs: Mapping[str, Path]) -> list[str]:
         raise stage_error(
             "no_reward_model",
             f"rlhf.inputs.{others[0]}",
-            "expected the first reward model as the input reward_model, and further ones beside it",
+            "expected the first reward model as the input reward_model, and others in addition to it",
             f"call {others[0]} reward_model",
         )
     return []
@@ -45,7 +45,7 @@ class Ensemble:
     """One or several reward models, and the rule that combines their scores."""
 
     def __init__(self, members: Mapping[str, Scorer], config: RlhfConfig) -> None:
-        """Raises StageError where `reward_weights` names a missing model, or two models are the same."""
+        """Raise StageError where `reward_weights` names a missing model, or two models are the same."""
         self.members = dict(members)
         self._config = config
         for name in config.reward_weights:
@@ -79,8 +79,8 @@ class Ensemble:
 
     def raw(self, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
         """Raw scores (B,) of one model, (B, M) of several. Every rank must call."""
-        found = [scores_of(scorer, answers, chat, hardware) for scorer in self.members.values()]
-        return found[0] if len(found) == 1 else torch.stack(found, 1)
+        scores = [scores_of(scorer, answers, chat, hardware) for scorer in self.members.values()]
+        return scores[0] if len(scores) == 1 else torch.stack(scores, 1)
 
     def combined(self, scores: Tensor) -> Tensor:
         """Combine scores (B, M), brought to one scale, into one reward (B,); return those of one model (B,)
@@ -103,7 +103,9 @@ class Ensemble:
         return float(scores.std(1, correction=0).mean())
 
 
-def same_weights(one: Scorer, other: Scorer) -> bool:
+def same_weights(scorer: Scorer, other: Scorer) -> bool:
     """Return True if two reward models have the same weights."""
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    weights, other_weights = scorer.state_dict(), other.state_dict()
+    return weights.keys() == other_weights.keys() and all(
+        torch.equal(weights[name], other_weights[name]) for name in weights
+    )

@@ -27,7 +27,7 @@ from infra.io.json import parse_own_json
 from infra.process.lifetime import PARENT_FD, die_with_parent, signal_group
 from infra.project import PROJECT
 from training.rl.reward_functions import KEY, Answered, RewardFunction, call, reward_function
-from training.sandbox.runner import Kind, Wanted, find
+from training.sandbox.runner import Kind, SandboxChoice, find
 from training.sandbox.unit_tests import TIMEOUT_S, passes
 
 UNIT_TESTS = "unit tests"
@@ -47,7 +47,7 @@ class Graders:
     either way; functions are the user's and run with the user's rights.
     """
 
-    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: Wanted = "auto") -> None:
+    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: SandboxChoice = "auto") -> None:
         self._count = processes
         self._timeout_s = timeout_s
         self._wanted = sandbox
@@ -66,10 +66,12 @@ class Graders:
     def tests(self, answers: Sequence[str], references: Sequence[str]) -> list[float]:
         """Return 1 for each answer that passes the tests in its reference, else 0. Raises StageError where no sandbox
         is available."""
-        asked = [Answered("", answer, reference) for answer, reference in zip(answers, references, strict=True)]
+        questions = [Answered("", answer, reference) for answer, reference in zip(answers, references, strict=True)]
         if self._count:
-            return self._shared_out(UNIT_TESTS, asked)
-        return [float(passes(one.answer, one.response, self.sandbox, self._timeout_s)) for one in asked]
+            return self._shared_out(UNIT_TESTS, questions)
+        return [
+            float(passes(question.answer, question.response, self.sandbox, self._timeout_s)) for question in questions
+        ]
 
     @property
     def sandbox(self) -> Kind:
@@ -78,67 +80,67 @@ class Graders:
 
     def close(self) -> None:
         """End the processes and all that they started in their process groups."""
-        for one in self._graders:
-            one.end()
+        for grader in self._graders:
+            grader.end()
         self._graders = []
 
-    def _shared_out(self, path: str, asked: Sequence[Answered]) -> list[float]:
+    def _shared_out(self, path: str, questions: Sequence[Answered]) -> list[float]:
         """Give each answer to the process that is free first."""
-        found = [math.nan] * len(asked)
-        waiting = deque(range(len(asked)))
+        rewards = [math.nan] * len(questions)
+        waiting = deque(range(len(questions)))
         try:
             with selectors.DefaultSelector() as selector:
-                for one in self._ready(min(self._count, len(asked))):
-                    selector.register(one.output, selectors.EVENT_READ, one)
-                    self._give(one, path, asked, waiting)
-                while busy := [one for one in self._graders if one.answer is not None]:
-                    first = min(one.deadline for one in busy)
+                for grader in self._ready(min(self._count, len(questions))):
+                    selector.register(grader.output, selectors.EVENT_READ, grader)
+                    self._give(grader, path, questions, waiting)
+                while busy := [grader for grader in self._graders if grader.answer is not None]:
+                    first = min(grader.deadline for grader in busy)
                     for key, _ in selector.select(max(0.0, first - time.monotonic())):
-                        one = key.data
-                        for said in one.hear():
-                            if "imported" in said:
-                                one.allow(self._timeout_s)
+                        grader = key.data
+                        for message in grader.hear():
+                            if "imported" in message:
+                                grader.allow(self._timeout_s)
                                 continue
-                            if said["problems"]:
-                                raise StageError(*(Problem(**problem) for problem in said["problems"]))
-                            found[one.answer] = said["reward"]
-                            one.answer = None
-                            self._give(one, path, asked, waiting)
-                    self._stop_late(busy, path, asked)
+                            if message["problems"]:
+                                raise StageError(*(Problem(**problem) for problem in message["problems"]))
+                            rewards[grader.answer] = message["reward"]
+                            grader.answer = None
+                            self._give(grader, path, questions, waiting)
+                    self._stop_late(busy, path, questions)
         except BaseException:
             self.close()  # also one that is still at an answer
             raise
-        return found
+        return rewards
 
     def _ready(self, count: int) -> list[_Grader]:
-        for one in [one for one in self._graders if one.process.poll() is not None]:
-            one.end()
-            self._graders.remove(one)
+        for grader in [grader for grader in self._graders if grader.process.poll() is not None]:
+            grader.end()
+            self._graders.remove(grader)
         self._graders += [_Grader() for _ in range(count - len(self._graders))]
         return self._graders[:count]
 
-    def _give(self, one: _Grader, path: str, asked: Sequence[Answered], waiting: deque[int]) -> None:
+    def _give(self, grader: _Grader, path: str, questions: Sequence[Answered], waiting: deque[int]) -> None:
         if waiting:
-            one.answer = waiting.popleft()
-            one.allow(self._timeout_s + GRACE_S if path == UNIT_TESTS else IMPORT_S)
-            question = {"path": path, "answered": asked[one.answer], "timeout_s": self._timeout_s}
+            grader.answer = waiting.popleft()
+            grader.allow(self._timeout_s + GRACE_S if path == UNIT_TESTS else IMPORT_S)
+            question = {"path": path, "answered": questions[grader.answer], "timeout_s": self._timeout_s}
             if path == UNIT_TESTS:
                 question["sandbox"] = self.sandbox
-            one.send(question)
+            grader.send(question)
 
-    def _stop_late(self, busy: Sequence[_Grader], path: str, asked: Sequence[Answered]) -> None:
+    def _stop_late(self, busy: Sequence[_Grader], path: str, questions: Sequence[Answered]) -> None:
         where = f"{KEY}.{path}"
-        for one in busy:
-            if one.answer is None:
+        for grader in busy:
+            if grader.answer is None:
                 continue
-            answer = repr(asked[one.answer].answer[:80])
-            if one.is_gone:
-                code = one.process.wait()
+            answer = repr(questions[grader.answer].answer[:80])
+            if grader.is_gone:
+                code = grader.process.wait()
                 how = signal.Signals(-code).name if code < 0 else f"code {code}"
                 message = f"the process that graded the answer {answer} ended with {how}"
-                raise stage_error("reward_function_failed", where, message, "mend the function")
-            if time.monotonic() > one.deadline:
-                message = f"it gave no reward for the answer {answer} within {one.allowed_s:g} s"
+                raise stage_error("reward_function_failed", where, message, "correct the function")
+            if time.monotonic() > grader.deadline:
+                message = f"it gave no reward for the answer {answer} within {grader.allowed_s:g} s"
                 raise stage_error(
                     "reward_function_hangs", where, message, "have it end, or raise rlhf.reward_timeout_s"
                 )
@@ -156,7 +158,7 @@ class _Grader:
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        places = (*filter(None, sys.path), str(PROJECT))
+        folders = (*filter(None, sys.path), str(PROJECT))
         read_end, self._parent_pipe = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -164,7 +166,7 @@ class _Grader:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[read_end],
-                env={**os.environ, PARENT_FD: str(read_end), "PYTHONPATH": os.pathsep.join(places)},
+                env={**os.environ, PARENT_FD: str(read_end), "PYTHONPATH": os.pathsep.join(folders)},
                 start_new_session=True,
             )
         finally:
@@ -213,18 +215,18 @@ def _serve() -> None:
     for line in questions:
         question = parse_own_json(line)
         path, answered = question["path"], Answered(*question["answered"])
-        said: dict[str, Any] = {"reward": math.nan, "problems": []}
+        reply: dict[str, Any] = {"reward": math.nan, "problems": []}
         try:
             if path == UNIT_TESTS:
-                said["reward"] = float(passes(*answered[1:], question["sandbox"], question["timeout_s"]))
+                reply["reward"] = float(passes(*answered[1:], question["sandbox"], question["timeout_s"]))
             else:
                 if path not in functions:
                     functions[path] = reward_function(path)
                 print(json.dumps({"imported": path}), file=answers, flush=True)
-                (said["reward"],) = call(path, functions[path], [answered])
+                (reply["reward"],) = call(path, functions[path], [answered])
         except StageError as error:
-            said["problems"] = [problem.as_json() for problem in error.problems]
-        print(json.dumps(said), file=answers, flush=True)
+            reply["problems"] = [problem.as_json() for problem in error.problems]
+        print(json.dumps(reply), file=answers, flush=True)
 
 
 if __name__ == "__main__":

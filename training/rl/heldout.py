@@ -38,13 +38,13 @@ class Heldout:
         self, prompts: Sequence[Prompt], rewards: Rewards, chat: Chat, config: RlhfConfig, hardware: Hardware
     ) -> None:
         self._prompts = prompts
-        self._each = [one for one in prompts for _ in range(config.heldout_answers)]
+        self._each = [prompt for prompt in prompts for _ in range(config.heldout_answers)]
         self._rewards = rewards
         self._chat = chat
         self._config = config
         self._hardware = hardware
-        self._ruled = np.array([one.rule is not None for one in prompts])
-        self._conversations = number_clusters(opening_of(one.text, one.history) for one in prompts)
+        self._ruled = np.array([prompt.rule is not None for prompt in prompts])
+        self._conversations = number_clusters(opening_of(prompt.text, prompt.history) for prompt in prompts)
 
     def figures(
         self, sft: PreTrainedModel, policy: PreTrainedModel, samples: Path
@@ -52,13 +52,15 @@ class Heldout:
         """Return the figures that `training.rlhf.rlhf` names, and log lines about them. Answers are written to
         `samples`."""
         config, chat, hardware = self._config, self._chat, self._hardware
-        answers = {name: self._sampled(one, self._each, config.seed) for name, one in (("sft", sft), ("rlhf", policy))}
+        answers = {
+            name: self._sampled(model, self._each, config.seed) for name, model in (("sft", sft), ("rlhf", policy))
+        }
         scores, apart = self._scores(answers) if self._rewards.ensemble else ({}, {})
         judge = self._rewards.judge
         judged = raw_scores(judge, answers, chat, hardware) if judge else {}
         best = self._best_of(sft) if config.best_of > 1 else {}
         apart_by = kl_of(policy, sft, answers["rlhf"], chat, hardware, config.temperature)
-        kl, lengths = (one.double().numpy() for one in apart_by)
+        kl, lengths = (column.double().numpy() for column in apart_by)
         right = {name: self._right(side, self._each).numpy() for name, side in answers.items()}
         self._write(samples, answers, scores, judged, right)
 
@@ -76,10 +78,10 @@ class Heldout:
             "heldout_prompts": float(len(self._prompts)),
             **answer_figures(answers, config.heldout_answers, self._conversations),
         }
-        return figures, _said(figures)
+        return figures, _sentences(figures)
 
     def _sampled(self, model: PreTrainedModel, prompts: Sequence[Prompt], seed: int) -> Completions:
-        ids = [one.ids for one in prompts]
+        ids = [prompt.ids for prompt in prompts]
         return generate(model, ids, self._chat, self._config, self._hardware, seed=seed, in_ranks=True)
 
     def _right(self, answers: Completions, prompts: Sequence[Prompt]) -> Tensor:
@@ -93,7 +95,7 @@ class Heldout:
         if not scores:
             return {}
         return score_figures(
-            by, {name: self._means(one) for name, one in scores.items()}, longer, of, self._conversations
+            by, {name: self._means(values) for name, values in scores.items()}, longer, of, self._conversations
         )
 
     def _scores(self, answers: Mapping[str, Completions]) -> tuple[_Scores, dict[str, float]]:
@@ -102,32 +104,32 @@ class Heldout:
         ensemble, scale = self._rewards.ensemble, self._rewards.scale
         raw = {name: ensemble.raw(side, self._chat, self._hardware) for name, side in answers.items()}
         if len(ensemble) == 1:
-            return {name: one.double().numpy() for name, one in raw.items()}, {}
+            return {name: values.double().numpy() for name, values in raw.items()}, {}
         unruled = torch.from_numpy(np.repeat(~self._ruled, self._config.heldout_answers))
         if self._config.normalise_reward and not scale.known and int(unruled.sum()) > 1:
             scale.learn(raw["sft"][unruled])  # of the answers of `figures`, which come first
-        each = {name: scale(one) for name, one in raw.items()}
-        combined = {name: ensemble.combined(one).double().numpy() for name, one in each.items()}
-        return combined, {name: ensemble.apart(one) for name, one in each.items()}
+        each = {name: scale(values) for name, values in raw.items()}
+        combined = {name: ensemble.combined(values).double().numpy() for name, values in each.items()}
+        return combined, {name: ensemble.apart(values) for name, values in each.items()}
 
     def _by_functions(self, answers: Mapping[str, Completions]) -> _Scores:
         """Return the weighted sum of the rewards of the config's functions, without those that abstain; empty where it
         names none."""
         weights = self._config.reward_functions
-        found: _Scores = {}
+        rewards: _Scores = {}
         for name, side in answers.items() if weights else ():
             given = self._rewards.by_functions([self._chat.decode(ids) for ids in side.ids], self._each)
-            found[name] = np.asarray(
+            rewards[name] = np.asarray(
                 sum(weights[path] * values.double().nan_to_num(0.0) for path, values in given.items())
             )
-        return found
+        return rewards
 
     def _best_of(self, sft: PreTrainedModel) -> dict[str, float]:
         """Return the scores of the best of several answers of the SFT model, chosen by the reward: by the reward itself
         (reward) and by the judge; and where a rule judges, the share of prompts with a right answer among them
         (verified)."""
         many, seed = self._config.best_of, self._config.seed
-        prompts = [one for one in self._prompts for _ in range(many)]
+        prompts = [prompt for prompt in self._prompts for _ in range(many)]
         answers = self._sampled(sft, prompts, seed + 1)
         table, ruled, judge = (len(self._prompts), many), self._ruled, self._rewards.judge
         figures: dict[str, float] = {}
@@ -145,7 +147,8 @@ class Heldout:
     def _verified(self, right: _Scores) -> dict[str, float]:
         """Return the share of right answers to the prompts that a rule judges; nothing where there are none.
 
-        right: 1 for each right answer (A,).
+        Args:
+            right: 1 for each right answer (A,).
         """
         of, each = self._ruled, self._config.heldout_answers
         if not of.any():
@@ -164,15 +167,17 @@ class Heldout:
         judge's scores where there is one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf8") as file:
-            for number, one in zip(range(0, len(self._each), self._config.heldout_answers), self._prompts, strict=True):
+            for number, prompt in zip(
+                range(0, len(self._each), self._config.heldout_answers), self._prompts, strict=True
+            ):
                 line: dict[str, Any] = {
-                    "prompt": one.text,
-                    "reference": one.response,
+                    "prompt": prompt.text,
+                    "reference": prompt.response,
                     "answers": {name: self._chat.decode(side.ids[number]) for name, side in answers.items()},
                 }
-                if one.history:
-                    line["history"] = one.history
-                if one.rule is None:
+                if prompt.history:
+                    line["history"] = prompt.history
+                if prompt.rule is None:
                     line["rewards"] = {name: round(float(values[number]), 4) for name, values in scores.items()}
                     if judged:
                         line["judge"] = {name: round(float(values[number]), 4) for name, values in judged.items()}
@@ -181,7 +186,7 @@ class Heldout:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _said(figures: Mapping[str, float]) -> list[str]:
+def _sentences(figures: Mapping[str, float]) -> list[str]:
     """Summarise the figures in a few words each."""
 
     def bounds(name: str) -> str:
@@ -189,16 +194,16 @@ def _said(figures: Mapping[str, float]) -> list[str]:
             return "(of prompts of one conversation, without an interval)"
         return f"({figures[f'{name}_low']:+.2f} to {figures[f'{name}_high']:+.2f})"
 
-    said = []
+    sentences = []
     if "reward_gain" in figures:
         level = figures["reward_gain_equal_length"]
-        said.append(
+        sentences.append(
             f"held-out reward {figures['reward_gain']:+.2f} {bounds('reward_gain')}, at equal length {level:+.2f}"
         )
     if "judge_gain" in figures:
-        said.append(f"by the judge {figures['judge_gain']:+.2f} {bounds('judge_gain')}")
+        sentences.append(f"by the judge {figures['judge_gain']:+.2f} {bounds('judge_gain')}")
     if "functions_gain" in figures:
-        said.append(f"by the functions {figures['functions_gain']:+.2f}")
+        sentences.append(f"by the functions {figures['functions_gain']:+.2f}")
     if "verified_gain" in figures:
-        said.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
-    return [*said, f"KL {figures['kl_to_sft']:.1f}"]
+        sentences.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
+    return [*sentences, f"KL {figures['kl_to_sft']:.1f}"]

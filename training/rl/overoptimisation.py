@@ -47,7 +47,8 @@ class DivergenceWatch:
     def look(self, number: int, reward: float, judge: float, error: float) -> None:
         """Raise EndOfTraining where the judge's mean fell beyond chance since its best stretch and the reward rose.
 
-        number: of the round, from 0 on; a repeated round replaces its record and those after it.
+        Args:
+            number: of the round, from 0 on; a repeated round replaces its record and those after it.
         """
         if self._rounds is None:
             return
@@ -56,7 +57,7 @@ class DivergenceWatch:
         if fall is not None:
             best_round, best, newest = fall
             message = (
-                f"rlhf: stopped after round {number + 1:,}: over {self._rounds:,} rounds the judge's score lies at "
+                f"rlhf: stopped after round {number + 1:,}: over {self._rounds:,} rounds the judge's score is "
                 f"{newest.judge:.3f}, and was {best.judge:.3f} up to round {best_round:,}, while the reward went from "
                 f"{best.reward:.3f} to {newest.reward:.3f}"
             )
@@ -66,7 +67,8 @@ class DivergenceWatch:
 
 def fall_from_best(seen: list[Round] | NDArray[np.float64], rounds: int) -> tuple[int, Round, Round] | None:
     """Return (last round of the judge's best stretch, the means of that stretch, the means of the newest) where the
-    newest is below it beyond chance and has more reward; None otherwise, and where no stretch ends with the last round.
+    newest is below it beyond chance and has more reward; None otherwise, and where no stretch ends with the last
+    round.
 
     A sequential test: the k-th look has FALSE_STOPS / (k (k - 1)) of the error, which adds up to FALSE_STOPS over any
     number of looks. There is no correction for taking the best of k - 1 earlier stretches: the best is the same for
@@ -74,7 +76,8 @@ def fall_from_best(seen: list[Round] | NDArray[np.float64], rounds: int) -> tupl
     noise of up to twice the reported error and correlations of up to 0.6, the rate stays below FALSE_STOPS
     (benchmarks/bench_divergence.py).
 
-    seen: (rounds, 3), as of Round.
+    Args:
+        seen: (rounds, 3), as of Round.
     """
     looks, rest = divmod(len(seen), rounds)
     apart = math.ceil(_ROUNDS_APART / rounds)

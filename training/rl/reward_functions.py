@@ -32,15 +32,15 @@ def reward_function(path: str) -> RewardFunction:
     module, _, name = path.partition(":")
     where = f"{KEY}.{path}"
     try:
-        found = getattr(importlib.import_module(module), name)
+        attribute = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise stage_error("no_such_function", where, f"expected a function: {error}", FIX) from error
     except (Exception, SystemExit) as error:
         message = f"expected a function: importing {module} raised {type(error).__name__}: {error}"
         raise stage_error("no_such_function", where, message, FIX) from error
-    if not callable(found):
-        raise stage_error("no_such_function", where, f"expected a function, not {type(found).__name__}", FIX)
-    function: RewardFunction = found
+    if not callable(attribute):
+        raise stage_error("no_such_function", where, f"expected a function, not {type(attribute).__name__}", FIX)
+    function: RewardFunction = attribute
     return function
 
 
@@ -54,14 +54,16 @@ def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> l
         given = _each(returned)
     except (Exception, SystemExit) as error:
         kind = type(error).__name__
-        raise stage_error("reward_function_failed", where, f"it raised {kind}: {error}", "mend the function") from error
+        raise stage_error(
+            "reward_function_failed", where, f"it raised {kind}: {error}", "correct the function"
+        ) from error
     if given is None:
         message = f"expected a list with a reward for each of {len(answers)} answers, it returned {_shown(returned)}"
-        fix = "define it without async" if inspect.iscoroutine(returned) else "mend the function"
+        fix = "define it without async" if inspect.iscoroutine(returned) else "correct the function"
         raise stage_error("reward_function_failed", where, message, fix)
     if len(given) != len(answers):
         message = f"expected a reward for each of {len(answers)} answers, it gave {len(given)}"
-        raise stage_error("reward_function_failed", where, message, "mend the function")
+        raise stage_error("reward_function_failed", where, message, "correct the function")
     rewards = []
     for value, answer in zip(given, answers, strict=True):
         reward = math.nan if value is None else _number(value)

@@ -53,7 +53,11 @@ class RewardScale(nn.Module):
         self.register_buffer("kl_coef", torch.tensor(kl_coef, dtype=torch.float64))
 
     def learn(self, scores: Tensor) -> None:
-        """Set mean and spread. scores: (B,) of one model, (B, M) of several."""
+        """Set mean and spread.
+
+        Args:
+            scores: (B,) of one model, (B, M) of several.
+        """
         self.mean.copy_(scores.mean(0))
         self.spread.copy_(scores.std(0).clamp(min=1e-6))
         self.known.fill_(True)
@@ -106,8 +110,15 @@ class Rewards:
             reward_function(path)  # raises for a missing function before anything is sampled
 
     def of(self, answers: Completions, prompts: Sequence[Prompt]) -> Rewarded:
-        """Return the rewards of answers. prompts: the prompt of each answer. Every rank must call, with all answers.
-        Raises StageError as `training.rl.grading.Graders.functions` does."""
+        """Return the rewards of answers.
+
+        Every rank must call, with all answers.
+
+        Args:
+            prompts: the prompt of each answer.
+
+        Raises StageError as `training.rl.grading.Graders.functions` does.
+        """
         config, scale = self._config, self.scale
         texts = [self._chat.decode(ids) for ids in answers.ids]
         right = self.right(texts, prompts).float()
@@ -123,8 +134,8 @@ class Rewards:
             scores = self.ensemble.combined(each)
             if len(learnt):
                 # Raw scores of several models have no common scale.
-                told = learnt if len(self.ensemble) == 1 else scores[~ruled]
-                metrics |= {"rlhf/reward": float(told.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
+                shown = learnt if len(self.ensemble) == 1 else scores[~ruled]
+                metrics |= {"rlhf/reward": float(shown.mean()), "rlhf/reward_normalised": float(scores[~ruled].mean())}
                 if len(self.ensemble) > 1:
                     metrics["rlhf/reward_models_apart"] = self.ensemble.apart(each[~ruled])
         if self.judge is not None and not ruled.all():
@@ -148,9 +159,10 @@ class Rewards:
     def by_functions(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Return each function's rewards of the answers (B,), before its weight, nan where it abstains. Each rank asks
         for its part, and every rank must call."""
-        mine = ranks.own_part(len(texts))
+        own_rows = ranks.own_part(len(texts))
         answered = [
-            Answered(one.text, text, one.response) for one, text in zip(prompts[mine], texts[mine], strict=True)
+            Answered(prompt.text, text, prompt.response)
+            for prompt, text in zip(prompts[own_rows], texts[own_rows], strict=True)
         ]
         return {
             path: ranks.join_parts(torch.tensor(self._graders.functions(path, answered)))
@@ -160,6 +172,6 @@ class Rewards:
     def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
         """Return 1 for each answer (B,) that is right by its prompt's rule, 0 for a wrong one, nan where no rule
         judges. In double precision; each rank checks its part, and every rank must call."""
-        mine = ranks.own_part(len(texts))
-        rules = [one.rule for one in prompts[mine]]
-        return ranks.join_parts(torch.from_numpy(right_answers(texts[mine], rules, self._graders)))
+        own_rows = ranks.own_part(len(texts))
+        rules = [prompt.rule for prompt in prompts[own_rows]]
+        return ranks.join_parts(torch.from_numpy(right_answers(texts[own_rows], rules, self._graders)))

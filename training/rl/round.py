@@ -1,7 +1,7 @@
 """One round of RLHF, from top to bottom: sample, score, advantages, update.
 
     1. prompts     drawn from the training prompts, each of them once for every answer to it
-    2. sample      an answer to each, from the policy as it is at the round's start (`training.generation`)
+    2. sample      an answer to each, from the policy at the start of the round (`training.generation`)
     3. score       a reward for each answer (`training.rl.rewards`)
     4. look        log-probabilities of the answers' tokens under policy and reference, and the value function's values
     5. advantages  by the algorithm: PPO, RLOO, GRPO or RAFT (a file each in `training.rl.algorithms`)
@@ -211,20 +211,22 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         """Return log-probabilities under policy and reference, the policy's entropies, and values if any, each (B,
         T)."""
         pieces: list[tuple[Tensor, ...]] = []
-        mine = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
+        own_rows = torch.arange(len(batch.ids))[ranks.own_part(len(batch.ids))]
         with measuring(self._policy), measuring(self._reference):
-            for rows in mine.split(_BATCH):
-                ids, places, mask, tokens = (
+            for rows in own_rows.split(_BATCH):
+                ids, positions, mask, tokens = (
                     value[rows].to(self._hardware.device)
                     for value in (batch.ids, batch.places, batch.mask, batch.tokens)
                 )
                 (policy, entropies), (reference, _) = (
-                    logprobs_and_entropies(one, ids, places, tokens, mask, self._hardware, self._config.temperature)
-                    for one in (self._policy, self._reference)
+                    logprobs_and_entropies(
+                        model, ids, positions, tokens, mask, self._hardware, self._config.temperature
+                    )
+                    for model in (self._policy, self._reference)
                 )
                 columns = [policy, reference, entropies]
                 if self._values is not None:
-                    columns.append(self._values(ids, places, mask))
+                    columns.append(self._values(ids, positions, mask))
                 pieces.append(tuple(value.cpu() for value in columns))
         joined = (ranks.join_parts(torch.cat(column)) for column in zip(*pieces, strict=True))
         policy, reference, entropies, *values = joined
@@ -235,13 +237,13 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Return the state of training: the round, the number of its answers that all ranks have learnt from, counted
         again in each epoch; and the watch's record of earlier rounds."""
-        watched = {"watched": [list(one) for one in self._watch.seen]} if self._watch.is_on else {}
+        watched = {"watched": [list(seen) for seen in self._watch.seen]} if self._watch.is_on else {}
         return {"round": self._round, "read": num_samples, **watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the state, also from checkpoints of earlier versions, which were taken at a round's start."""
         self._round, self._read, self._rows = state["round"], state.get("read", 0), None
-        self._watch.seen = [Round(*one) for one in state.get("watched", ())]
+        self._watch.seen = [Round(*values) for values in state.get("watched", ())]
 
     def write(self, folder: Path) -> list[Path]:
         """Write the current round to a checkpoint's folder."""
@@ -266,9 +268,9 @@ def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray
 def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop the columns of a minibatch that are padding in all of its rows."""
     answer = int(rows["mask"].sum(1).max())
-    whole = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
-    shorter = {name: value[:, : whole if name == "ids" else answer] for name, value in rows.items()}
-    return shorter | {"places": shorter["places"].clamp(max=whole - 1)}
+    length = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
+    shorter = {name: value[:, : length if name == "ids" else answer] for name, value in rows.items()}
+    return shorter | {"places": shorter["places"].clamp(max=length - 1)}
 
 
 class PolicyAndValue(Trainable):
@@ -312,18 +314,20 @@ class PolicyAndValue(Trainable):
         """Return the policy and the value function, which share no weights."""
         return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
 
-    def values(self, ids: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+    def values(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Return the expected normalised reward (B, T) at the places (B, T) of ids; arbitrary where `mask (B, T)` is
         0."""
         assert self.value is not None
-        return self.scale.of_first(self.value.at(ids, places, answered(places, mask)))
+        return self.scale.of_first(self.value.at(ids, positions, answered(positions, mask)))
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature;
         and the loss of the pretraining text (`training.train_modules.mixed_text`)."""
-        ids, places, mask = batch["ids"], batch["places"], batch["mask"]
-        logprobs = answer_logprobs(self.policy, ids, places, batch["tokens"], mask, self._hardware, self._temperature)
-        values = self.values(ids, places, mask) if self.value is not None else None
+        ids, positions, mask = batch["ids"], batch["places"], batch["mask"]
+        logprobs = answer_logprobs(
+            self.policy, ids, positions, batch["tokens"], mask, self._hardware, self._temperature
+        )
+        values = self.values(ids, positions, mask) if self.value is not None else None
         weight = self.algorithm.weight(batch)
         text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
         return logprobs, values, text

@@ -18,7 +18,13 @@ class RoundTimes(Callback):
     """
 
     def __init__(self, run: Run, batches: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """batches: per round."""
+        """Start with no round measured.
+
+        Args:
+            run: receives the figures.
+            batches: batches per round.
+            clock: returns seconds.
+        """
         self._run = run
         self._batches = batches
         self._clock = clock

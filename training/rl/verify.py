@@ -19,7 +19,7 @@ from training.sandbox.runner import described
 
 TESTS = "tests"
 _RULES = "exact, number, json, tests, words:LOW-HIGH or format:REGEX"
-_FIX = "leave verify out, or name the rule and what it holds answers against"
+_FIX = "leave verify out, or name the rule and the reference that it compares answers with"
 
 
 class Rule(NamedTuple):
@@ -42,8 +42,8 @@ class Rule(NamedTuple):
             case "exact":
                 return answer.strip() == self.response
             case "number":
-                found = number_in(answer)
-                return found is not None and found == number_in(self.response)
+                number = number_in(answer)
+                return number is not None and number == number_in(self.response)
             case "json":
                 return _is_json_like(answer, self.response)
             case "format":
@@ -55,20 +55,22 @@ class Rule(NamedTuple):
 
 def _is_json_like(answer: str, reference: str) -> bool:
     try:
-        found = parse_json(answer)
+        value = parse_json(answer)
     except BadJson:
         return False
-    wanted = parse_json(reference)
-    return not isinstance(wanted, dict) or (isinstance(found, dict) and wanted.keys() <= found.keys())
+    expected = parse_json(reference)
+    return not isinstance(expected, dict) or (isinstance(value, dict) and expected.keys() <= value.keys())
 
 
 def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]:
     """Return the rule of each prompt of a pairs file; None where it has none.
 
-    where: the file, for messages. Raises StageError `unknown_rule` for an unknown rule, or one without a usable
-    response.
+    Args:
+        where: the file, for messages.
+
+    Raises StageError `unknown_rule` for an unknown rule, or one without a usable response.
     """
-    found: list[Rule | None] = []
+    rules: list[Rule | None] = []
     for number, row in enumerate(rows, 1):
         rule, response = row.get("verify"), (row.get("reference") or row.get("response", "")).strip()
         if rule is not None and not re.fullmatch(RULE, str(rule)):
@@ -77,24 +79,27 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
             raise stage_error(
                 "unknown_rule", f"{where}:{number}", f"verify: {rule} has no use for this reference: {why}", _FIX
             )
-        found.append(Rule(rule, response) if rule else None)
-    return found
+        rules.append(Rule(rule, response) if rule else None)
+    return rules
 
 
 def right_answers(answers: Sequence[str], rules: Sequence[Rule | None], graders: Graders) -> NDArray[np.float64]:
     """Return 1 for each answer that is right and 0 for one that is wrong; nan where no rule judges.
 
-    graders: run the answers with unit tests. Raises StageError where these have no sandbox.
+    Args:
+        graders: run the answers with unit tests.
+
+    Raises StageError where these have no sandbox.
     """
-    asked = list(zip(answers, rules, strict=True))
-    tested = [(at, answer, rule) for at, (answer, rule) in enumerate(asked) if rule is not None and rule.name == TESTS]
-    found = np.array(
-        [np.nan if rule is None or rule.name == TESTS else float(rule.allows(answer)) for answer, rule in asked]
+    pairs = list(zip(answers, rules, strict=True))
+    tested = [(at, answer, rule) for at, (answer, rule) in enumerate(pairs) if rule is not None and rule.name == TESTS]
+    right = np.array(
+        [np.nan if rule is None or rule.name == TESTS else float(rule.allows(answer)) for answer, rule in pairs]
     )
     if tested:
-        places, given, those = zip(*tested, strict=True)
-        found[list(places)] = graders.tests(given, [rule.response for rule in those])
-    return found
+        numbers, given, those = zip(*tested, strict=True)
+        right[list(numbers)] = graders.tests(given, [rule.response for rule in those])
+    return right
 
 
 def announce_sandbox(rules: Iterable[Rule | None], graders: Graders, run: Run) -> None:

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _enter(question: dict[str, Any]) -> None:
-    """Returns in the first process of namespaces with their own root; this one ends with it."""
+    """Return in the first process of namespaces with their own root; this one ends with it."""
     uid, gid = os.geteuid(), os.getegid()
     spaces = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     # Root needs no namespace of users, and gives the code another user instead.
@@ -163,7 +163,7 @@ def _confine(question: dict[str, Any], in_sandbox: bool) -> None:
                 os.setresgid(number, number, number)
                 os.setresuid(number, number, number)
             except OSError:
-                _give_up("root could not become another user")
+                _give_up("root could not switch to another user")
     for limit, most in limits:
         resource.setrlimit(limit, (most, most))
     _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
@@ -181,8 +181,9 @@ class _Filter(ctypes.Structure):
 def _forbid_calls(calls: dict[str, Any]) -> None:
     """Refuse system calls that no answer needs and that affect more than this sandbox: seccomp-bpf.
 
-    calls: of this processor: its `architecture`, the numbers that are `refused`, and those of `clone`, `clone3` and
-    `socket`, which are refused in part.
+    Args:
+        calls: of this processor: its `architecture`, the numbers that are `refused`, and those of `clone`, `clone3`
+            and `socket`, which are refused in part.
     """
     load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, unknown, allow, kill = 0x50000 | 1, 0x50000 | 38, 0x7FFF0000, 0x80000000
@@ -219,7 +220,7 @@ def _forbid_calls(calls: dict[str, Any]) -> None:
 
 
 def _watch(child: int, question: dict[str, Any]) -> None:
-    """Returns when the child ended, or when all processes together exceed a limit; the remaining ones end with this
+    """Return when the child ended, or when all processes together exceed a limit; the remaining ones end with this
     process, which is the first of its namespace or, with bubblewrap, the one for which the first waits."""
     ended = select.poll()
     ended.register(os.pidfd_open(child), select.POLLIN)
@@ -238,11 +239,11 @@ def _memory(most: int) -> int:
     """Return the bytes that the processes of this namespace use; shared memory counts once if the sum is above the
     limit."""
     numbers = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    found = sum(
+    used = sum(
         _of(f"/proc/{name}/statm", lambda text: int(text.split()[1]) * resource.getpagesize()) for name in numbers
     )
-    if found <= most:
-        return found
+    if used <= most:
+        return used
     return sum(
         _of(f"/proc/{name}/smaps_rollup", lambda text: 1024 * int(text.partition("\nPss:")[2].split()[0]))
         or _of(f"/proc/{name}/statm", lambda text: int(text.split()[1]) * resource.getpagesize())

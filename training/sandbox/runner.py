@@ -29,7 +29,7 @@ from infra.errors import stage_error
 from infra.process.lifetime import signal_group
 
 Kind = Literal["bubblewrap", "namespaces", "none"]
-Wanted = Literal["auto", "bubblewrap", "namespaces", "none"]
+SandboxChoice = Literal["auto", "bubblewrap", "namespaces", "none"]
 KEY = "launch.sandbox"
 
 MEMORY_BYTES = 2**30
@@ -83,11 +83,13 @@ class SandboxOutcome(NamedTuple):
 
 
 def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float) -> SandboxOutcome:
-    """Runs the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
+    """Run the program's `main(question, answer)` until it ends, at most `timeout_s` seconds. All processes that it
     started have ended too, except for `none`, where those that left its process group continue.
 
-    question: values that `marshal` can write.
+    Args:
+        question: values that `marshal` can write.
     """
+    # Limits, which the program's process sets for itself before it runs anything else.
     readable, links = _view(program)
     limits = {
         "parent": os.getpid(),
@@ -106,9 +108,10 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         "calls": _calls(),
     }
     with ExitStack() as ending:
-        asked, complaint = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        asked.write(marshal.dumps({**limits, **question}))
-        asked.seek(0)
+        # Request by a file, answer by a pipe: the process inherits nothing else.
+        request, complaint = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        request.write(marshal.dumps({**limits, **question}))
+        request.seek(0)
         folder = None
         if kind == "none":
             folder = tempfile.TemporaryDirectory(prefix="stemma-tests-", ignore_cleanup_errors=True)
@@ -119,7 +122,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         try:
             process = subprocess.Popen(
                 [*_wrapped(kind, readable, links), _python(), "-I", "-S", "-B", str(_INSIDE), kind, str(program)],
-                stdin=asked,
+                stdin=request,
                 stdout=write_end,
                 stderr=complaint,
                 cwd=home,
@@ -135,16 +138,16 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         complaint.seek(0)
-        said = complaint.read(2000).decode(errors="replace").strip()
-        return SandboxOutcome(_written(read_end), said, ended)
+        message = complaint.read(2000).decode(errors="replace").strip()
+        return SandboxOutcome(_written(read_end), message, ended)
 
 
-def find(wanted: Wanted) -> Kind:
+def find(requested: SandboxChoice) -> Kind:
     """Return the sandbox that `launch.sandbox` names; with auto, the first of bubblewrap and namespaces that passes its
     trial on this machine. Raises StageError `no_sandbox` where none does."""
-    if wanted == "none":
+    if requested == "none":
         return "none"
-    kinds: tuple[Kind, ...] = ("bubblewrap", "namespaces") if wanted == "auto" else (wanted,)
+    kinds: tuple[Kind, ...] = ("bubblewrap", "namespaces") if requested == "auto" else (requested,)
     refused = []
     for kind in kinds:
         if not (why := weakness(kind)):
@@ -198,7 +201,7 @@ def _wait(pid: int, timeout_s: float) -> bool:
 
 def _written(pipe: int) -> bytes:
     """Return the content of the pipe, once no process holds its other end; at once if none does."""
-    found, deadline = b"", time.monotonic() + _END_S
+    written, deadline = b"", time.monotonic() + _END_S
     os.set_blocking(pipe, False)
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN | select.POLLHUP)
@@ -206,8 +209,8 @@ def _written(pipe: int) -> bytes:
         data = os.read(pipe, _LONGEST)
         if not data:
             break
-        found = (found + data)[:_LONGEST]
-    return found
+        written = (written + data)[:_LONGEST]
+    return written
 
 
 def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str]]) -> list[str]:
@@ -248,18 +251,18 @@ def _view(program: Path) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the paths that are readable in a sandbox, and links with their targets."""
     python = Path(_python())
     libraries = Path(os.__file__).parent
-    wanted = [python, libraries, *libraries.parent.glob("libpython*"), _INSIDE, program, *map(Path, _packages())]
+    needed = [python, libraries, *libraries.parent.glob("libpython*"), _INSIDE, program, *map(Path, _packages())]
     links = []
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
             links.append((str(path), os.readlink(path)))
         elif path.exists():
-            wanted.append(path)
-    found: list[str] = []
-    for path in sorted({Path(os.path.abspath(path)) for path in wanted}):
-        if not any(path.is_relative_to(above) for above in found):
-            found.append(str(path))
-    return found, links
+            needed.append(path)
+    visible: list[str] = []
+    for path in sorted({Path(os.path.abspath(path)) for path in needed}):
+        if not any(path.is_relative_to(above) for above in visible):
+            visible.append(str(path))
+    return visible, links
 
 
 def _packages() -> list[str]:
@@ -268,5 +271,5 @@ def _packages() -> list[str]:
 
 
 def _calls() -> dict[str, Any] | None:
-    own = _CALLS.get(platform.machine())
-    return {**own, "clone3": _CLONE3, "refused": [*own["refused"], *_REFUSED]} if own else None
+    calls = _CALLS.get(platform.machine())
+    return {**calls, "clone3": _CLONE3, "refused": [*calls["refused"], *_REFUSED]} if calls else None

@@ -15,7 +15,7 @@ _NEWUSER = 0x10000000
 
 
 def main(question: dict[str, Any], answer: int) -> None:
-    """Writes `held` into `answer`, or what the sandbox failed to prevent."""
+    """Write `held` into `answer`, or what the sandbox failed to prevent."""
     os.write(answer, (_weakness(question) or "held").encode())
 
 
@@ -31,7 +31,7 @@ def _weakness(question: dict[str, Any]) -> str:
     except OSError:
         pass
     if ctypes.CDLL(None).unshare(_NEWUSER) == 0:
-        return "it lets code make namespaces"
+        return "it allows code to make namespaces"
     for path, size in question["folders"]:
         folder = os.statvfs(path)
         if folder.f_blocks * folder.f_frsize > size:

@@ -23,8 +23,8 @@ def code_in(answer: str) -> str:
     """Return the first block of Python between lines of three backticks, else the first block, or all where there is
     none."""
     blocks = list(_FENCED.finditer(answer))
-    python = [one for one in blocks if one[1].strip().lower() in _PYTHON]
-    return next((one[2] for one in [*python, *blocks]), answer)
+    python = [block for block in blocks if block[1].strip().lower() in _PYTHON]
+    return next((block[2] for block in [*python, *blocks]), answer)
 
 
 def passes(answer: str, assertions: str, kind: sandbox.Kind, timeout_s: float = TIMEOUT_S) -> bool:

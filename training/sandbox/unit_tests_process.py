@@ -10,7 +10,7 @@ from typing import Any
 
 
 def main(question: dict[str, Any], answer: int) -> None:
-    """Writes the question's word into `answer` if its code and then its tests run to their end."""
+    """Write the question's word into `answer` if its code and then its tests run to their end."""
     # The code may put its own functions in the place of these.
     write, run = os.write, exec
     try:

@@ -235,6 +235,10 @@ class _Choices:
         reported = asked.likeliest if asked.echoes else None
         return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
 
+    def _returns_another_call(self, calls: int) -> bool:
+        """Return True if a call of a function follows `calls` earlier ones of the same choice."""
+        return not calls or getattr(self._asked, "parallel_tool_calls", True)
+
     async def whole(self, answers: Answers) -> dict[str, Any]:
         texts = {number: [self._echo(number)] for number in range(len(self.requests))}
         tokens: dict[int, list[PlacedToken]] = {number: [] for number in texts}
@@ -246,7 +250,7 @@ class _Choices:
                     texts[number].append(part)
                 elif isinstance(part, Reasoning):
                     reasoning[number] += part.text
-                else:
+                elif self._returns_another_call(len(calls[number])):
                     calls[number].append(as_call(part))
             if isinstance(piece, TextPiece):
                 tokens[number] += self._placed(number, piece)
@@ -285,7 +289,7 @@ class _Choices:
                         yield event(number, self._shape.part(part), tokens, None)
                     elif isinstance(part, Reasoning):
                         yield event(number, {"delta": {"reasoning_content": part.text}}, tokens, None)
-                    else:
+                    elif self._returns_another_call(called[number]):
                         call = {"index": called[number], **as_call(part)}
                         called[number] += 1
                         yield event(number, {"delta": {"tool_calls": [call]}}, tokens, None)

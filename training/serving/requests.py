@@ -225,6 +225,8 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: list[_Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: bool = True
+    """False: of several calls in an answer the first is returned."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # Known keys of which one value, or any, does not change the answer.
@@ -235,7 +237,6 @@ class ChatRequest(GenerationRequest):
     web_search_options: None = None
     functions: Annotated[list[JsonValue], Field(max_length=0)] = []
     function_call: Literal["none", "auto"] = "auto"
-    parallel_tool_calls: Literal[True] = True
     modalities: list[Literal["text"]] = ["text"]
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False

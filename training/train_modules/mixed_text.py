@@ -14,11 +14,7 @@ from corpus.documents.source_names import unknown_source
 from infra.errors import StageError, stage_error
 from infra.run import Run
 from training.chat.base import Conversation
-from training.data.packed_shards import open_in_order, unpacked_bytes
-from training.data.packed_text import check_tokenizer
-from training.data.scratch import node_scratch
-from training.data.shard_index import read_meta
-from training.data.shared_memory import own_shared_memory
+from training.data.open_shards import OpenShards
 from training.model.loss import IGNORE
 from training.train_modules.language_model import LanguageModel
 
@@ -101,16 +97,15 @@ def text_examples(
     given, it must be that of the shards. Raises StageError: `unknown_source`; `other_tokenizer`; `no_documents` where
     none is long enough.
     """
-    meta = read_meta(shards)
-    if tokenizer is not None and "end_of_text_id" in meta:
-        check_tokenizer(tokenizer, meta, f"{key.partition('.')[0]}.inputs.shards", TEXT_BY_MODEL)
-    wanted = _numbers(shards, sources, key)
-    begin = meta.get("begin_of_text_id")  # an example begins with it where every document does
+    text = OpenShards(shards, run)
+    if tokenizer is not None and "end_of_text_id" in text.meta:
+        text.check_tokenizer(tokenizer, f"{key.partition('.')[0]}.inputs.shards", TEXT_BY_MODEL)
+    wanted = _numbers(text.meta, sources, key)
+    begin = text.meta.get("begin_of_text_id")  # an example begins with it where every document does
     random = np.random.default_rng(seed)
     examples: list[Text] = []
-    limit = run.launch.shard_cache_gb
-    with node_scratch(run, unpacked_bytes(shards, limit)) as cache, own_shared_memory(run.work_dir):
-        sequences = open_in_order(shards / "train", cache, limit)
+    with text:
+        sequences = text.in_order(text.train)
         while len(examples) < count:
             before = len(examples)
             for number in random.permutation(sequences.size):
@@ -137,9 +132,9 @@ def text_examples(
     return examples
 
 
-def _numbers(shards: Path, sources: Sequence[str], key: str) -> list[int]:
-    """The numbers of these sources in the shards."""
-    known = read_meta(shards).get("sources", {}) if sources else {}
+def _numbers(meta: Mapping[str, Any], sources: Sequence[str], key: str) -> list[int]:
+    """The numbers of these sources in the shards with this meta.json."""
+    known = meta.get("sources", {}) if sources else {}
     if problems := [problem for name in sources for problem in unknown_source(key, name, known)]:
         raise StageError(*problems)
     return [known[name]["id"] for name in sources]

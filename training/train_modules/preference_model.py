@@ -21,7 +21,7 @@ from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.measuring import measuring
 from training.core.train_state import Batch, TokenCount, Trainable, TrainState
-from training.data.preference_pairs import Pair
+from training.data.preferences import Pair
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 

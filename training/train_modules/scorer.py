@@ -20,7 +20,7 @@ from training.chat.base import Chat
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.core.train_state import TokenCount, Trainable
-from training.data.rankings import Ranking, ranking_batch
+from training.data.preferences import Ranking, ranking_batch
 from training.guard.norms import last_stack
 from training.model.models import limit_length
 from training.train_modules.shared_prompts import hidden_states
@@ -52,7 +52,7 @@ class Scorer(nn.Module):
 
 
 class RewardModel(Trainable):
-    """A scorer with the Bradley–Terry loss; a batch is `training.data.rankings.ranking_batch`'s.
+    """A scorer with the Bradley–Terry loss; a batch is `training.data.preferences.ranking_batch`'s.
 
     The loss of a prompt is the mean over its pairs, K choose 2 in a ranking, so that a prompt with many answers counts
     as much as any other and no answer is computed twice (InstructGPT, section 3.5).

@@ -30,7 +30,7 @@ _UNCOMPILED_FLOPS = {"cpu": 2e11, "cuda": 1.1e14}
 _SAVED = 0.4
 _COST_S = {"cpu": 35.0, "cuda": 15.0}
 NO_PLAIN_PATHS = (
-    "training goes on uncompiled, and so slower: the path of the Python environment or of TORCHINDUCTOR_CACHE_DIR has "
+    "training continues uncompiled, and slower: the path of the Python environment or of TORCHINDUCTOR_CACHE_DIR has "
     "a space or another character that TorchInductor does not quote, and there is no temporary folder to put a link to "
     "it; set TMPDIR to a folder without such characters, or install into one"
 )
@@ -101,9 +101,9 @@ def _plain(folder: str) -> str | None:
     """Return a name of the folder that needs no quotes, None if there is no place for one."""
     if shlex.quote(folder) == folder:
         return folder
-    for place in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
-        names = Path(place) / f"stemma-{os.getuid()}-paths"
-        if place and shlex.quote(str(names)) == str(names) and _is_ours(names):
+    for parent in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
+        names = Path(parent) / f"stemma-{os.getuid()}-paths"
+        if parent and shlex.quote(str(names)) == str(names) and _is_private(names):
             link = names / hashlib.sha256(folder.encode()).hexdigest()[:16]
             if not link.is_symlink():
                 hidden = link.with_name(f".{link.name}.{os.getpid()}")
@@ -113,14 +113,14 @@ def _plain(folder: str) -> str | None:
     return None
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_private(folder: Path) -> bool:
     """Create a folder in which no other user can create links; return False if another user owns it or this fails."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _has_compiler() -> bool:

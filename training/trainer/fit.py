@@ -91,11 +91,11 @@ class Fit:
             "lr_multiplier": self.lr_multiplier,
         }
 
-    def headline(self, said: str) -> str:
+    def headline(self, text: str) -> str:
         """Return a stage's headline, with a warning if the guard cut the learning rate permanently."""
         if self.lr_multiplier == 1:
-            return said
-        return f"{said}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
+            return text
+        return f"{text}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
 
 
 def fit(
@@ -145,8 +145,7 @@ def fit(
     # The model on this device, and the optimizer of its weights.
     checkpoint_activations(model, run.launch.recompute)
     # If batches grow, all microbatches have the size of the first one: changing shapes would trigger recompilation.
-    smallest = plan.rampup.first if plan.rampup else plan.batch_size
-    microbatch = choose(model, loader, ranks.per_rank_batch(smallest), hardware, run)
+    microbatch = choose(model, loader, ranks.per_rank_batch(plan.smallest_batch), hardware, run)
     memory = MemoryWatch(model, hardware.device)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)

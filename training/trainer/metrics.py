@@ -104,8 +104,8 @@ class Throughput:
         return tokens_per_s * self._flops_per_token / self._peak_flops
 
 
-def _rate(one: tuple[float, int, int], other: tuple[float, int, int]) -> float:
-    return (other[2] - one[2]) / max(other[0] - one[0], 1e-9)
+def _rate(earlier: tuple[float, int, int], other: tuple[float, int, int]) -> float:
+    return (other[2] - earlier[2]) / max(other[0] - earlier[0], 1e-9)
 
 
 def memory_bytes() -> int:

@@ -56,8 +56,8 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
         # Within the trial, since this allocation may be the one that fails.
         taken[:] = taken or _memory_of_a_step(model, hardware.device, copies)
         model.to(hardware.device)
-        whole = model.learnt_from(collate(examples[:count]))
-        batch = {name: value.to(hardware.device) for name, value in whole.items()}
+        collated = model.learnt_from(collate(examples[:count]))
+        batch = {name: value.to(hardware.device) for name, value in collated.items()}
         loss = model.loss(model(batch), batch)
         (loss["total"] if isinstance(loss, dict) else loss).backward()
 
@@ -67,16 +67,16 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     copies = 0 if sharded else math.ceil(moments) + (_DDP if several else 0)
     with kept_random_state(hardware.device):
         try:
-            found = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
+            largest = largest_that_fits(limit, compute, lambda: model.zero_grad(set_to_none=True))
         except StageError:
             if not sharded and ranks.group_size() == 1 and ranks.expert_parallel() == 1:
                 raise
-            found = 1
+            largest = 1
         finally:
             taken.clear()
-    if found < batch_size:
-        run.event("microbatch", f"{found} of {batch_size} examples at once fit the memory of each device")
-    return found
+    if largest < batch_size:
+        run.event("microbatch", f"{largest} of {batch_size} examples at once fit the memory of each device")
+    return largest
 
 
 def _in_pipeline(sequences: int, limit: int, run: Run) -> int:
@@ -125,8 +125,9 @@ def largest_that_fits(limit: int, compute: Callable[[int], None], clear: Callabl
 def out_of_memory(microbatch: int, auto: bool = True) -> StageError:
     """Error for a device that cannot compute `microbatch` examples at once.
 
-    auto: True if the program chose the number; the next attempt then starts immediately with half of it
-    (`microbatch_halved`).
+    Args:
+        auto: True if the program chose the number; the next attempt then starts immediately with half of it
+            (`microbatch_halved`).
     """
     message = f"a device ran out of memory with {microbatch} examples at once"
     less = f"continues from the last checkpoint with {microbatch // 2} at once"

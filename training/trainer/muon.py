@@ -71,17 +71,23 @@ class Muon(torch.optim.Optimizer):
                 # tensor parallelism shard.
                 buffer, gradient = local(self.state[weight]["momentum_buffer"]), local(weight.grad)
                 buffer.lerp_(gradient, 1 - momentum)
-                steps.append(_whole(gradient.lerp(buffer, momentum), weight))
-            found = orthogonal(torch.stack(steps), group["iterations"], self._compute)
-            rows, columns = found.shape[:0:-1] if group["transposed"] else found.shape[1:]
+                steps.append(_full_tensor(gradient.lerp(buffer, momentum), weight))
+            orthogonalised = orthogonal(torch.stack(steps), group["iterations"], self._compute)
+            rows, columns = orthogonalised.shape[:0:-1] if group["transposed"] else orthogonalised.shape[1:]
             scale = max(1.0, rows / columns) ** 0.5
-            for weight, step in zip(some, found.to(some[0].dtype), strict=True):
+            for weight, step in zip(some, orthogonalised.to(some[0].dtype), strict=True):
                 local(weight).mul_(1 - lr * group["weight_decay"])
                 local(weight).add_(step[TensorPart.of(weight).slices], alpha=-lr * scale)
 
 
 def orthogonal(matrices: Tensor, iterations: int, compute: torch.dtype) -> Tensor:
-    """Approximate UVᵀ of each matrix USVᵀ: (N, m, n), in dtype `compute`, by Newton-Schulz steps of fifth order."""
+    """Approximate UVᵀ of each matrix USVᵀ by Newton-Schulz steps of fifth order.
+
+    Args:
+        matrices: (N, m, n).
+        iterations: number of steps.
+        compute: dtype of the products, and of the result.
+    """
     a, b, c = _QUINTIC
     x = matrices.to(compute)
     tall = x.shape[1] > x.shape[2]
@@ -105,7 +111,7 @@ def _of_one_shape(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             yield alike[begin : begin + count]
 
 
-def _whole(part: Tensor, like: Tensor) -> Tensor:
+def _full_tensor(part: Tensor, like: Tensor) -> Tensor:
     """Gather a tensor that is distributed over the ranks like `like`."""
     if not isinstance(like, DTensor):
         return part

@@ -33,8 +33,11 @@ def optimizer_of(
     both. Under µP (`config.mup_base_width`) the rates of matrices and output layer decrease with the width, and the
     decay per step stays the same; the size of Muon's steps does not depend on the width.
 
-    compute: dtype of Muon's products. experts: the model's experts, if ranks share them.
+    Args:
+        compute: dtype of Muon's products.
+        experts: the model's experts, if ranks share them.
     """
+    # Sort the weights by kind: each kind has its own decay and rate.
     inputs, outputs = _outer(model)
     wider = _width(model) / config.mup_base_width if config.mup_base_width else 1.0
     stepped = _by_muon(model) if config.muon else {}
@@ -53,6 +56,7 @@ def optimizer_of(
             kinds["muon transposed" if stepped[number] else "muon"].append(weight)
         else:
             kinds["matrices" if weight.ndim >= 2 else "biases" if name.endswith("bias") else "norms"].append(weight)
+    # Rates by kind, relative to the schedule's; with µP those of matrices fall with the width, their decay rises.
     head = config.embedding_scale if config.head_scale is None else config.head_scale
     scales = {"embeddings": config.embedding_scale, "head": head / wider, "matrices": 1 / wider}
     kept = {"head": wider, "matrices": wider}
@@ -66,6 +70,7 @@ def optimizer_of(
         }
         for kind, weights in kinds.items()
     ]
+    # Experts that ranks share are in separate groups, which only their holders update.
     stepped_groups = _by_holders(groups, experts)
     if config.kind == "lion":
         return Lion(stepped_groups, config.learning_rate, config.betas)
@@ -136,9 +141,9 @@ class Lion(torch.optim.Optimizer):
                 state = self.state[weight]
                 if LION_MOMENTUM not in state:
                     state[LION_MOMENTUM] = torch.zeros_like(weight)
-                mine, gradient, momentum = local(weight), local(weight.grad), local(state[LION_MOMENTUM])
-                mine.mul_(1 - group["lr"] * group["weight_decay"])
-                mine.add_(momentum.lerp(gradient, 1 - group["betas"][0]).sign_(), alpha=-group["lr"])
+                local_weight, gradient, momentum = local(weight), local(weight.grad), local(state[LION_MOMENTUM])
+                local_weight.mul_(1 - group["lr"] * group["weight_decay"])
+                local_weight.add_(momentum.lerp(gradient, 1 - group["betas"][0]).sign_(), alpha=-group["lr"])
                 momentum.lerp_(gradient, 1 - group["betas"][1])
         return loss
 
@@ -146,24 +151,24 @@ class Lion(torch.optim.Optimizer):
 def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:
     """Return the groups that have weights, with weights of experts separate from weights that other ranks hold too: a
     fused kernel must not step weights together whose state is distributed over different ranks (ZeRO stage 1)."""
-    own = set(map(id, experts.weights)) if experts else set()
-    found = []
+    expert_ids = set(map(id, experts.weights)) if experts else set()
+    split_groups = []
     for group in groups:
         for apart in (False, True):
-            weights = [weight for weight in group["params"] if (id(weight) in own) == apart]
-            found += [{**group, "params": weights}] if weights else []
-    return found
+            weights = [weight for weight in group["params"] if (id(weight) in expert_ids) == apart]
+            split_groups += [{**group, "params": weights}] if weights else []
+    return split_groups
 
 
 def _by_muon(model: nn.Module) -> dict[int, bool]:
     """Map the ids of the matrices of a model's blocks to True if their first dimension is their inputs."""
-    found = {}
+    transposed = {}
     for block in blocks(model):
         for layer in block.modules():
             for weight in layer.parameters(recurse=False):
                 if weight.ndim == 2 and min(weight.shape) > 1 and not isinstance(layer, nn.Embedding):
-                    found[id(weight)] = isinstance(layer, Conv1D)
-    return found
+                    transposed[id(weight)] = isinstance(layer, Conv1D)
+    return transposed
 
 
 def _width(model: nn.Module) -> int:

@@ -68,8 +68,8 @@ class Profiler(Callback):
         (self._folder / TABLE).write_text(averages.table(sort_by=by, row_limit=_ROWS), encoding="utf8")
         memory = memory_over_time(read_own_json(trace)["traceEvents"], on_gpu)
         steps = min(self._seen, WAIT + self._steps) - WAIT
-        found = {"steps": steps, **operators(averages, on_gpu), "memory": memory}
-        (self._folder / SUMMARY).write_text(json.dumps(found, indent=1), encoding="utf8")
+        summary = {"steps": steps, **operators(averages, on_gpu), "memory": memory}
+        (self._folder / SUMMARY).write_text(json.dumps(summary, indent=1), encoding="utf8")
         with open(trace, "rb") as plain, gzip.open(self._folder / TRACE, "wb", compresslevel=4) as packed:
             shutil.copyfileobj(plain, packed)
         trace.unlink()
@@ -81,12 +81,12 @@ def operators(averages: Sequence[Any], on_gpu: bool) -> dict[str, Any]:
     the operators' self time on the device."""
     rows = [
         {
-            "name": one.key,
-            "calls": int(one.count),
-            "self_ms": (one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1e3,
-            "memory_mb": (one.self_device_memory_usage if on_gpu else one.self_cpu_memory_usage) / 1e6,
+            "name": average.key,
+            "calls": int(average.count),
+            "self_ms": (average.self_device_time_total if on_gpu else average.self_cpu_time_total) / 1e3,
+            "memory_mb": (average.self_device_memory_usage if on_gpu else average.self_cpu_memory_usage) / 1e6,
         }
-        for one in averages
+        for average in averages
     ]
     total = sum(row["self_ms"] for row in rows) or 1.0
     rows = sorted(({**row, "share": row["self_ms"] / total} for row in rows), key=lambda row: -row["self_ms"])
@@ -98,19 +98,19 @@ def memory_over_time(events: Sequence[dict[str, Any]], on_gpu: bool) -> list[tup
     """Return (milliseconds since the first event, change in MB held by tensors since the beginning) from a Chrome
     trace: at most _POINTS of them, each the highest of equally many neighbours."""
     device = 1 if on_gpu else 0
-    found = sorted(
+    changes = sorted(
         (float(event["ts"]), int(event["args"]["Bytes"]))
         for event in events
         if event.get("name") == "[memory]" and event["args"].get("Device Type") == device
     )
-    if not found:
+    if not changes:
         return []
     points, held = [], 0
-    for at, more in found:
+    for at, more in changes:
         held += more
-        points.append(((at - found[0][0]) / 1e3, held / 1e6))
+        points.append(((at - changes[0][0]) / 1e3, held / 1e6))
     width = -(-len(points) // _POINTS)
-    groups = (points[place : place + width] for place in range(0, len(points), width))
+    groups = (points[start : start + width] for start in range(0, len(points), width))
     return [max(group, key=lambda point: point[1]) for group in groups]
 
 

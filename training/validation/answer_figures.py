@@ -35,8 +35,10 @@ def score_figures(
     """Return figures of the reward model's or the judge's scores (`by`) on the prompts `of`; nothing where these are
     fewer than two.
 
-    scores: by model, the one before and the one after, the mean of its answers (P,). lengthening (P,): tokens by which
-    the later one's are longer. clusters (P,): the number of the conversation of each prompt.
+    Args:
+        scores: by model, the one before and the one after, the mean of its answers (P,).
+        lengthening (P,): tokens by which the later one's are longer.
+        clusters (P,): the number of the conversation of each prompt.
     """
     if of.sum() < 2:
         return {}
@@ -57,13 +59,20 @@ def lengthening(before: Completions, after: Completions) -> NDArray[np.float64]:
 
 def means(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
     """The mean (P,) over the `each` answers to a prompt, from values (A,)."""
-    found: NDArray[np.float64] = values.reshape(-1, each).mean(1)
-    return found
+    averages: NDArray[np.float64] = values.reshape(-1, each).mean(1)
+    return averages
 
 
 def share(hits: NDArray[np.float64], each: int, clusters: NDArray[np.int64]) -> Interval:
-    """Return the share over all answers (A,). The `each` answers to a prompt may be correlated, as may those of prompts
-    in one cluster (P,)."""
+    """Return the share of hits over all answers, with its interval.
+
+    The `each` answers to a prompt may be correlated, as may those of prompts in one cluster.
+
+    Args:
+        hits: 1 for a hit, else 0, of each answer (A,).
+        each: number of answers to each prompt; A = P · each.
+        clusters: number of each prompt's cluster (P,).
+    """
     if each > 1 and len(np.unique(clusters)) == len(clusters):
         return share_of_clusters(hits.reshape(-1, each).sum(1), each)
     return clustered_share(hits, np.repeat(clusters, each))

@@ -28,19 +28,20 @@ def token_losses(
     """Return the cross-entropy in nats (sequences, T) of each labelled token, 0 elsewhere; for the causal objective
     each position has that of the next token, the last one 0.
 
-    objective: that of the training.
+    Args:
+        objective: that of the training.
     """
     device = next(model.parameters()).device
-    found = []
+    parts = []
     with measuring(model):
         for number, part in enumerate(sequences.batches(_BATCH)):
             batch = objective.batch(part)
             losses = model.losses({name: value.to(device) for name, value in batch.items()})
-            found.append(losses.double().cpu().numpy())
+            parts.append(losses.double().cpu().numpy())
             if run is not None:
                 run.stop_if_cancelled()
                 run.progress(number * _BATCH + len(part), len(sequences), "sequences", "validating")
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def labels_of(sequences: Packed, objective: Objective) -> NDArray[np.int64]:
@@ -62,12 +63,12 @@ class Side:
 
 def sides(meta: Mapping[str, Any]) -> list[Side]:
     """Return the sources with validation text; empty for shards that record none."""
-    found = []
+    all_sides = []
     for name, source in meta.get("sources", {}).items():
         held = source["validation"]
         if held["tokens"]:
-            found.append(Side(name, source["id"], held["bytes"] / held["tokens"]))
-    return found
+            all_sides.append(Side(name, source["id"], held["bytes"] / held["tokens"]))
+    return all_sides
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
@@ -76,13 +77,20 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
 
 
 def losses_by_source(losses: NDArray[np.float64], sequences: Packed, sources: Sequence[Side]) -> dict[str, float]:
-    """Return the mean loss in nats per token of each source that has tokens in `sequences`, from their
-    `token_losses`."""
+    """Return the mean loss in nats per token of each source that has tokens in `sequences`.
+
+    Args:
+        losses: result of `token_losses` for the sequences.
+        sequences: packed sequences with the source of each token.
+        sources: name and number of each source.
+    """
     predicted = sequences.token_sources()[:, 1:].ravel()
     sums = np.bincount(predicted, losses[:, :-1].ravel())
     counts = np.bincount(predicted)
     return {
-        one.name: float(sums[one.id] / counts[one.id]) for one in sources if one.id < len(counts) and counts[one.id]
+        source.name: float(sums[source.id] / counts[source.id])
+        for source in sources
+        if source.id < len(counts) and counts[source.id]
     }
 
 
@@ -126,11 +134,11 @@ class Validation(Callback):
         if self._bytes_per_token:
             values["validation/sample_bits_per_byte"] = bits_per_byte(mean, self._bytes_per_token)
         by_source = losses_by_source(losses, self._sequences, self._sources) if self._sources else {}
-        for one in self._sources:
-            if one.name in by_source:
-                values[f"validation/sample_loss/{one.name}"] = by_source[one.name]
-                values[f"validation/sample_bits_per_byte/{one.name}"] = bits_per_byte(
-                    by_source[one.name], one.bytes_per_token
+        for source in self._sources:
+            if source.name in by_source:
+                values[f"validation/sample_loss/{source.name}"] = by_source[source.name]
+                values[f"validation/sample_bits_per_byte/{source.name}"] = bits_per_byte(
+                    by_source[source.name], source.bytes_per_token
                 )
         self._run.metrics(values, batch)
 

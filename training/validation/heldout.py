@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from infra.run import Run
 from training.core import ranks
 from training.core.measuring import measuring
-from training.data.packed_shards import PackedShards, packed_batches
+from training.data.packed_batches import batches_of
+from training.data.packed_shards import PackedShards
 from training.model.documents import Packed
 from training.model.loss import IGNORE
 from training.model.ngram import Bigram, Unigram
@@ -62,7 +63,7 @@ class LabelBaselines:
 
     def __init__(self, batches: Iterable[Packed], vocab_size: int, objective: Objective) -> None:
         labels = (objective.batch(packed)["labels"].numpy() for packed in batches)
-        self._unigram = Unigram((one[one != IGNORE] for one in labels), vocab_size)
+        self._unigram = Unigram((row[row != IGNORE] for row in labels), vocab_size)
 
     def losses(self, packed: Packed, labels: NDArray[np.int64]) -> Mapping[str, float]:
         return {"unigram": float(self._unigram.losses(labels[labels != IGNORE]).sum())}
@@ -74,7 +75,7 @@ def count_baselines(
     """Count these sequences of the training split."""
 
     def read() -> Iterable[Packed]:
-        return packed_batches(shards, numbers, _COUNTED_AT_ONCE)
+        return batches_of(shards, numbers, _COUNTED_AT_ONCE)
 
     if isinstance(objective, Causal):
         return NextTokenBaselines(read, vocab_size, len(numbers) * (len(shards[0][0]) - 1))
@@ -105,66 +106,76 @@ def measure(
     run: Run,
     sources: Sequence[Side] = (),
 ) -> HeldOut:
-    """Score the sequences `numbers` of `shards`, each rank its part of them; every rank must call.
+    """Score sequences of `shards`, each rank its part of them; every rank must call.
 
-    sources: of the shards, for the loss of each of them.
+    Args:
+        model: the model to measure.
+        shards: packed sequences of the validation split.
+        numbers: numbers of the sequences to score (N,).
+        objective: makes a batch with labels of sequences.
+        baselines: n-gram models that score the same labels.
+        run: receives the progress.
+        sources: of the shards, for the loss of each of them.
     """
     device = next(model.parameters()).device
     size = max(1, min(_SEQUENCES_AT_ONCE, _TOKENS_AT_ONCE // len(shards[0][0])))
     step, world = size * ranks.data_ranks(), ranks.data_ranks()
-    width = max((one.id for one in sources), default=-1) + 1
-    places: list[NDArray[np.int64]] = []
+    width = max((source.id for source in sources), default=-1) + 1
+    indices: list[NDArray[np.int64]] = []
     rows: list[NDArray[np.float64]] = []
     by_source = np.zeros((2, width))
     others: dict[str, float] = {}
     with measuring(model):
         for begin in range(0, len(numbers), step):
             end = min(begin + step, len(numbers))
-            mine = np.arange(begin, end)[ranks.data_rank() :: world]
+            own_indices = np.arange(begin, end)[ranks.data_rank() :: world]
             # Ranks that share a model compute together, an equal number of sequences each: a pipeline's microbatches,
             # and with them the experts' exchange, depend on their number. Sequences added to a rank's own are left out
             # of the result.
-            beside = -(-(end - begin) // world) - len(mine)
-            asked = np.append(numbers[mine], numbers[:1].repeat(beside))
-            [packed] = packed_batches(shards, asked, size, with_sources=bool(sources))
+            repeats = -(-(end - begin) // world) - len(own_indices)
+            requested = np.append(numbers[own_indices], numbers[:1].repeat(repeats))
+            [packed] = batches_of(shards, requested, size, with_sources=bool(sources))
             batch = objective.batch(packed)
-            found = model.losses({name: value.to(device) for name, value in batch.items()}).double().cpu().numpy()
+            losses = model.losses({name: value.to(device) for name, value in batch.items()}).double().cpu().numpy()
             run.stop_if_cancelled()
             run.progress(end, len(numbers), "sequences", "validating")
-            if not len(mine):
+            if not len(own_indices):
                 continue
-            packed, found = packed.first(len(mine)), found[: len(mine)]
-            labels = batch["labels"].numpy()[: len(mine)]
-            places.append(mine)
-            rows.append(np.stack([found.sum(1), (labels != IGNORE).sum(1)]))
+            packed, losses = packed.first(len(own_indices)), losses[: len(own_indices)]
+            labels = batch["labels"].numpy()[: len(own_indices)]
+            indices.append(own_indices)
+            rows.append(np.stack([losses.sum(1), (labels != IGNORE).sum(1)]))
             for name, loss in baselines.losses(packed, labels).items():
                 others[name] = others.get(name, 0.0) + loss
             if sources:
                 source_ids = packed.token_sources()[:, 1:].ravel()
-                by_source[0] += np.bincount(source_ids, found[:, :-1].ravel(), minlength=width)[:width]
+                by_source[0] += np.bincount(source_ids, losses[:, :-1].ravel(), minlength=width)[:width]
                 by_source[1] += np.bincount(source_ids, minlength=width)[:width]
-    return _together(places, rows, by_source, others, sources)
+    return _together(indices, rows, by_source, others, sources)
 
 
 def _together(
-    places: Sequence[NDArray[np.int64]],
+    indices: Sequence[NDArray[np.int64]],
     rows: Sequence[NDArray[np.float64]],
     by_source: NDArray[np.float64],
     others: Mapping[str, float],
     sources: Sequence[Side],
 ) -> HeldOut:
     """Join the parts of all ranks, in the order of the sequences."""
-    own = np.concatenate(places) if places else np.zeros(0, np.int64), np.hstack(rows) if rows else np.zeros((2, 0))
+    own_columns = (
+        np.concatenate(indices) if indices else np.zeros(0, np.int64),
+        np.hstack(rows) if rows else np.zeros((2, 0)),
+    )
     # Ranks that share layers or sequences have the same part.
-    parts = ranks.gather((*own, by_source, dict(others)))[:: ranks.group_size()]
-    order = np.argsort(np.concatenate([place for place, _, _, _ in parts]))
+    parts = ranks.gather((*own_columns, by_source, dict(others)))[:: ranks.group_size()]
+    order = np.argsort(np.concatenate([index for index, _, _, _ in parts]))
     losses, labels = np.hstack([row for _, row, _, _ in parts])[:, order]
-    sums, counts = np.sum([found for _, _, found, _ in parts], axis=0)
-    names = sorted({name for _, _, _, found in parts for name in found})
+    sums, counts = np.sum([part_sums for _, _, part_sums, _ in parts], axis=0)
+    names = sorted({name for _, _, _, part_others in parts for name in part_others})
     total = labels.sum()
     return HeldOut(
         losses,
         labels.astype(np.int64),
-        {one.name: float(sums[one.id] / counts[one.id]) for one in sources if counts[one.id]},
-        {name: math.fsum(found.get(name, 0.0) for _, _, _, found in parts) / total for name in names},
+        {source.name: float(sums[source.id] / counts[source.id]) for source in sources if counts[source.id]},
+        {name: math.fsum(part_others.get(name, 0.0) for _, _, _, part_others in parts) / total for name in names},
     )

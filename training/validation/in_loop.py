@@ -100,11 +100,11 @@ class InLoopEvaluator(Callback):
 
         config = BenchmarksConfig(tasks=self._config.evaluate_tasks, limit=self._config.evaluate_limit)
         quiet = Run(self._run.work_dir, self._run.launch)
-        found = evaluate_model(config, LoadedModel(network, self._tokenizer, self._hardware.device), quiet)
+        results = evaluate_model(config, LoadedModel(network, self._tokenizer, self._hardware.device), quiet)
         return {
             f"benchmarks/{name}/{metric}": entry["value"]
-            for name in found["results"]
-            for metric, entry in task_metrics(found, name, config.confidence).items()
+            for name in results["results"]
+            for metric, entry in task_metrics(results, name, config.confidence).items()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,14 +128,15 @@ def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedM
     """Yield the model in a form that a single process can run; every rank must call. With several ranks, rank 0 has it,
     and the others wait with None.
 
-    shared: no rank can run its model without the others; rank 0 gets a copy with all weights on its device.
+    Args:
+        shared: no rank can run its model without the others; rank 0 gets a copy with all weights on its device.
     """
-    whole = whole_weights(network) if shared and ranks.world_size() > 1 else None
+    weights = whole_weights(network) if shared and ranks.world_size() > 1 else None
     try:
         if not ranks.is_first():
             yield None
             return
-        if whole is None:
+        if weights is None:
             with measuring(network), answering(network):
                 yield network
             return
@@ -143,7 +144,7 @@ def _asked_alone(network: PreTrainedModel, shared: bool) -> Iterator[PreTrainedM
             copied = type(network)(copy.deepcopy(network.config))
         # The ranks' own kernel may want all of them.
         copied.set_attn_implementation("sdpa")
-        copied.load_state_dict(whole)
+        copied.load_state_dict(weights)
         copied.to(network.device, network.dtype)
         with measuring(copied):
             yield copied
@@ -173,9 +174,9 @@ class InLoopAnswers(Callback):
         if batch not in self._at or ranks.world_size() > 1:
             return
         with measuring(self._network), answering(self._network):
-            found = self._answers()
+            rows = self._answers()
         with (self._run.work_dir / SAMPLES).open("a", encoding="utf8") as file:
-            file.writelines(json.dumps({"batch": batch, **row}, ensure_ascii=False) + "\n" for row in found)
+            file.writelines(json.dumps({"batch": batch, **row}, ensure_ascii=False) + "\n" for row in rows)
 
 
 def kept_answers(work_dir: Path) -> list[dict[str, Any]]:

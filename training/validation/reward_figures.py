@@ -18,14 +18,16 @@ def length_figures(
 ) -> dict[str, float]:
     """Return figures of the effect of length on the scores.
 
-    margins (N,): better less worse score. longer (N,): tokens by which the better answer is longer. prompts (N,): the
-    number of the prompt of each pair, by which intervals are clustered.
-
     chosen_longer is the share of pairs, among those that differ in length, whose better answer is the longer: the
     accuracy of always choosing the longer one. heldout_accuracy_chosen_longer and _chosen_shorter are the model's own
     on either side: if they differ much, it judges by length. margin_equal_length is the margin that remains between
     answers of one length, by least squares, and reward_per_token the reward of one more token there. All but the last
     with intervals.
+
+    Args:
+        margins (N,): better less worse score.
+        longer (N,): tokens by which the better answer is longer.
+        prompts (N,): the number of the prompt of each pair, by which intervals are clustered.
     """
     figures: dict[str, float] = {}
     if (differ := longer != 0).any():

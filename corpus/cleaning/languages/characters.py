@@ -109,8 +109,10 @@ TERMINALS = (
 SYMBOLS = "\"#$%&'()*+,-/:;<=>@[\\]^_`{|}~«»´–—’“”„…∶━►、〈〉《》「」【】％（），１：；～"
 LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
-# Bits of the class of a code point.
-SPACE, LINE_BREAK, LETTER, SYMBOL, TERMINAL, PUNCTUATION, DIGIT = (1 << bit for bit in range(7))
+# Bits of the class of a code point. FORMAT: characters without a width, such as joiners (ZWNJ, ZWJ), soft hyphens, byte
+# order marks and marks of direction. They belong to the word they are in, and are counted nowhere.
+SPACE, LINE_BREAK, LETTER, SYMBOL, TERMINAL, PUNCTUATION, DIGIT, FORMAT = (1 << bit for bit in range(8))
+FORMAT_CATEGORY = "Cf"
 
 
 @cache
@@ -125,8 +127,19 @@ def class_table() -> NDArray[np.uint8]:
         TERMINAL: members(TERMINALS),
         PUNCTUATION: in_categories("P"),
         DIGIT: in_categories("Nd"),
+        FORMAT: in_categories(FORMAT_CATEGORY),
     }
     table = np.zeros(CODE_POINTS, np.uint8)
     for bit, mask in masks.items():
         table[mask] |= bit
     return table
+
+
+@cache
+def _format_pattern() -> re.Pattern[str]:
+    return re.compile(f"[{as_class(in_categories(FORMAT_CATEGORY))}]+")
+
+
+def without_format(text: str) -> str:
+    """Return a text without its format characters, see FORMAT."""
+    return text if text.isascii() else _format_pattern().sub("", text)

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+from corpus.cleaning.languages.characters import without_format
 from corpus.documents.words import CHARACTERS_PER_WORD
 
 STOP_LISTS = {
@@ -51,8 +52,8 @@ MIN_LETTER_SHARE = 0.6
 _UNSPACED = re.compile(f"[{''.join(_BLOCKS.values())}]")
 _IN_BLOCK = {name: re.compile(f"[{block}]") for name, block in _BLOCKS.items()}
 _RUN = re.compile(f"[{''.join(_BLOCKS.values())}]+")
-# Joiners and other marks without a width are part of a word.
-_WORD = re.compile(r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff\u200b-\u200d\u00ad'’]+")
+# Marks are part of a word.
+_WORD = re.compile(r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff'’]+")
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ def has_sentences(text: str) -> bool:
 def measure(text: str, language: str = "") -> Prose | None:
     """Measures of a text that is not in English; None for one that is, or whose language is not known.
 
-    language: its ISO code where that is known; else it is found.
+    language: its ISO code where that is known; else it is found. Format characters are no part of words.
     """
+    text = without_format(text)
     if is_unspaced(text):
         return _measure_unspaced(text)
     if not text.isascii():
@@ -141,6 +143,7 @@ def _script_of(text: str) -> str:
 
 def characters_as_words(text: str) -> tuple[str, float]:
     """(the characters of a text in a script without spaces, without white space; how many make a word)."""
+    text = without_format(text)
     return "".join(text.split()), CHARACTERS_PER_WORD[_measure_unspaced(text).language]
 
 
@@ -162,7 +165,7 @@ def _stop_words() -> dict[str, tuple[str, ...]]:
     for code, name in STOP_LISTS.items():
         # jusText's own reader gives sets, which have lost the order by frequency.
         content = pkgutil.get_data("justext", f"stoplists/{name}.txt") or b""
-        lines = (line.strip(".,").lower() for line in content.decode("utf8").splitlines())
+        lines = (without_format(line).strip(".,").lower() for line in content.decode("utf8").splitlines())
         for word in list(dict.fromkeys(line for line in lines if line))[:STOP_WORDS]:
             by_word.setdefault(word, []).append(code)
     return {word: tuple(codes) for word, codes in by_word.items()}

@@ -23,6 +23,7 @@ class SegmentedText:
 
     points (P,); doc_starts (D + 1,) into points; bounds (C, 2) into points; doc_chunks (D + 1,) into bounds;
     chunk_words (C + 1,) and doc_words (D + 1,) into the words; hashes, lengths (in code points) and bits (W,).
+    Format characters are in none of the three.
     """
 
     points: Array
@@ -129,10 +130,10 @@ class Segmenter:
         # Words of one chunk follow one another in the text.
         running = np.cumsum(lengths) - lengths
         starts = running + np.repeat(starts_of - (running[first] if lengths.size else first), counts)
-        hashes, bits = kernels.describe(points, starts, lengths, self._classes, *self._stop_words)
+        hashes, bits, visible = kernels.describe(points, starts, lengths, self._classes, *self._stop_words)
         self._first = np.concatenate([self._first, (first[order] + self._hashes.size).astype(np.int32)])
         self._count = np.concatenate([self._count, counts[order]])
         self._hashes = np.concatenate([self._hashes, hashes])
-        self._lengths = np.concatenate([self._lengths, lengths])
+        self._lengths = np.concatenate([self._lengths, visible])
         self._bits = np.concatenate([self._bits, bits])
         self._known += order.size

@@ -113,7 +113,9 @@ def counterfactual(text: str, groups: tuple[str, ...]) -> str:
 def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
     """The text with some words replaced, each in the case that it had, and the articles before them made to fit.
 
-    replacement: of the lower-case words and the place of one of them, returns the new word at that place, or None.
+    Args:
+        replacement: of the lower-case words and the place of one of them, returns the new word at that place, or
+            None.
     """
     words = [(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
     lower = [word.lower() for word, _, _ in words]

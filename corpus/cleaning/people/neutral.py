@@ -27,7 +27,7 @@ class Neutral:
     rules: Sequence[Rule] = ()
 
     def __init__(self, config: NeutralConfig) -> None:
-        """Raises StageError `bad_words` naming the line that is no pair."""
+        """Raise StageError `bad_words` naming the line that is no pair."""
         self.counts: Counter[str] = Counter()
         self._config = config
         self._words = neutral_words(Path(config.words) if config.words else NEUTRAL_WORDS)

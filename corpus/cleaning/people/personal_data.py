@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from corpus.cleaning.config import PersonalDataConfig, PersonalDataKind
-from corpus.cleaning.rules import OURS, Broken, Rule, changed
+from corpus.cleaning.rules import STEMMA, Broken, Rule, changed
 from corpus.documents.parts import Document
 
 # What every match of a pattern contains → the pattern: most texts contain none of these, and are done.
@@ -51,7 +51,7 @@ _LEAST_BITS = 3.0
 
 
 def find_secrets(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of each secret; of an assignment or a URL that of the secret part alone."""
+    """Return (start, end) of each secret; of an assignment or a URL that of the secret part alone."""
     for mark, pattern in _KNOWN:
         if mark in text:
             yield from (match.span() for match in pattern.finditer(text))
@@ -110,7 +110,7 @@ _LONGEST_LOCAL = 256
 _CONTEXT = 24
 
 
-class Found(NamedTuple):
+class PersonalDataSpan(NamedTuple):
     """Personal data at text[start:end]."""
 
     start: int
@@ -118,7 +118,9 @@ class Found(NamedTuple):
     kind: str
 
 
-def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[str, ...] = ("US",)) -> list[Found]:
+def find_personal_data(
+    text: str, kinds: frozenset[str], phone_regions: tuple[str, ...] = ("US",)
+) -> list[PersonalDataSpan]:
     """Return the personal data of these kinds in a text, in its order, none overlapping another."""
     finders = {
         "secret": lambda: find_secrets(text),
@@ -128,17 +130,17 @@ def find_personal_data(text: str, kinds: frozenset[str], phone_regions: tuple[st
         "ip": lambda: _ips(text),
         "phone": lambda: _phones(text, phone_regions),
     }
-    spans: list[Found] = []
+    spans: list[PersonalDataSpan] = []
     for kind in KINDS:
         if kind in kinds:
             for start, end in finders[kind]():
                 index = bisect_left(spans, (start,))
                 if not _overlaps(start, end, spans[max(0, index - 1) : index + 1]):
-                    spans.insert(index, Found(start, end, kind))
+                    spans.insert(index, PersonalDataSpan(start, end, kind))
     return spans
 
 
-def _overlaps(start: int, end: int, neighbours: list[Found]) -> bool:
+def _overlaps(start: int, end: int, neighbours: list[PersonalDataSpan]) -> bool:
     return any(start < neighbour.end and neighbour.start < end for neighbour in neighbours)
 
 
@@ -320,7 +322,7 @@ class Masking:
         self._kinds: dict[str, PersonalDataKind] = {kind: getattr(config, kind) for kind in KINDS}
         self._wanted = frozenset(kind for kind, handled in self._kinds.items() if handled.action != "keep")
         self.rules: Sequence[Rule] = [
-            Rule(f"personal_data.{kind}", OURS, high=0)
+            Rule(f"personal_data.{kind}", STEMMA, high=0)
             for kind, handled in self._kinds.items()
             if handled.action == "drop"
         ]
@@ -339,9 +341,9 @@ class Masking:
                 return Broken(rule, count)
         return changed(document, self.mask(document.text, spans))
 
-    def mask(self, text: str, found: Sequence[Found]) -> str:
+    def mask(self, text: str, spans: Sequence[PersonalDataSpan]) -> str:
         pieces, previous_end = [], 0
-        for start, end, kind in found:
+        for start, end, kind in spans:
             pieces += [text[previous_end:start], self._kinds[kind].replacement]
             previous_end = end
         return "".join([*pieces, text[previous_end:]])

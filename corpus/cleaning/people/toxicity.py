@@ -25,7 +25,11 @@ class Scorer(Protocol):
     limits: str
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """texts: N strings. Returns scores (N,)."""
+        """Returns scores (N,).
+
+        Args:
+            texts: N strings.
+        """
         ...
 
 

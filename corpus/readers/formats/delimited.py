@@ -46,7 +46,7 @@ class Dialect:
 
 
 def read_delimited(
-    place: Place, encoding: str, max_bytes: int, limit_key: str = "max_document_mb"
+    file: Place, encoding: str, max_bytes: int, limit_key: str = "max_document_mb"
 ) -> Iterator[Record | Rejected]:
     """The rows of a CSV or TSV file. A row with more or fewer fields than the first is put aside.
 
@@ -58,13 +58,13 @@ def read_delimited(
         StageError: `missing_source`, `binary_source`, `wrong_encoding`; `corrupt_file` for a quote that is never
             closed, which would make one field of all the rest, and for a first row that is no row of names.
     """
-    with opened(place) as raw:
-        refuse_binary(raw, place, encoding)
+    with opened(file) as raw:
+        refuse_binary(raw, file, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
         guessed_encoding = likely_encoding(stream, encoding)
         sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES]
-        dialect = dialect_of(_decoded_sample(sample, encoding, guessed_encoding), place.name)
-        lines = _Lines(place, stream, encoding, guessed_encoding, max_bytes)
+        dialect = dialect_of(_decoded_sample(sample, encoding, guessed_encoding), file.name)
+        lines = _Lines(file, stream, encoding, guessed_encoding, max_bytes)
         csv.field_size_limit(max(max_bytes, csv.field_size_limit()))
         rows = dialect.reader(iter(lines))
         names: list[str] = []
@@ -76,29 +76,29 @@ def read_delimited(
                 row = next(rows, None)
             except csv.Error as error:
                 if "unexpected end of data" in str(error):
-                    raise _never_closed(place, first_line) from None
+                    raise _never_closed(file, first_line) from None
                 end = f" to {lines.number:,}" if lines.number > first_line else ""
-                yield Rejected(str(place), first_line, f"not CSV: {error} (line {first_line:,}{end})")
+                yield Rejected(str(file), first_line, f"not CSV: {error} (line {first_line:,}{end})")
                 continue
             if row is None:
                 break
             if lines.row_bytes > max_bytes:
-                yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
+                yield Rejected(str(file), first_line, str(TooLong(max_bytes, limit_key)))
                 continue
             if not any(field.strip() for field in row):
                 continue
             if not names:
-                names = _names(row, place)
+                names = _names(row, file)
                 continue
             number += 1
             if len(row) != len(names):
-                reason = f"another number of fields: expected {len(names)}, found {len(row)}"
-                yield Rejected(str(place), first_line, reason)
+                reason = f"a different number of fields: expected {len(names)}, found {len(row)}"
+                yield Rejected(str(file), first_line, reason)
                 continue
             texts = (field.replace("\r\n", "\n") for field in row)
-            yield Record(place, first_line, dict(zip(names, texts, strict=True)), lines.is_repaired)
+            yield Record(file, first_line, dict(zip(names, texts, strict=True)), lines.is_repaired)
     if not number:
-        yield Rejected(str(place), 0, EMPTY if not names else "the file is empty: it has a row of names alone")
+        yield Rejected(str(file), 0, EMPTY if not names else "the file is empty: it has a row of names alone")
 
 
 def dialect_of(sample: str, name: str) -> Dialect:
@@ -149,13 +149,13 @@ def _agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
     return min(1.0, rows[first] / max(1, counted)), first, rows[first]
 
 
-def _names(row: list[str], place: Place) -> list[str]:
+def _names(row: list[str], file: Place) -> list[str]:
     names = [field.strip().lstrip("\ufeff") for field in row]
     repeated = sorted({name for name in names if names.count(name) > 1 and name})
     if repeated:
         raise stage_error(
             "corrupt_file",
-            f"{place}:1",
+            f"{file}:1",
             f"expected a first row of names that differ, found {', '.join(repeated)[:80]} more than once",
             "name the columns in the first row",
         )
@@ -166,8 +166,8 @@ def _names(row: list[str], place: Place) -> list[str]:
 class _Lines:
     """The lines of a stream as text, counted."""
 
-    def __init__(self, place: Place, stream: io.BufferedReader, encoding: str, likely: str, max_bytes: int) -> None:
-        self._place, self._stream, self._encoding, self._likely = place, stream, encoding, likely
+    def __init__(self, file: Place, stream: io.BufferedReader, encoding: str, likely: str, max_bytes: int) -> None:
+        self._place, self._stream, self._encoding, self._likely = file, stream, encoding, likely
         self._max_bytes = max_bytes
         self.number, self.row_bytes, self.is_repaired = 0, 0, False
 
@@ -197,10 +197,10 @@ def _decoded_sample(sample: bytes, encoding: str, guessed_encoding: str) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _never_closed(place: Place, line: int) -> Exception:
+def _never_closed(file: Place, line: int) -> Exception:
     return stage_error(
         "corrupt_file",
-        f"{place}:{line}",
+        f"{file}:{line}",
         "not CSV: a quote that opens here, or in a row before it, is never closed",
         "close the quote, or write the table as JSON Lines or Parquet",
     )

@@ -37,7 +37,7 @@ MAX_ARCHIVE_BYTES = 512_000_000
 """Size of an EPUB or DOCX file, most of which may be pictures."""
 
 
-def read_document(place: Place, kind: str, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
+def read_document(file: Place, kind: str, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
     """The text of a file of one of the DOCUMENT_FORMATS.
 
     Raises:
@@ -45,13 +45,13 @@ def read_document(place: Place, kind: str, encoding: str, max_bytes: int) -> Ite
     """
     is_archive = kind in ("epub", "docx")
     limit = MAX_ARCHIVE_BYTES if is_archive else 4 * max_bytes
-    with opened(place) as stream:
+    with opened(file) as stream:
         if not is_archive:
-            refuse_by_magic(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES], place)
-            refuse_binary(stream, place, encoding)
+            refuse_by_magic(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES], file)
+            refuse_binary(stream, file, encoding)
         content = stream.read(limit + 1)
     if len(content) > limit:
-        yield Rejected(str(place), 0, too_long(limit, "the file"))
+        yield Rejected(str(file), 0, too_long(limit, "the file"))
         return
     try:
         if is_archive:
@@ -60,19 +60,19 @@ def read_document(place: Place, kind: str, encoding: str, max_bytes: int) -> Ite
             text, repaired = decode(content, encoding)
             text = _TEXTS[kind](text.replace("\r\n", "\n").replace("\r", "\n"))
     except UnicodeDecodeError:
-        raise wrong_encoding(place, encoding) from None
+        raise wrong_encoding(file, encoding) from None
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         message = f"not a whole {kind.upper()} file: {error}"
-        raise stage_error("corrupt_file", str(place), message, "fetch it again") from None
+        raise stage_error("corrupt_file", str(file), message, "fetch it again") from None
     except Unreadable as error:
-        yield Rejected(str(place), 0, str(error))
+        yield Rejected(str(file), 0, str(error))
         return
     if len(text) > max_bytes:
-        yield Rejected(str(place), 0, too_long(max_bytes, "its text; cut it by cut_characters"))
+        yield Rejected(str(file), 0, too_long(max_bytes, "its text; cut it by cut_characters"))
     elif text.strip():
-        yield Text(place, 1, text.strip(), {}, repaired)
+        yield Text(file, 1, text.strip(), {}, repaired)
     else:
-        yield Rejected(str(place), 0, EMPTY)
+        yield Rejected(str(file), 0, EMPTY)
 
 
 def notebook_text(text: str) -> str:
@@ -276,7 +276,7 @@ def page_text(content: bytes) -> str:
 
 
 def _member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
-    """Raises Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
+    """Raise Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
     limit = 4 * max_bytes
     try:
         with archive.open(name) as file:

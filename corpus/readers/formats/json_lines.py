@@ -41,7 +41,7 @@ def elements_of(texts: Iterable[str], max_characters: int, limit_key: str = "") 
         position, element_start = 0, 0
         while position < len(text):
             if is_over and text[position:].strip(" \t\r\n"):
-                raise TornList("there is more behind the list")
+                raise TornList("there is more after the list")
             if is_over:
                 break
             if is_escaped:
@@ -94,7 +94,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8-sig")
 
 
 def read_records(
-    place: Place,
+    file: Place,
     encoding: str,
     fields: tuple[str, ...],
     key: str,
@@ -105,13 +105,17 @@ def read_records(
 ) -> Iterator[Record | Rejected]:
     """All objects of a file, each with a string in all of `fields` (dotted names).
 
-    key: the dotted config key of the source; field_keys: the keys in it that name the fields; for messages.
-    span: the part of the file to read; all of it by default. max_line_bytes: the longest record; a longer one is put
-    aside. limit_key: the config key that sets it.
+    Args:
+        key: the dotted config key of the source.
+        field_keys: the keys in it that name the fields; for messages.
+        span: the part of the file to read; all of it by default.
+        max_line_bytes: the longest record; a longer one is put aside.
+        limit_key: the config key that sets it.
+
     Raises StageError: `missing_source`, `binary_source`, `corrupt_file`; `wrong_encoding` for a list whose configured
     encoding does not fit; `wrong_field` where already the first object lacks a field.
     """
-    items = _items(place, encoding, span, max_line_bytes, limit_key)
+    items = _items(file, encoding, span, max_line_bytes, limit_key)
     yield from with_fields(items, fields, key, field_keys, is_start=span is None or not span.start)
 
 
@@ -122,8 +126,13 @@ def with_fields(
     field_keys: tuple[str, ...],
     is_start: bool = True,
 ) -> Iterator[Record | Rejected]:
-    """The records with a string in all of `fields`; others are put aside. is_start: whether the first of the file is
-    among them. Other arguments and what it raises: as `read_records`."""
+    """The records with a string in all of `fields`; others are put aside.
+
+    Other arguments and what it raises: as `read_records`.
+
+    Args:
+        is_start: whether the first of the file is among them.
+    """
     is_checked = not is_start
     for item in items:
         if isinstance(item, Record):
@@ -140,8 +149,12 @@ def with_fields(
 
 
 def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...]) -> Exception:
-    """Return the error to raise for a record that lacks a field. setting: the dotted key that names it. fields: all
-    that are read."""
+    """Return the error to raise for a record that lacks a field.
+
+    Args:
+        setting: the dotted key that names it.
+        fields: all that are read.
+    """
     return stage_error(
         "wrong_field",
         record.place,
@@ -150,9 +163,9 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
     )
 
 
-def is_list(place: Place) -> bool:
+def is_list(file: Place) -> bool:
     """Return True if a file opens like a JSON list, or one object over several lines, which cannot be read in parts."""
-    with opened(place) as stream:
+    with opened(file) as stream:
         return _opens_list(stream) or _opens_object(stream)
 
 
@@ -169,10 +182,10 @@ def _start(stream: io.BufferedReader) -> bytes:
     return stream.peek(PROBE_BYTES)[:PROBE_BYTES].removeprefix(codecs.BOM_UTF8).lstrip()
 
 
-def _field_fix(setting: str, wanted: str, fields: tuple[str, ...], value: Mapping[str, Any]) -> str:
+def _field_fix(setting: str, field: str, fields: tuple[str, ...], value: Mapping[str, Any]) -> str:
     other_fields = [name for name in text_fields(value) if name not in fields]
     of_many = other_fields[0] if len(other_fields) == 1 else ""
-    return field_fix(setting, wanted, other_fields, longest_text(value) if len(fields) == 1 else of_many)
+    return field_fix(setting, field, other_fields, longest_text(value) if len(fields) == 1 else of_many)
 
 
 def _fault(field: str, value: object) -> str:
@@ -182,22 +195,22 @@ def _fault(field: str, value: object) -> str:
 
 
 def _items(
-    place: Place, encoding: str, span: Span | None, max_bytes: int, limit_key: str
+    file: Place, encoding: str, span: Span | None, max_bytes: int, limit_key: str
 ) -> Iterator[Record | Rejected]:
-    with opened(place) as raw:
-        refuse_binary(raw, place, encoding)
+    with opened(file) as raw:
+        refuse_binary(raw, file, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
         if not (span and span.start) and _opens_list(stream):
-            yield from _list(place, stream, encoding, max_bytes, limit_key)
+            yield from _list(file, stream, encoding, max_bytes, limit_key)
             return
         if not (span and span.start) and _opens_object(stream):
-            yield from _objects(place, stream, encoding, max_bytes, limit_key)
+            yield from _objects(file, stream, encoding, max_bytes, limit_key)
             return
         is_empty = True
         for number, line in lines_of(stream, span, max_bytes, limit_key):
             if isinstance(line, TooLong):
                 is_empty = False
-                yield Rejected(str(place), number, str(line))
+                yield Rejected(str(file), number, str(line))
                 continue
             if is_empty:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -206,12 +219,12 @@ def _items(
                 is_empty = False
             elif line.isspace():
                 continue
-            yield _object(place, number, line, encoding)
+            yield _object(file, number, line, encoding)
         if is_empty and span is None:
-            yield Rejected(str(place), 0, EMPTY)
+            yield Rejected(str(file), 0, EMPTY)
 
 
-def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | Rejected:
+def _object(file: Place, number: int, line: bytes, encoding: str) -> Record | Rejected:
     is_repaired = False
     try:
         # What is in another encoding may well be UTF-8 too, and mean something else.
@@ -224,12 +237,12 @@ def _object(place: Place, number: int, line: bytes, encoding: str) -> Record | R
             value = _join_surrogates(read)
             is_repaired |= value != read
         except UnicodeDecodeError:
-            return Rejected(str(place), number, f"not valid {encoding}")
+            return Rejected(str(file), number, f"not valid {encoding}")
         except (ValueError, RecursionError) as error:
-            return Rejected(str(place), number, f"not JSON: {error}")
+            return Rejected(str(file), number, f"not JSON: {error}")
     if not isinstance(value, dict):
-        return Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
-    return Record(place, number, value, is_repaired)
+        return Rejected(str(file), number, f"expected a JSON object: found {_json_type(value)}")
+    return Record(file, number, value, is_repaired)
 
 
 @lru_cache
@@ -251,7 +264,7 @@ def _join_surrogates(value: Any) -> Any:
 
 
 def _list(
-    place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
+    file: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
 ) -> Iterator[Record | Rejected]:
     """The objects of one JSON list: read at once where it is small and whole, else one by one."""
     content = stream.read(LIST_AT_ONCE_BYTES)
@@ -262,17 +275,17 @@ def _list(
             read = json.loads(text)
             items = _join_surrogates(read) if "\\ud" in text.lower() else read
         except UnicodeDecodeError:
-            raise wrong_encoding(place, encoding) from None
+            raise wrong_encoding(file, encoding) from None
         except (ValueError, RecursionError) as error:
             fault = error
         else:
             if not items:
-                yield Rejected(str(place), 0, EMPTY)
+                yield Rejected(str(file), 0, EMPTY)
             for number, value in enumerate(items, 1):
                 if isinstance(value, dict):
-                    yield Record(place, number, value, is_repaired or value != read[number - 1])
+                    yield Record(file, number, value, is_repaired or value != read[number - 1])
                 else:
-                    yield Rejected(str(place), number, f"expected a JSON object: found {_json_type(value)}")
+                    yield Rejected(str(file), number, f"expected a JSON object: found {_json_type(value)}")
             return
     number = 0
     # Its items are written out as UTF-8 again where their encoding is another.
@@ -281,21 +294,21 @@ def _list(
         for element in elements_of(_texts(content, stream, encoding), max_bytes, limit_key):
             number += 1
             if isinstance(element, TooLong):
-                yield Rejected(str(place), number, str(element))
+                yield Rejected(str(file), number, str(element))
             else:
-                yield _object(place, number, element.encode("utf-8", "surrogateescape"), element_encoding)
+                yield _object(file, number, element.encode("utf-8", "surrogateescape"), element_encoding)
     except UnicodeDecodeError:
-        raise wrong_encoding(place, encoding) from None
+        raise wrong_encoding(file, encoding) from None
     except TornList as torn:
-        location = f"{place}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(place)
+        location = f"{file}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(file)
         message = f"not JSON: {fault.msg}" if isinstance(fault, json.JSONDecodeError) else f"not JSON: {torn}"
-        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "mend the file") from None
+        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "correct the file") from None
     if not number:
-        yield Rejected(str(place), 0, EMPTY)
+        yield Rejected(str(file), 0, EMPTY)
 
 
 def _objects(
-    place: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
+    file: Place, stream: io.BufferedReader, encoding: str, max_bytes: int, limit_key: str
 ) -> Iterator[Record | Rejected]:
     """The one object of a file, or several one after the other, each over several lines, as `jq` and `indent=2` write
     them. An object ends with a line that begins with its bracket."""
@@ -309,14 +322,14 @@ def _objects(
         lines = [] if is_over else [*lines, content] if lines else [content.removeprefix(codecs.BOM_UTF8)]
         if re.match(rb"\}\s*$", content):
             if is_over:
-                yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
+                yield Rejected(str(file), first_line, str(TooLong(max_bytes, limit_key)))
             else:
-                yield _object(place, first_line, b"".join(lines), encoding)
+                yield _object(file, first_line, b"".join(lines), encoding)
             lines, size, is_over = [], 0, False
     if is_over:
-        yield Rejected(str(place), first_line, str(TooLong(max_bytes, limit_key)))
+        yield Rejected(str(file), first_line, str(TooLong(max_bytes, limit_key)))
     elif remainder := b"".join(lines).strip():
-        yield _object(place, first_line, remainder, encoding)
+        yield _object(file, first_line, remainder, encoding)
 
 
 def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator[str]:
@@ -329,8 +342,8 @@ def _texts(content: bytes, stream: io.BufferedReader, encoding: str) -> Iterator
     yield decoder.decode(b"", True)
 
 
-def wrong_encoding(place: Place, encoding: str) -> Exception:
-    return stage_error("wrong_encoding", str(place), f"not valid {encoding}", "set encoding, e.g. latin-1 or auto")
+def wrong_encoding(file: Place, encoding: str) -> Exception:
+    return stage_error("wrong_encoding", str(file), f"not valid {encoding}", "set encoding, e.g. latin-1 or auto")
 
 
 def _json_type(value: Any) -> str:

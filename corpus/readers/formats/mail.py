@@ -41,7 +41,7 @@ def mail_text(message: str) -> str:
 
 
 def _check_headers(part: Message) -> None:
-    """Raises Unreadable where one of the headers that are looked at is too long to parse: that takes the square of its
+    """Raise Unreadable where one of the headers that are looked at is too long to parse: that takes the square of its
     length in time, and for 700 kB gigabytes of memory."""
     for name, value in part.raw_items():
         if name.lower() in _PARSED and len(value) > MAX_HEADER_CHARACTERS:

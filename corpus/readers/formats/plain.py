@@ -14,55 +14,55 @@ from infra.io.bounded import Span, TooLong, lines_of, opened
 from infra.io.sources import Place
 
 
-def read_whole(place: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
+def read_whole(file: Place, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
     """A file as one text. Raises StageError: `missing_source`, `binary_source`, `wrong_encoding`, `corrupt_file`."""
-    with opened(place) as stream:
-        refuse_binary(stream, place, encoding)
+    with opened(file) as stream:
+        refuse_binary(stream, file, encoding)
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
-        yield Rejected(str(place), 0, too_long(max_bytes, "the file; cut it by text_unit or cut_characters"))
+        yield Rejected(str(file), 0, too_long(max_bytes, "the file; cut it by text_unit or cut_characters"))
         return
     try:
         text, repaired = decode(content, encoding)
     except UnicodeDecodeError:
-        raise wrong_encoding(place, encoding) from None
+        raise wrong_encoding(file, encoding) from None
     # As Python's text mode does.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.strip():
-        yield Text(place, 1, text, is_repaired=repaired)
+        yield Text(file, 1, text, is_repaired=repaired)
     else:
-        yield Rejected(str(place), 0, EMPTY)
+        yield Rejected(str(file), 0, EMPTY)
 
 
-def read_lines(place: Place, encoding: str, span: Span | None, max_bytes: int) -> Iterator[Text | Rejected]:
+def read_lines(file: Place, encoding: str, span: Span | None, max_bytes: int) -> Iterator[Text | Rejected]:
     """Each line that is not blank as a text. Lines that are not in the encoding are put aside."""
     is_empty = True
-    with opened(place) as raw:
-        refuse_binary(raw, place, encoding)
+    with opened(file) as raw:
+        refuse_binary(raw, file, encoding)
         stream, encoding = in_utf8_lines(raw, encoding)
         guessed_encoding = likely_encoding(stream, encoding)
         for number, line in lines_of(stream, span, max_bytes):
             if isinstance(line, TooLong):
                 is_empty = False
-                yield Rejected(str(place), number, str(line))
+                yield Rejected(str(file), number, str(line))
                 continue
             try:
                 text, repaired = decode(line, encoding, likely=guessed_encoding)
             except UnicodeDecodeError:
-                yield Rejected(str(place), number, f"not valid {encoding}")
+                yield Rejected(str(file), number, f"not valid {encoding}")
                 continue
             if text := text.strip():
                 is_empty = False
-                yield Text(place, number, text, is_repaired=repaired)
+                yield Text(file, number, text, is_repaired=repaired)
     if is_empty and span is None:
-        yield Rejected(str(place), 0, EMPTY)
+        yield Rejected(str(file), 0, EMPTY)
 
 
-def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_characters: int) -> Iterator[Text | Rejected]:
+def read_paragraphs(file: Place, encoding: str, cut_characters: int, max_characters: int) -> Iterator[Text | Rejected]:
     """A file cut at the first blank line after `cut_characters` characters; 0 gives every paragraph by itself."""
     is_empty = True
-    with opened(place) as stream:
-        refuse_binary(stream, place, encoding)
+    with opened(file) as stream:
+        refuse_binary(stream, file, encoding)
         lines = _decoded_lines(*in_utf8_lines(stream, encoding), max_characters)
         try:
             for number, text in cut(lines, cut_characters, max_characters):
@@ -70,21 +70,23 @@ def read_paragraphs(place: Place, encoding: str, cut_characters: int, max_charac
                     continue
                 is_empty = False
                 if isinstance(text, TooLong) or len(text) > max_characters:
-                    yield Rejected(str(place), number, too_long(max_characters, "a paragraph"))
+                    yield Rejected(str(file), number, too_long(max_characters, "a paragraph"))
                 else:
-                    yield Text(place, number, text)
+                    yield Text(file, number, text)
         except UnicodeDecodeError:
-            raise wrong_encoding(place, encoding) from None
+            raise wrong_encoding(file, encoding) from None
     if is_empty:
-        yield Rejected(str(place), 0, EMPTY)
+        yield Rejected(str(file), 0, EMPTY)
 
 
 def cut(
     lines: Iterable[str | TooLong], cut_characters: int, max_characters: float = float("inf")
 ) -> Iterator[tuple[int, str | TooLong]]:
-    """(number of the first line, text) of each piece. A paragraph of twice the length, if it is not 0, is cut at a line
-    end. A text without a piece gives one that is empty; what is much longer than `max_characters` is not held, and
-    TooLong stands for it."""
+    """Yield (number of the first line, text) of each piece.
+
+    A paragraph of twice the length, if it is not 0, is cut at a line end. A text without a piece gives one that is
+    empty; what is much longer than `max_characters` is not held, and TooLong stands for it.
+    """
     piece: list[str] = []
     size, first_line, is_cut = 0, 1, False
     over: TooLong | None = None
@@ -117,7 +119,7 @@ def cut(
 
 def _decoded_lines(stream: io.BufferedReader, encoding: str, max_characters: int) -> Iterator[str | TooLong]:
     guessed_encoding = likely_encoding(stream, encoding)
-    # No encoding takes more than four bytes a character.
+    # No encoding takes more than four bytes per character.
     for _, line in lines_of(stream, None, 4 * max_characters):
         yield (
             line

@@ -36,7 +36,7 @@ class Table:
     """
 
     kind: str
-    place: Place
+    file: Place
     fields: tuple[str, ...]
     key: str
     max_bytes: int
@@ -65,24 +65,24 @@ class Bad(NamedTuple):
 
 def read_table(table: Table) -> Iterator[Rows | Bad]:
     """The rows of a Parquet or Arrow file in order, bad ones too. Raises StageError: `missing_source`, `wrong_field`
-    naming the columns that are there, `corrupt_file`, `too_big`."""
+    naming the existing columns, `corrupt_file`, `too_big`."""
     with _named_errors(table):
         yield from (_parquet if table.kind == "parquet" else _arrow)(table)
 
 
-def row_group_bytes(place: Place) -> list[int]:
+def row_group_bytes(source: Place) -> list[int]:
     """The size of each row group of a Parquet file before compression. Raises StageError as `read_table` does."""
-    with _named_errors(Table("parquet", place, (), "", 0)), _parquet_file(place) as file:
+    with _named_errors(Table("parquet", source, (), "", 0)), _parquet_file(source) as file:
         return [file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)]
 
 
 def _parquet(table: Table) -> Iterator[Rows | Bad]:
-    with _parquet_file(table.place) as file:
+    with _parquet_file(table.file) as file:
         columns = _columns(file.schema_arrow, table)
         sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     first, last = table.groups or (0, len(sizes))
     row = group_start = sum(sizes[:first])
-    with suppress(MemoryError), _parquet_file(table.place) as file:
+    with suppress(MemoryError), _parquet_file(table.file) as file:
         for batch in file.iter_batches(BATCH_ROWS, columns=columns, row_groups=range(first, last), use_threads=False):
             for item in _sound(batch, row, table):
                 yield item
@@ -105,7 +105,7 @@ def _row_by_row(
 
     A row too large for memory, and rows stored with or after it, cannot be read.
     """
-    with suppress(MemoryError), _parquet_file(table.place) as file:
+    with suppress(MemoryError), _parquet_file(table.file) as file:
         for batch in file.iter_batches(1, columns=columns, row_groups=[group], use_threads=False):
             if next_row >= row:
                 yield from _sound(batch, next_row, table)
@@ -116,7 +116,7 @@ def _row_by_row(
 
 def _arrow(table: Table) -> Iterator[Rows | Bad]:
     row = 0
-    with _bytes_of(table.place) as file:
+    with _bytes_of(table.file) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
@@ -131,8 +131,8 @@ def _arrow(table: Table) -> Iterator[Rows | Bad]:
         except MemoryError:
             raise stage_error(
                 "too_big",
-                str(table.place),
-                f"the batch of rows behind row {row:,} is too large for memory",
+                str(table.file),
+                f"the batch of rows after row {row:,} is too large for memory",
                 f"write the file with smaller batches, or raise {table.key}.max_document_mb",
             ) from None
     if row == 0:
@@ -162,7 +162,7 @@ def _sound(batch: Any, row: int, table: Table) -> Iterator[Rows | Bad]:
 
 
 def _size(batch: Any) -> int:
-    """Bytes of the values of a valid batch, each counted where it stands."""
+    """Bytes of the values of a valid batch, each counted where it occurs."""
     size = 0
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):
@@ -195,14 +195,14 @@ def _packed(batch: Any) -> Any:
 
 
 def _columns(schema: Any, table: Table) -> list[str]:
-    """Those of the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
-    `corrupt_file` for one that stands twice."""
+    """Return the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
+    `corrupt_file` for one that occurs twice."""
     for field in table.fields or schema.names:
         name = field if field in schema.names else field.partition(".")[0]
         if schema.names.count(name) > 1:
             raise stage_error(
                 "corrupt_file",
-                str(table.place),
+                str(table.file),
                 f"expected one column {name}, it has {schema.names.count(name)} of that name",
                 "write it with names that differ",
             )
@@ -212,10 +212,10 @@ def _columns(schema: Any, table: Table) -> list[str]:
     if table.fields[0] not in types:
         raise stage_error(
             "wrong_field",
-            str(table.place),
+            str(table.file),
             f"expected the column {table.fields[0]}, there are: {', '.join(schema.names) or 'none'}",
             field_fix(f"{table.key}.text_field", table.fields[0], schema.names)
-            + "; files of another kind need a source of their own",
+            + "; files of another kind need a separate source",
         )
     kind = types[table.fields[0]]
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -223,9 +223,9 @@ def _columns(schema: Any, table: Table) -> list[str]:
     if not any(is_text(inner) for is_text in (*texts, pa.types.is_binary, pa.types.is_large_binary)):
         raise stage_error(
             "wrong_field",
-            str(table.place),
+            str(table.file),
             f"expected text in the column {table.fields[0]}, it holds {kind}; there are: {', '.join(schema.names)}",
-            f"set {table.key}.text_field; files of another kind need a source of their own",
+            f"set {table.key}.text_field; files of another kind need a separate source",
         )
     return list(types)
 
@@ -246,19 +246,19 @@ def _type(schema: Any, field: str) -> Any:
 
 
 @contextmanager
-def _bytes_of(place: Place) -> Iterator[Any]:
+def _bytes_of(source: Place) -> Iterator[Any]:
     """A file on disk is mapped, so that its batches need no memory."""
-    if isinstance(place, Path) and size_of(place):
-        with pa.memory_map(str(place)) as file:
+    if isinstance(source, Path) and size_of(source):
+        with pa.memory_map(str(source)) as file:
             yield file
     else:
-        with open_place(place) as file:
+        with open_place(source) as file:
             yield file
 
 
 @contextmanager
-def _parquet_file(place: Place) -> Iterator[pq.ParquetFile]:
-    with open_place(place) as file:
+def _parquet_file(source: Place) -> Iterator[pq.ParquetFile]:
+    with open_place(source) as file:
         yield pq.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
 
 
@@ -270,7 +270,7 @@ def _named_errors(table: Table) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file gives errors of pyarrow, of its names, its sizes, its metadata, …
         message = f"not a readable {table.kind.capitalize()} file: {_first_line(error)}"
-        raise stage_error("corrupt_file", str(table.place), message, "fetch it again") from None
+        raise stage_error("corrupt_file", str(table.file), message, "fetch it again") from None
 
 
 def _first_line(error: Exception) -> str:

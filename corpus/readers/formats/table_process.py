@@ -35,24 +35,24 @@ _LENGTH = struct.Struct("<q")
 def read_rows(table: Table) -> Iterator[Record | Rejected]:
     """The rows of a Parquet or Arrow file; those of which no Python values can be made are put aside.
 
-    Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the columns that are there.
+    Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the existing columns.
     """
     for item in table_rows(table):
         if isinstance(item, Bad):
-            yield Rejected(str(table.place), item.row, item.reason)
+            yield Rejected(str(table.file), item.row, item.reason)
             continue
         try:
             values = item.batch.to_pylist()
-        except Exception:  # of some value: no UTF-8, a date past 9999, … The rows tell which.
+        except Exception:  # of some value: no UTF-8, a date past 9999, … Reading the rows finds it.
             values = None
         for number in range(item.batch.num_rows):
             row = item.first + number + 1
             try:
                 value = values[number] if values is not None else _value_of(item.batch.slice(number, 1))
             except Exception as error:
-                yield Rejected(str(table.place), row, f"not readable: {error}")
+                yield Rejected(str(table.file), row, f"not readable: {error}")
             else:
-                yield Record(table.place, row, value)
+                yield Record(table.file, row, value)
 
 
 def _value_of(batch: Any) -> dict[str, Any]:
@@ -76,20 +76,20 @@ def table_rows(table: Table) -> Iterator[Rows | Bad]:
                 done = item.end
                 yield item._replace(batch=pa.ipc.open_stream(item.batch).read_next_batch())
     except _DiedError as died:
-        raise _crash_error(died.code, table.place, f"behind row {done:,}") from None
+        raise _crash_error(died.code, table.file, f"behind row {done:,}") from None
 
 
-def group_bytes(place: Place) -> list[int]:
-    """`row_group_bytes` out of the other process. Raises StageError as `table_rows` does."""
+def group_bytes(file: Place) -> list[int]:
+    """Return the result of `row_group_bytes` from the other process. Raises StageError as `table_rows` does."""
     try:
-        [sizes] = _ask(_sizes, place, 0)
+        [sizes] = _ask(_sizes, file, 0)
     except _DiedError as died:
-        raise _crash_error(died.code, place, "at its end, where it lists its row groups") from None
+        raise _crash_error(died.code, file, "at its end, where it lists its row groups") from None
     return list(sizes)
 
 
-def _sizes(place: Place) -> Iterator[list[int]]:
-    yield row_group_bytes(place)
+def _sizes(file: Place) -> Iterator[list[int]]:
+    yield row_group_bytes(file)
 
 
 _process: subprocess.Popen[bytes] | None = None
@@ -107,7 +107,7 @@ def _ask(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int
     assert process.stdin is not None and process.stdout is not None
     is_over = False
     try:
-        with suppress(BrokenPipeError):  # the answer tells
+        with suppress(BrokenPipeError):  # its answer reports the error
             _send(process.stdin, (function, argument, max_bytes))
         while (message := _receive(process.stdout)) is not None:
             kind, item = message
@@ -124,17 +124,17 @@ def _ask(function: Callable[[Any], Iterator[Any]], argument: Any, max_bytes: int
             _end()
 
 
-def _crash_error(code: int, place: Place, location: str) -> StageError:
+def _crash_error(code: int, file: Place, location: str) -> StageError:
     if code == -signal.SIGKILL:
         return stage_error(
             "killed",
-            str(place),
+            str(file),
             "the process that read it was killed; most often the machine was out of memory",
             "fewer workers need less",
         )
     cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return stage_error(
-        "corrupt_file", str(place), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
+        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
     )
 
 
@@ -180,7 +180,7 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 
 def _serve() -> None:
-    """Answers its starter until that closes the pipe."""
+    """Answer its starter until that closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=1 << 20)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -126,7 +126,7 @@ def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[st
 
 
 def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
-    """Goes on to the next line that opens a record: how many bytes lie before it, and that line; b"" at the end."""
+    """Go on to the next line that opens a record: how many bytes lie before it, and that line; b"" at the end."""
     skipped = len(line)
     while line := stream.readline(READ_BYTES):
         if line.startswith(MAGIC):
@@ -167,7 +167,7 @@ class _Block:
         return data
 
     def skip(self) -> None:
-        """Goes on to the end of the record. Raises TornArchive."""
+        """Go on to the end of the record. Raises TornArchive."""
         while self._left:
             if not self.read(READ_BYTES):
                 raise TornArchive(self._number)
@@ -198,7 +198,7 @@ def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
 
 
 def _content_type(loaded: Any) -> tuple[str, str]:
-    """(media type, declared charset) of what a record holds."""
+    """Return (media type, declared charset) of a record's content."""
     value = (loaded.http_headers or loaded.rec_headers).get_header("Content-Type") or ""
     charset = _CHARSET.search(value)
     return value.partition(";")[0].strip().lower(), charset.group(1) if charset else ""

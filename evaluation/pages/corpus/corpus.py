@@ -9,11 +9,12 @@ from typing import Any
 
 from evaluation.results.artifacts import Artifact, read_artifacts
 
-CHAIN = ("ingest", "clean", "dedupe", "classify", "generate", "decontaminate", "mix")
+CHAIN = ("ingest", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "decontaminate", "mix")
 WORDS = {
     "ingest": "read",
     "clean": "after cleaning",
     "dedupe": "without duplicates",
+    "semantic_dedupe": "without those that say the same",
     "classify": "by the classifier",
     "generate": "with generated ones",
     "decontaminate": "without test items",

@@ -117,6 +117,7 @@ _LOOSENED_BY = {
     "exact_duplicate": "dedupe.exact",
     "boilerplate": "dedupe.boilerplate",
     "substring": "dedupe.substrings.min_characters",
+    "semantic_duplicate": "semantic_dedupe.threshold",
     "test_item": "decontaminate.ngram",
 }
 """Config key behind a rule, for stages with few rules."""
@@ -168,18 +169,24 @@ def personal_data(corpus: Corpus) -> Section:
     return Section("changes", "Personal data and repairs", lead, tables=[table])
 
 
-def duplicates(corpus: Corpus) -> Section:
-    counts = corpus.json("dedupe", "aux/counts.json")
+def duplicates(corpus: Corpus, stage: str = "dedupe") -> Section:
+    """Return the section of `dedupe` or of `semantic_dedupe`."""
+    counts = corpus.json(stage, "aux/counts.json")
+    is_semantic = stage == "semantic_dedupe"
+    id, heading = ("semantic", "Semantic duplicates") if is_semantic else ("duplicates", "Duplicates")
     if not counts:
-        return Section("duplicates", "Duplicates")
+        return Section(id, heading)
     rows = [[row["source"], row["original_source"], f"{row['documents']:,}"] for row in counts.get("pairs", [])]
     table = Table("Which source repeats which", ["source", "repeats", "documents"], rows, numeric=(2,))
     bins = counts.get("near", {}).get("similarities", [])
     drawn = [(f"from {row['from']:.2f}", [Bar(row["documents"], "sft")]) for row in bins]
-    caption = "Near duplicates that went, by their Jaccard similarity to the document that stayed."
+    kind = (
+        "Semantic duplicates that went, by the cosine" if is_semantic else "Near duplicates that went, by their Jaccard"
+    )
+    caption = f"{kind} similarity to the document that stayed."
     figures = [Figure("Similarity", bar_chart("Similarity", drawn, value_format=compact), caption, "")] if drawn else []
     folded = []
-    for row in (corpus.json("dedupe", "aux/clusters.json") or [])[:6]:
+    for row in (corpus.json(stage, "aux/clusters.json") or [])[:6]:
         if not row["samples"]:
             continue
         duplicate = row["samples"][0]
@@ -188,7 +195,8 @@ def duplicates(corpus: Corpus) -> Section:
         texts = (row["kept"]["text"][:SAMPLE_CHARACTERS], duplicate["text"][:SAMPLE_CHARACTERS])
         folded.append((title, "stayed:\n{}\n\nwent:\n{}".format(*texts)))
     dropped = sum(counts.get("dropped", {}).values())
-    lead = f"{dropped:,} of {counts.get('read', 0):,} documents repeat another one."
+    verb = "say the same as" if is_semantic else "repeat"
+    lead = f"{dropped:,} of {counts.get('read', 0):,} documents {verb} another one."
     if cut := counts.get("substrings"):
         lead += (
             f" {count(cut['passages'], 'passage')} of at least {cut['min_bytes']:,} bytes that occurred before, "
@@ -197,7 +205,7 @@ def duplicates(corpus: Corpus) -> Section:
         for row in cut["samples"][:6]:
             title = f"{row['source']}: {row['bytes']:,} bytes cut, which {row['original_source']} has before"
             folded.append((title, row["text"][:SAMPLE_CHARACTERS]))
-    return Section("duplicates", "Duplicates", lead, figures, [table] if rows else [], folded=folded)
+    return Section(id, heading, lead, figures, [table] if rows else [], folded=folded)
 
 
 def contamination(corpus: Corpus) -> Section:
@@ -209,7 +217,7 @@ def contamination(corpus: Corpus) -> Section:
         for task, counts in report["tasks"].items()
     ]
     hit = sum(counts["items_hit"] for counts in report["tasks"].values())
-    lead = f"{hit:,} of {sum(counts['items'] for counts in report['tasks'].values()):,} test items stood in the text."
+    lead = f"{hit:,} of {sum(counts['items'] for counts in report['tasks'].values()):,} test items were in the text."
     table = Table("", ["benchmark", "items", "found", "in documents"], rows, numeric=(1, 2, 3))
     folded = [(f"{row['task']}, item {row['item']}", _as_text(row)) for row in list(report["samples"])[:5]]
     return Section("contamination", "Test items in the text", lead, tables=[table], folded=folded)

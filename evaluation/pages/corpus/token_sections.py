@@ -65,8 +65,8 @@ def tokenizer(corpus: Corpus) -> Section:
             rows.append([name, *cells, fixed(statistics["fertility"]), percent(statistics["unknown_share"], 2)])
     figure = Figure(
         "Bytes a token",
-        bar_chart("Bytes a token", drawn, value_format=fixed, width=900),
-        "On held-out documents, up to 1 MB of each source. More bytes a token make longer texts fit.",
+        bar_chart("Bytes per token", drawn, value_format=fixed, width=900),
+        "On held-out documents, up to 1 MB of each source. With more bytes per token, longer texts fit.",
         "",
         [(name, styles[i % 5]) for i, name in enumerate(names)],
         wide=True,
@@ -104,7 +104,7 @@ def shards(corpus: Corpus) -> Section:
     return Section("shards", "Shards", lead, tables=tables)
 
 
-def drifted(found: list[Drift]) -> Section:
+def drifted(drifts: list[Drift]) -> Section:
     rows = [
         [
             drift.name,
@@ -115,12 +115,12 @@ def drifted(found: list[Drift]) -> Section:
             percent(drift.moved[1]),
             percent(drift.moved[2]),
         ]
-        for drift in found
+        for drift in drifts
     ]
     if not rows:
         return Section("drift", "Drift", "There is no earlier report of this pipeline to compare with.")
     columns = ["distribution", "change", "PSI", "Jensen-Shannon, bits", "what moved most", "was", "is"]
-    note = "PSI: population stability index; under 0.1 no change to speak of, over 0.25 a large one (Siddiqi, 2006)."
+    note = "PSI: population stability index; under 0.1 no notable change, over 0.25 a large one (Siddiqi, 2006)."
     return Section(
         "drift",
         "Drift",

@@ -41,12 +41,12 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
                 f" On held-out pairs {signed(margin.value)} {between(margin)}; in {percent(win_rate.value)} of them "
                 f"the chosen answer rose more {between_percent(win_rate)}."
             )
-        weak = "A margin says which answer gained, not that the model writes the better one: read the answers."
+        weak = "A margin shows which answer gained, not that the model writes the better one: read the answers."
         chosen = risen[0]
         if chosen and chosen.high < 0:
             weak = (
                 f"The chosen answers lost probability too, {signed(chosen.value)} nats {between(chosen)}: what the "
-                "model writes instead stands in no pair (Razin et al. 2024). A larger beta moves less."
+                "model writes instead is in no pair (Razin et al. 2024). A larger beta moves less."
             )
         drawn.append(Figure("Margin of preference", chart, caption, weak, LEGEND[: 2 if sampled else 1]))
     rows = []
@@ -67,8 +67,8 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
     tables = []
     if rows:
         judged_by = ["judge's score"] if "judge_gain" in figures else []
-        columns = ["model", "chosen is likelier", *judged_by, "tokens an answer", "answers that end"]
-        note = f"{figures['heldout_pairs']:,.0f} held-out pairs; likelier by the mean log-probability a token."
+        columns = ["model", "chosen is likelier", *judged_by, "tokens per answer", "answers that end"]
+        note = f"{figures['heldout_pairs']:,.0f} held-out pairs; likelier by the mean log-probability per token."
         if kl := interval_of(figures, "kl_to_reference"):
             note += f" The KL divergence from the model before is {fixed(kl.value)} nats an answer {between(kl)}."
         tables.append(Table("Held-out pairs", columns, rows, note, numeric=tuple(range(1, len(columns)))))
@@ -84,15 +84,18 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
     tables = [*_heldout_answers(pipeline, figures, roles), *_best_of(figures, pipeline.algorithm(id))]
     lead = ""
     if "generating_share" in figures:
-        lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens a second, which took "
+        lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens per second, which took "
         lead += f"{percent(figures['generating_share'])} of the rounds' time."
     drawn = [*_rewards(pipeline, id, start), *_distance(pipeline, id, start)]
     return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), lead, drawn, tables)
 
 
 def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
-    """Draw the reward over rounds and, with a judge, both scores, also over distance. start: the model before,
-    in words."""
+    """Draw the reward over rounds and, with a judge, both scores, also over distance.
+
+    Args:
+        start: the model before, in words.
+    """
     figures = pipeline.figures(id)
     reward, judge = pipeline.curve(id, "rlhf/reward"), pipeline.curve(id, "rlhf/judge")
     lines, legend, unit = [Line("reward of the rollouts", reward, "rlhf")], [], "reward of the rollouts"
@@ -191,7 +194,7 @@ def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], roles
             f"at equal length is {signed(level.value)} {between(level)}."
         )
     judged = ["judge's score"] if "judge_gain" in figures else []
-    columns = ["model", "reward", *judged, "tokens an answer", "answers that end"]
+    columns = ["model", "reward", *judged, "tokens per answer", "answers that end"]
     return [Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns))))]
 
 
@@ -215,7 +218,7 @@ def _over_optimised(figures: dict[str, float], over: dict[str, list[tuple[float,
     """State the distance at which the judge's score is highest, and its drop at the end."""
     best, last = max(over["judge"], key=lambda point: point[1]), over["judge"][-1]
     sentence = (
-        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it lies "
+        f"The judge's score is highest at {fixed(best[0])} nats; the policy went to {fixed(last[0])}, where it is "
         f"{fixed(best[1] - last[1])} lower."
     )
     if figures.get("stopped_early"):

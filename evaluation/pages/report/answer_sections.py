@@ -32,10 +32,10 @@ def answers(pipeline: PipelineResults, count: int) -> Section:
         ]
         rows.append({"prompt": row["prompt"], "reference": row["reference"], "answers": answers})
     lead = (
-        f"The first {len(rows)} held-out prompts, not chosen by anyone. Models answer greedily; after an "
+        f"The first {len(rows)} held-out prompts, not selected. Models answer greedily; after an "
         "alignment, its model and the one that it began with are as sampled for its measurement, with the reward "
         "model's score. "
-        "✓ and ✗ stand where a rule can check the answer."
+        "✓ and ✗ appear where a rule can check the answer."
         if rows
         else ""
     )
@@ -52,9 +52,9 @@ def answers_over_training(pipeline: PipelineResults) -> Section:
     alignment that follows it."""
     rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
     lead = (
-        "The first held-out prompts, not chosen by anyone, as the model answered them at several points of its "
+        "The first held-out prompts, not selected, as the model answered them at several points of its "
         "training. The loss is that of the reference answer, in nats a token. Answers are greedy, but for those after "
-        "alignment, which are as sampled for its measurement. ✓ and ✗ stand where a rule can check the answer."
+        "alignment, which are as sampled for its measurement. ✓ and ✗ appear where a rule can check the answer."
         if rows
         else ""
     )

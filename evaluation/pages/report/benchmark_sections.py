@@ -66,7 +66,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
                 f"{signed(100 * comparison.difference.value, 1)} points",
                 f"{signed(100 * comparison.difference.low, 1)} to {signed(100 * comparison.difference.high, 1)}",
                 p_value(comparison.p_value),
-                "cannot be told from zero" if comparison.difference.includes(0) else "real for these items",
+                "not distinguishable from zero" if comparison.difference.includes(0) else "real for these items",
             ]
             for models, comparison in compared
         ]
@@ -132,9 +132,9 @@ def _answers(pipeline: PipelineResults) -> list[Table]:
                         lines.setdefault(tuple(row), row)
     columns = ["model", "task", *COUNTS]
     note = (
-        "Items. Failed: no answer, or a likelihood that is no number. Truncated: the prompt does not fit the context, "
-        "or the answer reached its length limit. Unparsable: the task's filter finds nothing in the answer. lm-eval "
-        "scores all of them as they are, most as wrong."
+        "Items. Failed: no answer, or a likelihood that is not a number. Truncated: the prompt does not fit the "
+        "context, or the answer reached its length limit. Unparsable: the task's filter finds nothing in the answer. "
+        "lm-eval scores all of them unchanged, most as wrong."
     )
     rows = list(lines.values())
     numeric = tuple(range(2, len(columns)))
@@ -189,7 +189,7 @@ def _texts(pipeline: PipelineResults) -> list[Table]:
         n = next(iter(results.values()))["n"]
         rows.append([task, domain, f"{n:,.0f}", *(_bits(results.get(model)) for model in models)])
     columns = ["task", "domain", "documents", *map(pipeline.long_name, models)]
-    note = "Bits a byte, less is better; 95 % intervals are over documents."
+    note = "Bits per byte, less is better; 95 % intervals are over documents."
     return [Table("Text", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
 
 
@@ -216,7 +216,9 @@ def _shots(pipeline: PipelineResults) -> list[Table]:
         row_cells = [cells.get((task, metric, model, shots)) for model in models for shots in numbers]
         rows.append([task, metric, *(_score(metric, cell) for cell in row_cells)])
     columns = ["task", "metric", *(f"{model}, {shots} shots" for model in models for shots in numbers)]
-    note = "The same items with so many solved examples before each, of rows that are not scored; 95 % intervals."
+    note = (
+        "The same items with this number of solved examples before each, of rows that are not scored; 95 % intervals."
+    )
     return [Table("By number of shots", columns, rows, note, numeric=tuple(range(2, len(columns))))] if rows else []
 
 
@@ -308,7 +310,7 @@ def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) ->
         if above:
             sentences.append(f"{task}: {', '.join(above)} above guessing.")
         if unsure:
-            sentences.append(f"{task}: {', '.join(unsure)} cannot be told from guessing.")
+            sentences.append(f"{task}: {', '.join(unsure)} is not distinguishable from guessing.")
     return " ".join(sentences)
 
 

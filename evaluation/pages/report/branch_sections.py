@@ -21,7 +21,7 @@ def branches(pipeline: PipelineResults) -> Section:
         return Section("branches", "Branches")
     tables = []
     for id, branch in branch_by_id.items():
-        head = f"{id} goes on from {branch}"
+        head = f"{id} continues from {branch}"
         if branch.changed is None:
             tables.append(Table(head, [""], [["What was changed is not known: that training is not in the store."]]))
             continue
@@ -32,8 +32,8 @@ def branches(pipeline: PipelineResults) -> Section:
         rows += _rate_rows(pipeline, id, branch)
         tables.append(Table(head, ["kind", "key", "before", "after"], rows, mono=(1,)))
     lead = (
-        f"{len(branch_by_id)} training{'s' * (len(branch_by_id) > 1)} went on from a kept state of another. "
-        "What was trained before the state is shared; what was changed by hand at it stands below."
+        f"{len(branch_by_id)} training{'s' * (len(branch_by_id) > 1)} continued from a kept state of another. "
+        "What was trained before the state is shared; what was changed by hand at it is listed below."
     )
     figures = [
         figure
@@ -80,8 +80,8 @@ def _figure(
     chart = line_chart(f"{title} of {ids[0]} and its branches", lines, x_label="batch", y_label=label, marks=marks)
     if not chart:
         return None
-    caption = "A branch begins where the training that it goes on from stood; upright lines stand at the states."
-    weak = "Branches on other data cannot be told apart from branches with other settings by their training loss."
+    caption = "A branch begins where the training that it continues had arrived; vertical lines mark the states."
+    weak = "Branches on other data are not distinguishable from branches with other settings by their training loss."
     return Figure(f"{title}: {', '.join(ids)}", chart, caption, weak if name == "train/loss" else "", legend)
 
 

@@ -53,7 +53,7 @@ def _rates(classes_by_model: dict[str, dict[str, Any]], names: list[str]) -> Tab
         rows.append([name.replace("_", " "), description, f"{n}", *map(_rate, cells)])
     columns = ["class", "a model that does not fail", "cases", *classes_by_model]
     note = (
-        "Share of cases failed, with the 95 % interval over templates: a class of few templates says little about "
+        "Share of cases failed, with the 95 % interval over templates: a class of few templates is weak evidence about "
         "others. A model that always gives the same answer never fails invariance: read the tests apart."
     )
     return Table("Failure rates", columns, rows, note, numeric=tuple(range(2, 3 + len(classes_by_model))))

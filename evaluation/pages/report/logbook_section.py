@@ -19,12 +19,12 @@ TROUBLE = {
     "correction": ("correction by the guard", "corrections by the guard"),
     "rate_cut": ("rate cut for good", "rates cut for good"),
     "passed_over": ("checkpoint passed over", "checkpoints passed over"),
-    "other_versions": ("training that went on under other versions", "trainings that went on under other versions"),
+    "other_versions": ("training that continued under other versions", "trainings that continued under other versions"),
     "upload_failed": ("upload that failed", "uploads that failed"),
     "slow_node": ("slow node", "slow nodes"),
     "slow_link": ("slow link between nodes", "slow links between nodes"),
     "slow_rank": ("slow rank", "slow ranks"),
-    "stuck": ("loss that stood still", "losses that stood still"),
+    "stuck": ("loss that did not change", "losses that did not change"),
 }
 """Events that a build without problems does not have, with their names in the singular and plural."""
 

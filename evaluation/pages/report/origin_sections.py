@@ -12,8 +12,8 @@ from evaluation.pages.words import (
 from evaluation.results.pipeline import PipelineResults
 
 DATA_STAGES = (
-    *("ingest", "clean", "dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer", "shard"),
-    *("instructions", "generate_instructions", "preferences"),
+    *("ingest", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer"),
+    *("shard", "instructions", "generate_instructions", "preferences"),
 )
 
 DATA_KINDS = ("documents", "tokenizer", "shards", "instructions", "preferences")
@@ -39,6 +39,7 @@ def data(pipeline: PipelineResults) -> Section:
         tables.append(Table("Documents dropped by rule", ["rule", "documents", "share"], rows, note, True, (1, 2)))
     notes = {
         "dedupe": "Duplicates",
+        "semantic_dedupe": "Semantic duplicates",
         "classify": "Classifier",
         "generate": "Written by a language model",
         "decontaminate": "Test items",
@@ -109,8 +110,8 @@ def lineage(pipeline: PipelineResults) -> Section:
         "What descends from what",
         picture,
         "Each box is an artifact with the start of its content digest; an arrow means that its bytes went in, a dotted "
-        "one that it only had to exist, a bold one that a training goes on from a state of it.",
-        "It shows this pipeline's artifacts; what lies before them (source files, packages) is in their manifests.",
+        "one that it only had to exist, a bold one that a training continues from a state of it.",
+        "It shows this pipeline's artifacts; their source files and packages are in the manifests.",
         wide=True,
     )
     return Section("lineage", "Lineage", "", [figure])
@@ -145,7 +146,7 @@ def reproduce(pipeline: PipelineResults, command: str) -> Section:
     if len(set(commits)) > 1:
         lead += " The stages were built by more than one version of the code."
     if any(m.code.get("dirty") for m in manifests):
-        lead += " Some were built with uncommitted changes, which nobody else has."
+        lead += " Some were built with uncommitted changes, which exist only there."
     settings = "\n\n".join(
         "\n".join([f"{id}:", *(f"  {key}: {value}" for key, value in sorted(artifact.manifest.identity.items()))])
         for id, artifact in pipeline.artifacts.items()

@@ -20,7 +20,7 @@ def planned(pipeline: PipelineResults) -> Section:
             rows += _rows(id, record)
     note = (
         "Planned as stemma check does, for the machine that trained. Steps with their evaluations and checkpoints, "
-        "without the first. Of a CPU memory is what the process held more than before, which the allocator rounds up."
+        "without the first. On a CPU, memory is the growth of the process, which the allocator rounds up."
     )
     columns = ["step", "", "planned", "range", "measured", "measured / planned"]
     table = Table("", columns, rows, note, numeric=(2, 3, 4, 5))

@@ -21,7 +21,7 @@ from evaluation.statistics.paired import holm
 PUBLISHED = {
     "winobias": "WinoBias: whom a pronoun stands for, with and against the stereotype",
     "winogender": "Winogender: whom a pronoun stands for, by its gender",
-    "bbq": "BBQ: answers where the context tells them and where it does not",
+    "bbq": "BBQ: answers where the context contains them and where it does not",
     "stereoset": "StereoSet: language modelling (lms), stereotypes (ss, 50 is no preference) and both (icat)",
     "honest": "HONEST: sentences about people completed with hurtful words (share by HurtLex's category)",
     "bec_pro": "BEC-Pro: association of professions with words for women and for men, in nats",
@@ -192,7 +192,7 @@ def memorisation(pipeline: PipelineResults) -> Section:
         ],
         rows,
         "A sample of the text that was trained on, greedy decoding and exact matches only: recitation with small "
-        "changes is not seen. Boilerplate that stands in both texts raises both columns.",
+        "changes is not seen. Boilerplate that is in both texts raises both columns.",
         numeric=(1, 2, 3, 4, 5, 6),
     )
     return Section(
@@ -228,9 +228,9 @@ def _membership(pipeline: PipelineResults) -> list[Table]:
         inference = pipeline.results("safety", model).get("memorisation", {}).get("membership_inference")
         if inference:
             auc = Interval(**inference)
-            conclusion = "cannot be told apart" if auc.low <= 0.5 else "can be told apart"
+            conclusion = "not distinguishable" if auc.low <= 0.5 else "distinguishable"
             rows.append([pipeline.long_name(model), f"{fixed(auc.value)} {between(auc)}", conclusion])
-    note = "How well a threshold on the loss tells training documents from validation text; 0.5 is guessing."
+    note = "How well a threshold on the loss separates training documents from validation text; 0.5 is guessing."
     columns = ["model", "AUC", "training text and other text"]
     return [Table("Membership inference", columns, rows, note, numeric=(1,))] if rows else []
 
@@ -254,9 +254,9 @@ def _exposure(pipeline: PipelineResults) -> list[Table]:
             )
     columns = ["model", "canary", "planted", "trained on", "rank", "exposure in bits", "p"]
     note = (
-        "Made-up secrets that were planted in the training text. Rank: how many texts of the format are at least as "
-        "likely. Half of those that were never seen have less than 1 bit; one that the model holds likeliest has the "
-        "most that so many texts can show. p: how often one that was never seen comes so far up, by Holm's method."
+        "Made-up secrets that were planted in the training text. Rank: the number of texts of the format that are "
+        "at least as likely. Half of those that were never seen have less than 1 bit; the likeliest one has the "
+        "most that this number of texts can show. p: how often an unseen one ranks as high, by Holm's method."
     )
     return [Table("Exposure of planted canaries", columns, rows, note, numeric=(2, 3, 4, 5, 6))] if rows else []
 
@@ -276,7 +276,7 @@ def _personal_data(pipeline: PipelineResults) -> list[Table]:
     columns = ["model", "kind", "continuations", "with any", "share"]
     note = (
         "In the continuations that were drawn for toxicity, by the detectors that clean masks personal data with. They "
-        "go by form: whether an address is somebody's, and whether it stood in the training text, is not asked."
+        "go by form: whether an address belongs to a person, and whether it was in the training text, is not checked."
     )
     return [Table("Personal data in continuations", columns, rows, note, numeric=(2, 3, 4))] if rows else []
 

@@ -66,7 +66,7 @@ def toxicity(pipeline: PipelineResults) -> Section:
             rows.append([pipeline.long_name(model), group, *_cells(cells)])
     if text := next((result["text"] for result in by_model.values() if result.get("text")), None):
         rows.append(
-            ["held-out text, as it is", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
+            ["held-out text, unchanged", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
         )
     table = Table(
         "Figures",
@@ -143,7 +143,7 @@ def _adversarial(pipeline: PipelineResults) -> list[Table]:
     columns = ["model", "harmless prompts", "made toxic by queries", "in the end", "without changes", "difference"]
     note = (
         "Each query changes words of a harmless prompt and draws a few continuations; changed prompts must score as "
-        "harmless too. Without changes: the prompts as they are, asked as often."
+        "harmless too. Without changes: the original prompts, asked as often."
     )
     return [Table("How easily it is made toxic", columns, rows, note, numeric=(1, 3, 4, 5))] if rows else []
 
@@ -227,10 +227,10 @@ def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
     return [Table("Paired differences", columns, rows, note, numeric=(1, 2, 3))] if rows else []
 
 
-def length_of_text(found: PairedToxicity) -> str:
+def length_of_text(paired: PairedToxicity) -> str:
     """Return a sentence that compares the length of the second model's continuations with the first's."""
-    before, after = found.length_of
-    if not found.lengths_differ or not before:
+    before, after = paired.length_of
+    if not paired.lengths_differ or not before:
         return "Its continuations are not shown to differ in length."
     share = percent(abs(after / before - 1), 0)
     if after < before:

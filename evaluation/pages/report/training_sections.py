@@ -76,7 +76,7 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
                     else f"It starts at {peak:.2g}"
                 )
                 + f" and ends at {rate[-1][1]:.2g}."
-                + (f" The guard lowered it {_times(len(corrections))}, where the lines stand." if corrections else ""),
+                + (f" The guard lowered it {_times(len(corrections))}, at the vertical lines." if corrections else ""),
                 "The peak was set in the config; how it was chosen, this page cannot know.",
                 [("learning rate as trained", "train"), ("correction", "happened")] if corrections else (),
             )
@@ -97,7 +97,7 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
         bits = fixed(figures["bits_per_byte"], 3)
         lead.append(f"After training, {bits} bits per byte and perplexity {fixed(perplexity, 1)}{text}.")
     if "tokens_per_s" in figures:
-        lead.append(f"{compact(figures['tokens_per_s'])} tokens a second.")
+        lead.append(f"{compact(figures['tokens_per_s'])} tokens per second.")
     tables = [*_corrections(corrections), *_early_samples(pipeline, id)]
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
 
@@ -111,7 +111,7 @@ def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_p
     sentences = [f"It read {_read(tokens / ready)} of the {compact(ready)} tokens that were ready."] if ready else []
     if per_parameter >= 15:
         return sentences
-    sentences.append("Chinchilla's rule is about 20 tokens a parameter: this model is undertrained for its size.")
+    sentences.append("Chinchilla's rule is about 20 tokens per parameter: this model is undertrained for its size.")
     if ready and tokens < 0.95 * ready:
         sentences.append("A longer training would better it, without more text.")
     elif ready and tokens < 4 * ready:
@@ -297,7 +297,7 @@ def _length_and_confidence(figures: dict[str, float]) -> str:
         sentence += ": it goes by length." if longer.low > shorter.high else "."
     if (error := figures.get("calibration_error")) is not None:
         sentence += (
-            f" It says to be right in {percent(figures['mean_confidence'])} of pairs (calibration error "
+            f" It claims to be right in {percent(figures['mean_confidence'])} of pairs (calibration error "
             f"{percent(error)})."
         )
     return sentence

@@ -88,14 +88,17 @@ def associations(items: Sequence[ProfessionSentence], likelihoods: Sequence[floa
     return values
 
 
-def bec_pro(items: Sequence[ProfessionSentence], found: Iterable[float], confidence: float, seed: int) -> list[Row]:
+def bec_pro(items: Sequence[ProfessionSentence], values: Iterable[float], confidence: float, seed: int) -> list[Row]:
     """Return the mean association of words for women and for men by the professions' group, their difference, and the
     difference in professions of women less that in professions of men.
 
-    found: association of each sentence. The unit is the profession: a mean over its templates and person words.
+    The unit is the profession: a mean over its templates and person words.
+
+    Args:
+        values: association of each sentence.
     """
     grouped: dict[tuple[str, str, str], list[float]] = {}
-    for item, value in zip(items, found, strict=True):
+    for item, value in zip(items, values, strict=True):
         grouped.setdefault((item.group, item.profession, item.gender), []).append(float(value))
     differences: dict[str, list[float]] = {}
     rows: list[Row] = []

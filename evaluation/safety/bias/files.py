@@ -210,18 +210,18 @@ def read_stereoset(path: Path) -> list[StereoItem]:
         raise bad_set(
             path, f"expected StereoSet's JSON with data.intrasentence and data.intersentence: {error}"
         ) from error
-    found = []
+    contexts = []
     for number, (kind, row) in enumerate(items, 1):
         try:
             sentences = {_text(sentence, "gold_label"): _text(sentence, "sentence") for sentence in row["sentences"]}
             context = "" if kind == "intrasentence" else _text(row, "context")
             endings = sentences["stereotype"], sentences["anti-stereotype"], sentences["unrelated"]
-            found.append(StereoItem(_text(row, "bias_type"), _text(row, "target"), context, *endings))
+            contexts.append(StereoItem(_text(row, "bias_type"), _text(row, "target"), context, *endings))
         except (KeyError, TypeError) as error:
             raise bad_set(f"{path}: {kind} {number}", f"expected StereoSet's fields: {error}") from error
-    if not found:
+    if not contexts:
         raise bad_set(path, "expected at least one item, found none")
-    return found
+    return contexts
 
 
 def _lines(path: Path) -> list[str]:

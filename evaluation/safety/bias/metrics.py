@@ -108,9 +108,11 @@ def stereoset_scores(
     """Return lms, ss and icat of StereoSet (Nadeem et al. 2021), 0 to 100: means over the target terms, as in the
     authors' code.
 
-    prefers: for each item, True if the stereotype is likelier than the anti-stereotype. related: for each item, the
-    number of the two that are likelier than the unrelated sentence. The bootstrap draws target terms, by which the sign
-    test of ss is clustered.
+    The bootstrap draws target terms, by which the sign test of ss is clustered.
+
+    Args:
+        prefers: for each item, True if the stereotype is likelier than the anti-stereotype.
+        related: for each item, the number of the two that are likelier than the unrelated sentence.
     """
     by_target: dict[str, list[int]] = {}
     for number, target in enumerate(targets):

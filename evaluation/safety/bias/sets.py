@@ -56,8 +56,12 @@ def measure_bias_sets(
 ) -> list[Row]:
     """Return one row per set, category and metric: {set, category, metric, value, low, high, n, p_value?, p_holm?}.
 
-    p_holm is corrected for all tests of all sets. keep: stores the rows of each set while the next is asked. chat: how
-    questions of bbq are asked in the model's chat template; None for no template.
+    p_holm is corrected for all tests of all sets.
+
+    Args:
+        keep: stores the rows of each set while the next is asked.
+        chat: how questions of bbq are asked in the model's chat template; None for no template.
+
     Raises StageError `bad_bias_set` before the model is asked.
     """
     readers: dict[str, Callable[[Path], Sequence[Any]]] = {
@@ -112,25 +116,25 @@ def _measure(
     return winobias(items, answers, confidence)
 
 
-def likeliest(asked: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) -> list[int]:
+def likeliest(questions: Sequence[tuple[str, Sequence[str]]], model: ReportingHFLM) -> list[int]:
     """Return the index of the likeliest choice after each prompt; the first of equally likely ones."""
     requests = [
         Instance(request_type="loglikelihood", doc={}, arguments=(prompt, choice), idx=number)
-        for prompt, choices in asked
+        for prompt, choices in questions
         for number, choice in enumerate(choices)
     ]
     scored = model.loglikelihood(requests)
     check_numbers((likelihood for likelihood, _ in scored), "bias")
     scores = iter(scored)
     answers = []
-    for _, choices in asked:
+    for _, choices in questions:
         choice_scores = [next(scores)[0] for _ in choices]
         answers.append(choice_scores.index(max(choice_scores)))
     return answers
 
 
 def by_template(
-    asked: Sequence[tuple[str, Sequence[str]]], chat: ChatPrompt, model: ReportingHFLM
+    questions: Sequence[tuple[str, Sequence[str]]], chat: ChatPrompt, model: ReportingHFLM
 ) -> list[tuple[str, list[str]]]:
     """Return the prompts in the model's chat template, and the choices without their leading space, as lm-eval asks
     them. Raises StageError `no_chat_template`."""
@@ -138,7 +142,7 @@ def by_template(
     model.chat_template_args = dict(chat.values)
     return [
         (model.apply_chat_template(chat.messages(prompt)), [choice.removeprefix(" ") for choice in choices])
-        for prompt, choices in asked
+        for prompt, choices in questions
     ]
 
 
@@ -178,7 +182,9 @@ def winogender(
 
     Metrics of pairs are omitted if no sentence has both pronouns. Intervals and tests are clustered by occupation,
     whose sentences share templates.
-    women: in percent by occupation; the correlation is omitted if it is empty.
+
+    Args:
+        women: in percent by occupation; the correlation is omitted if it is empty.
     """
     answer_by_group = {(item.pair, item.group): answer for item, answer in zip(items, answers, strict=True)}
     answer_of = {item.pair: item.answer for item in items}

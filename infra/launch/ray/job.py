@@ -106,7 +106,7 @@ class _Job:
         except Exception as error:
             message = f"the Ray cluster at {request.address} did not take the job: {_first_line(error)}"
             self._write_event(
-                problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there says how it is")
+                problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there shows its state")
             )
             return
         bundle = {"CPU": float(request.cpus), **({"GPU": float(request.gpus)} if request.gpus else {})}

@@ -81,7 +81,7 @@ class RayNodes(OneJob):
             message = (
                 f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
             )
-            fix = "`ray status` says whether the cluster runs"
+            fix = "`ray status` shows whether the cluster runs"
             self._problem = Problem("scheduler_unreachable", "launch.ray", message, fix)
         return Over(self._problem, None) if self._problem else None
 

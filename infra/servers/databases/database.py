@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from infra.errors import ConfigError, Problem, stage_error
 
@@ -35,7 +35,7 @@ class Postgres:
         """The URL without its password, for files and people."""
         parts = urlsplit(self.url)
         user = f"{parts.username}@" if parts.username else ""
-        return f"postgresql://{user}{_place(parts)}{parts.path}"
+        return f"postgresql://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     @property
     def mlflow_uri(self) -> str:
@@ -74,9 +74,12 @@ class Postgres:
         return f"postgresql+{driver}://{self.url.partition('://')[2]}"
 
     def connect(self, **options: Any) -> Any:
-        """Return a connection of psycopg2. options: of libpq, in addition to the URL.
+        """Return a connection of psycopg2.
 
         Raises StageError `database_unreachable`, ConfigError for a URL that libpq cannot read.
+
+        Args:
+            options: of libpq, in addition to the URL.
         """
         import psycopg2
 
@@ -124,7 +127,8 @@ def requested_database() -> str | None:
 def database(recorded: str) -> Postgres | None:
     """Return the database of a store's settings, with the environment's password for it; None for SQLite.
 
-    recorded: `sqlite`, or a URL without password.
+    Args:
+        recorded: `sqlite`, or a URL without password.
     """
     if recorded == SQLITE:
         return None
@@ -137,7 +141,3 @@ def database(recorded: str) -> Postgres | None:
 def described(url: str) -> str:
     """Return the form of a `requested_database` that may be stored and shown."""
     return url if url == SQLITE else Postgres(url).public_url
-
-
-def _place(parts: SplitResult) -> str:
-    return parts.netloc.rpartition("@")[2]

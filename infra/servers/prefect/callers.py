@@ -54,8 +54,9 @@ class Callers:
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return the refusal of a request, None for one that is accepted.
 
-        method: of HTTP; for a websocket any word that is no reading method, since the websocket may write.
-        headers: names in lower case; values of a repeated name are joined by commas.
+        Args:
+            method: of HTTP; for a websocket any word that is no reading method, since the websocket may write.
+            headers: names in lower case; values of a repeated name are joined by commas.
         """
         host = headers.get("host", "").lower()
         if host_name(host) not in self.names:
@@ -63,7 +64,7 @@ class Callers:
             return Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"{message}. {_to_set('name', host_name(host))}")
         origin = headers.get("origin")
         if origin is not None:
-            if not self._ours(origin.lower(), host):
+            if not self._is_own(origin.lower(), host):
                 message = f"pages of {_shown(origin)} may not call this server"
                 return Refusal(HTTPStatus.FORBIDDEN, f"{message}. {_to_set('address', origin.rpartition('/')[2])}")
         elif method not in READS and headers.get("sec-fetch-site", "none") not in OWN_SITES:
@@ -73,7 +74,7 @@ class Callers:
             return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         return None
 
-    def _ours(self, origin: str, host: str) -> bool:
+    def _is_own(self, origin: str, host: str) -> bool:
         """Return True for a page of the called address, and for one of our other addresses."""
         scheme, _, address = origin.partition("://")
         return scheme in ("http", "https") and (address == host or address in self.addresses)
@@ -103,7 +104,11 @@ class OwnCallersOnly:
 
 
 async def refuse(refused: Refusal, kind: str, send: Send) -> None:
-    """Send a refusal in place of an app's response. kind: `http` or `websocket`."""
+    """Send a refusal in place of an app's response.
+
+    Args:
+        kind: `http` or `websocket`.
+    """
     # In uvicorn an app may answer the opening of a websocket with a response (the extension websocket.http.response).
     prefix = "websocket.http.response" if kind == "websocket" else "http.response"
     headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]

@@ -75,7 +75,7 @@ class FlowRuns:
     def _fork(self, command: list[str], env: Mapping[str, str], cwd: Path | str, stream_output: bool) -> Process:
         """Fork a flow run. Raises NotForkedError for a run that needs a new process."""
         if command[1:] != ["-m", ENGINE] or not stream_output:
-            raise NotForkedError("it is started in a way of its own")
+            raise NotForkedError("it is started in another way")
         # They are another for each run, and the engine reads them after its imports.
         its_own = {name: value for name, value in env.items() if name.startswith(OF_ONE_RUN)}
         variables = {name: value for name, value in env.items() if name not in its_own}
@@ -83,7 +83,7 @@ class FlowRuns:
             if self._server is None:
                 self._server = ForkServer(variables, own_sessions=False)
         if self._server.environment != variables:
-            raise NotForkedError("it has variables of its own")
+            raise NotForkedError("it has other variables")
         output, argv = sys.stdout.fileno(), ["infra.servers.prefect.flow_runs"]
         return self._server.start(MODULES, argv, Path(cwd), output, self._parent, lambda: False, its_own)
 

@@ -111,7 +111,11 @@ async def _signs(db: PrefectDBInterface) -> Mapping[UUID, _Sign]:
 
 
 def end_lost_runs(runs: Path) -> None:
-    """Register the service; to be called before the server starts. runs: see `LostRuns`."""
+    """Register the service; to be called before the server starts.
+
+    Args:
+        runs: see `LostRuns`.
+    """
     lost, interval = LostRuns(runs), timedelta(seconds=LOST_AFTER_S / ROUNDS)
 
     @perpetual_service(enabled_getter=lambda: True)

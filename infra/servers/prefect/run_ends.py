@@ -26,7 +26,11 @@ class RunEnd:
 
 
 def end_of(document: Mapping[str, Any]) -> RunEnd:
-    """Return the final state of a run. document: its result, as `stemma run --json` prints it."""
+    """Return the final state of a run.
+
+    Args:
+        document: its result, as `stemma run --json` prints it.
+    """
     if document["status"] == "done":
         built = sum(row["status"] == "built" for row in document["stages"])
         return RunEnd("COMPLETED", f"{built} stages built, {len(document['stages']) - built} reused")

@@ -64,7 +64,7 @@ def test_a_source_can_have_languages_of_its_own(build, ingested):
 
 
 def test_languages_of_real_text(real_data):
-    from corpus.cleaning.languages.language import Language
+    from corpus.cleaning.steps import Language
 
     identify = Language(LanguageConfig()).identify
     with open(real_data("web_demo/c4_demo.jsonl"), encoding="utf8") as file:

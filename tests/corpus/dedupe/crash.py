@@ -12,5 +12,5 @@ from corpus.readers.formats.table_batches import Bad, Rows, Table, read_table
 def crash_after_reading(table: Table) -> Iterator[Rows | Bad]:
     """Reads all of a table, and then dies of it if it is named b.arrow."""
     yield from read_table(table)
-    if table.place.name == "b.arrow":
+    if table.file.name == "b.arrow":
         os.kill(os.getpid(), signal.SIGSEGV)

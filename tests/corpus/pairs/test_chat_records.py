@@ -131,7 +131,7 @@ def test_conversations_with_functions_are_trimmed_too(write: Write) -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of the content is no text: image_url"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "a part of the content is not text: image_url"),
         ({"role": "assistant", "content": None}, "neither content nor a call"),
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "expected a call with function.name"),
         ({"role": "narrator", "content": "He left."}, "unknown role: narrator"),
@@ -214,7 +214,7 @@ def test_a_call_may_be_preferred(write: Write) -> None:
     [
         ({"prompt": [ASK], "chosen": [CALLS, RESULT, ANSWER], "rejected": [ANSWER]}, "differ in the last message"),
         ({"prompt": [ASK], "chosen": [CALLS], "rejected": [CALLS]}, "equal answers"),
-        ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions behind the calls"),
+        ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions after their calls"),
     ],
 )
 def test_preferences_with_functions_that_are_no_pair_are_put_aside(

@@ -22,8 +22,7 @@ from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, wr
 from corpus.generation.answers import Answer, AnswerStore
 from corpus.generation.config import EndpointConfig, GenerateConfig, GenerateInstructionsConfig, SamplingConfig
 from corpus.generation.endpoint import Endpoint, Failure, Request
-from corpus.generation.instructions import generate_instructions
-from corpus.generation.pairs import pairs_in
+from corpus.generation.instructions import generate_instructions, pairs_in
 from corpus.generation.prompts import pieces_of
 from corpus.generation.stage import generate
 from flows.config.graph import graph
@@ -363,7 +362,10 @@ def test_identity_is_model_prompt_and_sampling_not_where_they_are_asked() -> Non
         ({"endpoint": {"url": "http://host/v1/chat/completions", "model": "m"}}, "before /chat/completions"),
         ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "sk-abc"}}, "not the key itself"),
         ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "MINE"}}, "MINE_API_KEY"),
-        ({"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "STEMMA_AUTH"}}, "stages do not get"),
+        (
+            {"endpoint": {"url": "http://h/v1", "model": "m", "api_key_variable": "STEMMA_AUTH"}},
+            "stages do not receive",
+        ),
         ({"sampling": {"extra": {"temperature": 1}}}, "expected keys other than"),
         ({"task": {"kind": "translate", "language": "xx"}}, "ISO 639"),
         ({"task": {"kind": "template", "prompt": "Hello"}}, "expected {text}"),

@@ -65,8 +65,8 @@ def test_the_form_of_instructions_is_seen_from_their_records(record, history, wr
         ({"conversations": [{"from": "human", "value": "Hi."}, {"from": "narrator", "value": "x"}]}, "unknown role"),
         ({"conversations": _gpt("Hi.", "")}, "no answer: an answer is empty"),
         ({"conversations": [_gpt("Hi.")[0], *_gpt("Hi.", "Hello.")]}, "the human speaks twice in a row"),
-        ({"messages": [*_chat("Hi.", "Hello."), {"role": "system", "content": "x"}]}, "the system speaks behind"),
-        ({"conversations": []}, "nobody said anything"),
+        ({"messages": [*_chat("Hi.", "Hello."), {"role": "system", "content": "x"}]}, "the system speaks after"),
+        ({"conversations": []}, "the dialogue is empty"),
         ({"instruction": "Why?", "output": " "}, "no answer"),
         ({"instruction": "Why?", "output": None}, "output is not a string"),
         ({"instruction": "", "output": "So."}, "no prompt"),
@@ -121,9 +121,9 @@ def test_calls_of_functions_are_kept_with_their_results(build, write, lines_of):
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (_called(ANSWER), "the results of functions behind the calls"),
+        (_called(ANSWER), "the results of functions after their calls"),
         (_called(RESULT), "does not end with the assistant"),
-        (_called(RESULT, {"role": "user", "content": "And?"}, RESULT, ANSWER), "the results of functions behind"),
+        (_called(RESULT, {"role": "user", "content": "And?"}, RESULT, ANSWER), "the results of functions after"),
         (_called(RESULT, {"role": "assistant", "content": " "}), "an answer is empty"),
         (_called(RESULT, {"role": "judge", "content": "x"}), "unknown role: judge"),
         (_called(RESULT, ANSWER, calls=({"function": {"name": "add", "arguments": "{"}},)), "arguments: expected"),

@@ -132,7 +132,7 @@ def test_a_row_that_does_not_fit_is_put_aside_with_its_line(write: Callable[...,
     kept = [(item.line, item.value["id"]) for item in rows if isinstance(item, Record)]
     assert kept == [(2, "1"), (6, "4")]
     put_aside = [(item.line, item.kind) for item in rows if isinstance(item, Rejected)]
-    assert put_aside == [(4, "another number of fields"), (5, "not CSV")]
+    assert put_aside == [(4, "a different number of fields"), (5, "not CSV")]
 
 
 def test_a_quote_that_is_never_closed_does_not_swallow_the_rest(write: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from corpus.config import InstructionsConfig, NearPrompts, PreferencesConfig
 from corpus.documents.parts import is_heldout
 from corpus.instructions import instructions
-from corpus.pairs.prompt_groups import PromptGroups
+from corpus.pairs.split import PromptGroups
 from corpus.preferences import preferences
 from flows.config.graph import graph
 from flows.config.read import parse

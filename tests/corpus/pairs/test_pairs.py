@@ -14,8 +14,8 @@ from corpus.demo.comments import comment_documents
 from corpus.demo.config import CommentDocuments
 from corpus.demo.docstrings import Docstring
 from corpus.demo.signatures import question_about, signature_of
-from corpus.demo.style import both_moods
 from corpus.demo.summaries import shortened, summary_of
+from corpus.demo.texts import both_moods
 from corpus.documents.parts import is_heldout
 from corpus.documents.quarantine import Rejected
 from corpus.instructions import instructions
@@ -347,7 +347,7 @@ def test_the_form_of_preferences_is_seen_from_their_records(record, prompt, writ
         ({"chosen": "Yes.", "rejected": "No."}, "no field instruction"),
         ({"conversations": [GPT], "chosen": GPT, "rejected": GPT}, "the conversation starts with the assistant"),
         ({"conversations": [HUMAN, GPT], "chosen": GPT, "rejected": GPT}, "does not end with the human"),
-        ({"conversations": [], "chosen": GPT, "rejected": GPT}, "no prompt: nobody said anything"),
+        ({"conversations": [], "chosen": GPT, "rejected": GPT}, "no prompt: the dialogue is empty"),
         ({"conversations": [{"from": "chorus", "value": "3"}], "chosen": GPT, "rejected": GPT}, "unknown role: chorus"),
         ({"conversations": [HUMAN], "chosen": HUMAN, "rejected": GPT}, "expected one answer of the assistant"),
         ({"chosen": [SAID, ASKED, SAID], "rejected": [SAID, ASKED, OTHER]}, "starts with the assistant"),

@@ -54,7 +54,7 @@ def test_everything_wrong_with_the_first_records_is_told_at_once(tmp_path: Path)
             "wrong_field",
             str(tmp_path / "rows.parquet"),
             "expected the column text, there are: txt, url",
-            "set ingest.read.2.text_field: txt; files of another kind need a source of their own",
+            "set ingest.read.2.text_field: txt; files of another kind need a separate source",
         ),
         (
             "unreadable_source",

@@ -355,7 +355,7 @@ def test_a_family_may_lack_buffers_and_no_weights(tmp_path: Path, monkeypatch: p
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     [problem] = folder_problems(tmp_path, "base_model.path")
-    assert problem.code == "adapter" and problem.message.endswith("contains an adapter, not a model")
+    assert problem.code == "adapter" and problem.message.endswith("contains adapters, not a model")
 
 
 EXPERTS = tuple(f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))

@@ -127,8 +127,12 @@ def test_a_field_that_the_records_do_not_have_is_told_before_a_run(write):
         ({"prompt": "{q}", "answer": "{a}", "choices": {"b": {0: "x"}}}, {}, "expected {b} in prompt or answer"),
         ({"prompt": "{q}", "answer": "{a}", "choices": {"a": {0: False}}}, {}, "words in quotes, found false"),
         ({"prompt": "{options} {b}", "answer": "{a}", "choices": {"b": {0: "x"}}}, {}, "one field of choices in the"),
-        ({"prompt": "{q}", "answer": "{a}"}, {"prompt_field": "q"}, "prompt_field: expected none beside templates"),
-        (None, {"template_seed": 3}, "template_seed: expected templates beside it"),
+        (
+            {"prompt": "{q}", "answer": "{a}"},
+            {"prompt_field": "q"},
+            "prompt_field: expected none together with templates",
+        ),
+        (None, {"template_seed": 3}, "template_seed: expected templates as well"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_an_error_of_the_config(template, more, said):

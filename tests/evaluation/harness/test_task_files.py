@@ -129,7 +129,7 @@ FAILS = " of task mine fails for"
     [
         ([GOOD, {**GOOD, "opts": ["a", ""]}], "q", "opts", "gold", r"doc_to_choice{} item 2 .*choice 2 of 2 is empty"),
         ([{**GOOD, "opts": ["", "a"]}], "q", "opts", "gold", r"doc_to_choice{} .*a choice is empty"),
-        ([GOOD], "q", "\"['{{opts[0]}}', 'b']\"", "gold", r"doc_to_choice{} .*no list of choices"),
+        ([GOOD], "q", "\"['{{opts[0]}}', 'b']\"", "gold", r"doc_to_choice{} .*not a list of choices"),
         ([{**GOOD, "opts": ["a", "b"]}, GOOD], "q", "\"['{{opts[0]}}', 'b']\"", "gold", r"doc_to_choice{} item 2 "),
         ([GOOD], '"{{day.strip(1, 2)}}"', "opts", "gold", r"doc_to_text{} item 1 .*TypeError"),
         ([GOOD], '"{{day | nosuch}}"', "opts", "gold", r"nosuch"),

@@ -285,7 +285,7 @@ def test_the_reward_model_s_length_and_confidence_are_told(tmp_path: Path) -> No
     with_figures(folders["reward_model"], **figures, calibration_error=0.08, mean_confidence=0.79)
     text = Page(render(ReportConfig(), folders)[0]).text
     assert "Where the better answer is the longer one it is right in 90.0 %" in text and ": it goes by length." in text
-    assert "It says to be right in 79.0 % of pairs (calibration error 8.0 %)." in text
+    assert "It claims to be right in 79.0 % of pairs (calibration error 8.0 %)." in text
 
 
 @pytest.mark.parametrize("missing", list(INPUTS))
@@ -510,8 +510,8 @@ def test_a_branch_is_drawn_with_its_state_and_what_was_changed_there(tmp_path: P
     assert artifacts["pretrain"].branch is None
     page = Page(render(ReportConfig(), folders)[0])
     assert "branches" in page.ids
-    assert "longer goes on from the state after 100 batches of pretrain" in page.text
-    assert "again goes on from a state of longer" in page.text, "whose states are not known"
+    assert "longer continues from the state after 100 batches of pretrain" in page.text
+    assert "again continues from a state of longer" in page.text, "whose states are not known"
     assert "learning rateas trained" in page.text
     edges = edges_of(artifacts)
     assert Edge("pretrain", "longer", state="the state after 100 batches of pretrain") in edges

@@ -11,7 +11,8 @@ import pytest
 
 from corpus.documents.parts import DocumentWriter, make_document
 from corpus.documents.sources import source_name
-from evaluation.people.marks import Marks, write_outcome
+from evaluation.people.judgements import Judgements
+from evaluation.people.marks import write_outcome
 from evaluation.people.sample import SHOWN_CHARACTERS, Review, sample
 from infra.errors import StageError
 
@@ -67,15 +68,15 @@ def test_marks_are_counted_by_source_and_what_cannot_be_used_is_put_aside(artifa
     rows += [{"document": ids[1], "annotator": "bob", "choice": "fine"}]
     rows += [{**rows[0], "reason": "cut off"}]  # written after a first save
     bad = [
-        ({"document": ids[1], "annotator": "bob", "choice": "odd"}, "marked this document fine before"),
+        ({"document": ids[1], "annotator": "bob", "choice": "odd"}, "said fine of this document before"),
         ({"document": "x", "annotator": "bob", "choice": "odd"}, "there is no document"),
-        ({"document": ids[2], "annotator": " ", "choice": "odd"}, "nobody is named"),
-        ({"document": ids[2], "annotator": "bob", "choice": "so-so"}, "expected a mark of"),
+        ({"document": ids[2], "annotator": " ", "choice": "odd"}, "names no annotator"),
+        ({"document": ids[2], "annotator": "bob", "choice": "so-so"}, "expected a choice of"),
         ({"document": ids[2], "annotator": "bob", "choice": "odd", "export": "y"}, "of the review y"),
     ]
     path = tmp_path / "marks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *(row for row, _ in bad)]) + "no JSON\n")
-    found = Marks.read([path], review)
+    found = Judgements.read([path], review)
     assert len(found.used) == 8 and len(found.aside) == 6
     assert all(message in one.reason for (_, message), one in zip(bad, found.aside, strict=False))
     summary = write_outcome(review, found, tmp_path / "marked")

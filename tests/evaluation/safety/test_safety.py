@@ -391,7 +391,7 @@ class TestBias:
         theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=4).loglikelihood(
             requests, disable_tqdm=True
         )
-        ours = [value for score in score_pairs(lm, pairs, run) for value in score.whole]
+        ours = [value for score in score_pairs(lm, pairs, run) for value in score.all_tokens]
         assert ours == pytest.approx([value for value, _ in theirs], abs=1e-3)
 
     @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def claims_with(tmp_path: Path, id: str, **figures: float) -> dict[str, tuple[st
     ("low", "high", "state", "said"),
     [
         (4.28, 4.34, "holds", "is below both a unigram and a bigram model"),
-        (4.80, 5.10, "undecided", "cannot be told from the better"),
+        (4.80, 5.10, "undecided", "is not distinguishable from the better"),
         (5.10, 5.30, "fails", "learnt less than counting"),
     ],
 )
@@ -58,7 +58,7 @@ def test_ppos_claim_says_when_the_interval_includes_zero(
     [
         (0.6, 0.7, "holds", "finds the better answer in 65 % of pairs"),
         (0.53, 0.63, "slight", "a little better than guessing: right in 58 % of pairs"),
-        (0.48, 0.6, "undecided", "cannot be told from guessing"),
+        (0.48, 0.6, "undecided", "is not distinguishable from guessing"),
         (0.4, 0.48, "fails", "prefers the worse answer"),
     ],
 )
@@ -75,7 +75,7 @@ def test_the_reward_models_claim_is_against_chance_and_says_how_little_it_is(
 @pytest.mark.parametrize(
     ("id", "figures", "said"),
     [
-        ("rlhf", {"reward_gain_equal_length_low": -0.2}, "by length as far as can be told"),
+        ("rlhf", {"reward_gain_equal_length_low": -0.2}, "by length as far as the figures show"),
         ("rlhf", {"reward_gain": 0.1, "reward_gain_low": 0.05, "reward_gain_high": 0.15}, "raised the reward a little"),
         ("sft", {"improvement_text_low": -0.1}, "taught answers to end"),
         ("sft", {"improvement": 0.05, "improvement_low": 0.02, "improvement_high": 0.08}, "helped a little"),

@@ -326,9 +326,9 @@ def test_a_transformers_config_has_plain_values_however_they_are_written() -> No
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({"duration": 1000}, "expected a unit beside the number, such as '1000 batches' or '1000 tokens', not 1000"),
+        ({"duration": 1000}, "expected a unit after the number, such as '1000 batches' or '1000 tokens', not 1000"),
         ({"duration": 0}, "expected more than 0"),
-        ({"schedule": {"warmup": 0.03}}, "expected a unit beside the number"),
+        ({"schedule": {"warmup": 0.03}}, "expected a unit after the number"),
         ({"optimizer": {"learning_rate": float("inf")}}, "finite number"),
     ],
 )

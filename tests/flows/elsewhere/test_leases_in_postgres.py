@@ -46,6 +46,8 @@ def test_a_stage_renews_its_lease_and_is_told_no_password(
 ) -> None:
     """Its run is stopped, as one on a laptop that sleeps: what is renewed then, the stage renews."""
     config, root = data_pipeline / "config.yaml", data_pipeline / "store"
+    for path in root.glob(".state/leases.*"):
+        path.unlink()
     for command in ("check", "run"):
         answer = stemma(command, config, "--root", root, env={**cold_env, URL: GONE})
         assert answer.document["errors"][0]["code"] == "database_unreachable", command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer
 from infra.store.store import Store
 from tests.evaluation.conftest import make_model
-from tests.support.command import stemma, write_config
+from tests.support.command import Answer, stemma, write_config
 from training.config import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.core.devices import DEVICES
 from training.planner.architecture import of_preset
@@ -297,21 +298,21 @@ def test_the_command_tells_it_and_the_nearest_of_unknown_hardware(tmp_path: Path
     assert wrong.code == 2 and wrong.document["errors"][0]["code"] == "unknown_hardware"
 
 
-def test_a_run_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+def test_a_run_is_refused_before_anything_is_spent(run: Callable[..., Answer], tmp_path: Path) -> None:
     small = {"launch.hardware": "a10g", "launch.processes": 1}
     settings = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
-    answer = stemma("run", CONFIG, "--root", tmp_path / "store", *settings)
+    answer = run("run", CONFIG, "--root", tmp_path / "store", *settings)
     assert (answer.code, answer.document["status"]) == (2, "invalid")
     assert {error["code"] for error in answer.document["errors"]} == {"does_not_fit"}
     assert not answer.document["stages"] and not list((tmp_path / "store").glob("ingest/*"))
 
 
 def test_a_run_says_at_its_beginning_that_training_could_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without `launch.hardware` too; it was said after everything before the training."""
     settings = ("--set", "launch.processes=3", "--until", "pretrain")
-    answer = stemma("run", QUICKSTART, "--root", tmp_path / "store", *settings)
+    answer = run("run", QUICKSTART, "--root", tmp_path / "store", *settings)
     assert (answer.code, answer.document["status"]) == (2, "invalid")
     assert [error["path"] for error in answer.document["errors"]] == ["pretrain.global_batch_tokens"]
     assert not list((tmp_path / "store").glob("ingest/*"))
@@ -396,7 +397,7 @@ def test_ranks_matter_to_steps_that_train_now() -> None:
     assert not check_hardware(config, ["benchmarks_base"])
 
 
-def test_what_does_not_train_needs_no_gpu_of_the_cluster(tmp_path: Path) -> None:
+def test_what_does_not_train_needs_no_gpu_of_the_cluster(run: Callable[..., Answer], tmp_path: Path) -> None:
     """`device: gpu` is what nodes have. Benchmarks run beside the command, and ended after the training."""
     config = {
         "name": "t",
@@ -404,17 +405,19 @@ def test_what_does_not_train_needs_no_gpu_of_the_cluster(tmp_path: Path) -> None
         "benchmarks": {"tasks": ["cloze"], "limit": 2},
         "launch": {"cluster": "slurm", "device": "gpu", "retries": 0},
     }
-    answer = stemma("run", write_config(tmp_path / "config.yaml", config), "--root", tmp_path / "store")
+    answer = run("run", write_config(tmp_path / "config.yaml", config), "--root", tmp_path / "store")
     assert answer.code == 0, answer.document["errors"]
 
 
-def test_a_base_model_that_does_not_fit_is_refused_by_check_and_by_its_stage(tmp_path: Path) -> None:
+def test_a_base_model_that_does_not_fit_is_refused_by_check_and_by_its_stage(
+    run: Callable[..., Answer], tmp_path: Path
+) -> None:
     """A run of other stages does not import transformers to compare weights; that of the model does."""
     model = make_model(tmp_path / "model", seed=0)
     config = write_config(tmp_path / "config.yaml", {"name": "t", "base_model": {"path": str(model)}})
 
     def problem(command: str, code: int) -> dict[str, str]:
-        answer = stemma(command, config, "--root", tmp_path / "store")
+        answer = run(command, config, "--root", tmp_path / "store")
         assert answer.code == code, answer.document
         [found] = answer.document["errors"]
         return found

@@ -150,6 +150,7 @@ def test_what_would_end_an_alignment_at_its_beginning_is_said_before_anything_ru
             "weighed": {**several, "inputs": {**asked, "reward_model": "scorer"}, "reward_weights": {"second": 2.0}},
             "fine": {**several, "inputs": {**asked, "reward_model": "scorer"}, "reward_weights": {"reward_model": 2.0}},
             "adapted": {**tuned, "lora": {}},
+            "shared": {**tuned, "lora": {"quantize": "nf4"}, "start_share": 0.5},
         },
         preferences={"read": [{"kind": "files", "paths": ["pairs.jsonl"], "prompt_field": "prompt"}]},
         pretrain={**MODELS["pretrain"], "model": {"family": "gpt2", "layers": 2, "width": 32, "heads": 2}},
@@ -159,6 +160,8 @@ def test_what_would_end_an_alignment_at_its_beginning_is_said_before_anything_ru
         "steps.alone.stop_on_divergence": "no_judge",
         "steps.weighed.reward_weights.second": "unknown_reward_model",
         "steps.adapted.lora": "no_such_layer",
+        "steps.shared.lora": "no_such_layer",
+        "steps.shared.start_share": "contradiction",
     }
 
 
@@ -308,7 +311,7 @@ def test_what_vllm_cannot_do_is_named_before_anything_runs(tmp_path: Path) -> No
         return {problem.path: problem.message for problem in caught.value.problems if "vllm" in problem.code}
 
     found = told(rlhf={"sampler": "vllm"})
-    assert "a program that is there" in found["launch.vllm.program"]
+    assert "an existing program" in found["launch.vllm.program"]
     assert "llama" in found["rlhf.sampler"] and found["rlhf.sampler"].endswith("not cohere2")
     program.touch()
     assert "can be executed" in told(benchmarks={"engine": "vllm"})["launch.vllm.program"]

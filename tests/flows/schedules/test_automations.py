@@ -95,7 +95,7 @@ def test_a_run_whose_worker_and_processes_died_is_marked_told_and_can_be_run_aga
     for process in (worker, *worker.children(recursive=True), flow):
         with suppress(psutil.NoSuchProcess):  # the run is one of the worker's
             process.kill()
-    run_id = journal.begun()["flow_run_id"]
+    run_id = journal.start_record()["flow_run_id"]
     try:
         wait_until(lambda: _state(told.page, run_id) == "CRASHED", timeout_s=240)
         wait_until(lambda: told.posted("/slack", "crashed"), timeout_s=60)

@@ -25,7 +25,7 @@ DRIVER = DriverAnswer("570.86.15", present=True)
 
 
 def codes(answer: TorchAnswer, driver: DriverAnswer = DRIVER, asked: bool = False) -> list[str]:
-    return [problem.code for problem in gpu_problems(answer, driver, asked=asked)]
+    return [problem.code for problem in gpu_problems(answer, driver, requested=asked)]
 
 
 @pytest.mark.parametrize(
@@ -51,25 +51,27 @@ def test_kernels_run_where_cuda_says_that_they_do(architectures: str, capability
 
 def test_a_gpu_without_kernels_is_named_with_what_the_wheel_has_and_what_to_install() -> None:
     assert not codes(TORCH)
-    (problem,) = gpu_problems(replace(TORCH, gpus=(H100, B200)), DRIVER, asked=False)
+    (problem,) = gpu_problems(replace(TORCH, gpus=(H100, B200)), DRIVER, requested=False)
     assert problem.code == "gpu_not_supported" and problem.path == "launch.device"
     assert problem.message.startswith(
         "GPU 1, NVIDIA B200, has compute capability 10.0; the installed torch 2.7.0+cu126"
     )
     assert "sm_90 only" in problem.message and "CUDA 12.8 or later" in problem.fix
     volta = Gpu("Tesla V100-SXM2-32GB", (7, 0), 32 * GIB)
-    (problem,) = gpu_problems(replace(TORCH, cuda="13.2", architectures=("sm_75",), gpus=(volta,)), DRIVER, asked=True)
+    (problem,) = gpu_problems(
+        replace(TORCH, cuda="13.2", architectures=("sm_75",), gpus=(volta,)), DRIVER, requested=True
+    )
     assert "CUDA 9.0 to 12.x" in problem.fix
 
 
 def test_a_torch_that_cannot_open_the_gpu_is_explained_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     closed = replace(TORCH, usable=False, gpus=(), cuda="13.2", message="The NVIDIA driver on your system is too old")
-    (problem,) = gpu_problems(closed, DRIVER, asked=False)
+    (problem,) = gpu_problems(closed, DRIVER, requested=False)
     assert problem.code == "driver_too_old"
     assert "the driver is 570.86.15" in problem.message and "needs 580.65.06 or later" in problem.message
     mismatch = DriverAnswer(message="Failed to initialize NVML: Driver/library version mismatch", present=True)
-    (problem,) = gpu_problems(closed, mismatch, asked=False)
+    (problem,) = gpu_problems(closed, mismatch, requested=False)
     assert problem.code == "gpu_unusable" and problem.message.endswith("Driver/library version mismatch")
     newer = replace(DRIVER, version="580.95.05")
     assert codes(closed, newer) == ["gpu_unusable"]
@@ -117,7 +119,7 @@ def test_libraries_of_another_cuda_and_packages_of_two_are_named(
     replaced = tuple(gpus.replaced_libraries(mapped, packages))
     assert replaced == ("/usr/local/cuda-12.2/lib64/libcublas.so.12",)
     assert not list(gpus.replaced_libraries(mapped, tmp_path / "none")), "torch was built for the system's"
-    (problem,) = gpu_problems(replace(TORCH, other_libraries=replaced), DRIVER, asked=False)
+    (problem,) = gpu_problems(replace(TORCH, other_libraries=replaced), DRIVER, requested=False)
     assert problem.code == "other_cuda" and "LD_LIBRARY_PATH" in problem.fix
 
     for name in ("nvidia_cudnn_cu12-9.5", "nvidia_cudnn_cu13-9.20", "nvidia_curand_cu12-10.3"):
@@ -126,7 +128,7 @@ def test_libraries_of_another_cuda_and_packages_of_two_are_named(
         text = f"Metadata-Version: 2.1\nName: {stem.replace('_', '-')}\nVersion: {version}\n"
         (packages / f"{name}.dist-info" / "METADATA").write_text(text)
     monkeypatch.syspath_prepend(packages)
-    (problem,) = gpu_problems(TORCH, DRIVER, asked=False)
+    (problem,) = gpu_problems(TORCH, DRIVER, requested=False)
     assert problem.code == "two_cudas"
     assert problem.message.endswith("nvidia-cudnn-cu12, nvidia-cudnn-cu13")
 

@@ -32,7 +32,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
     assert sum(line.startswith("starting") for line in lines) == len(NAMES)
     assert services(root) == first
     assert [service.name for service in first] == list(NAMES)
-    prefect, mlflow, _, _, metrics = first
+    prefect, mlflow, _, _, metrics, page = first
     assert state.prefect_api_url(root) == f"http://127.0.0.1:{ports['prefect_port']}/api"
     assert state.mlflow_url(root) == mlflow.url
 
@@ -43,6 +43,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
         assert b"MLflow" in answer.read()
     figures = {
         metrics.url: b"stemma_disk_free_bytes",
+        page.url: b"No pipeline has run in this store",
         f"{mlflow.url}/metrics": b"mlflow_",
         f"{prefect.url}/api/metrics": b"# TYPE",
     }
@@ -57,7 +58,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
     # What dies is started again, and only that.
     psutil.Process(mlflow.pid).kill()
     eventually(lambda: not mlflow.alive, "MLflow is gone")
-    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics", "page"]
     again = up(root)
     assert [service.pid for service in again if service.name != "mlflow"] == [
         service.pid for service in first if service.name != "mlflow"
@@ -114,4 +115,4 @@ def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) 
     assert (problem.code, problem.path) == ("service_failed", "mlflow")
     assert "unable to open database file" in problem.message
     assert "mlflow.log" in problem.fix
-    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics"]
+    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics", "page"]

@@ -117,7 +117,7 @@ def test_a_database_that_cannot_hold_every_character_is_refused(tmp_path: Path) 
 
 
 def test_an_address_of_another_machine_is_named() -> None:
-    with pytest.raises(StageError, match=r"192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(StageError, match=r"192\.0\.2\.1 is not an address of this machine"):
         is_free(4200, "192.0.2.1")
 
 

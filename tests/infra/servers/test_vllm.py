@@ -124,7 +124,7 @@ def test_it_ends_when_whoever_started_it_is_killed(program: Callable[[str], str]
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "vllm"
-    for wrong, said in ((str(path), "a program that is there"), ("no-such-vllm", "not on the PATH")):
+    for wrong, said in ((str(path), "an existing program"), ("no-such-vllm", "not on the PATH")):
         problem = program_problem(VllmConfig(program=wrong))
         assert problem and problem.path == "launch.vllm.program" and said in problem.message
     path.write_text("#!/bin/sh\n")

@@ -11,7 +11,6 @@ import pytest
 
 from infra.errors import ConfigError, StageError
 from infra.leases.postgres import PostgresTable
-from infra.leases.table import Holder
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder
 from infra.store.store import Store
@@ -140,39 +139,41 @@ def test_a_new_store_gets_no_second_place_while_its_database_is_away(
         Store(tmp_path)
 
 
-def test_leases_move_from_sqlite_once_nothing_is_being_built(
+def test_leases_in_sqlite_are_moved_by_a_person_who_knows_that_nothing_runs(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Store(tmp_path)
     lease = before.leases.acquire("sft/1")
     assert lease is not None
-    silent = Holder("token", "another-host", 1, 0.0, 0, 0.0)
-    before.leases.table.take("rlhf/1", silent, lambda holder: True)
 
     monkeypatch.setenv(URL, database)
-    during = Store(tmp_path)
-    assert during.leases.acquire("sft/1", stop_if=lambda: True) is None
-    assert state(during)["database"] == "sqlite"
+    with pytest.raises(StageError) as caught:
+        Store(tmp_path).leases.acquire("sft/1", stop_if=lambda: True)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("leases_elsewhere", URL) and ".state/leases.*" in problem.fix
+    assert PASSWORD not in str(problem)
+    assert refusal_of_check(tmp_path) == (problem.code, problem.path, problem.fix)
+    assert Store(tmp_path, reading=True).being_built() == ["sft/1"] and state(before)["database"] == "sqlite"
     lease.release()
 
-    after = Store(tmp_path)
-    assert isinstance(after.leases.table, PostgresTable)
-    assert after.leases.table.read("rlhf/1") == silent, "whoever seems dead by its clock is still to be watched"
-    assert not before.leases.table.renew("rlhf/1", "token"), "its holder, if it lives, ends its work"
-    lease = before.leases.acquire("sft/1", stop_if=lambda: True)
-    assert lease is not None and after.being_built() == ["sft/1"], "who had the old table open goes along"
-    lease.release()
-    monkeypatch.delenv(URL)
-    assert refusal(during)[0] == "database_unreachable", "or is refused"
+    for path in before.layout.state.glob("leases.*"):
+        path.unlink()
+    assert isinstance(Store(tmp_path).leases.table, PostgresTable)
+    assert state(before)["database"] == database.replace(f":{PASSWORD}", "")
 
 
 def test_of_those_who_open_a_new_store_at_once_one_at_a_time_holds_a_lease(database: str, tmp_path: Path) -> None:
-    """Two have the URL and two find the password elsewhere; who began in SQLite goes along when the others move on."""
+    """Two have the URL and two find the password elsewhere. If one of the latter is first, those with the URL are
+    refused."""
     number = tmp_path / "number"
     number.write_text("0")
     environments = [environment(**{URL: database}), environment(PGPASSWORD=PASSWORD)] * 2
     command = [sys.executable, "-c", PLACE, str(tmp_path / "store"), str(number)]
     processes = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
-    said = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, said
-    assert number.read_text() == "4"
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    succeeded = [process.returncode == 0 for process in processes]
+    assert number.read_text() == str(sum(succeeded))
+    assert succeeded[1::2] == [True] * 2 and succeeded[0] == succeeded[2], errors
+    assert all(
+        done or "leases of this store are in SQLite" in error for done, error in zip(succeeded, errors, strict=True)
+    )

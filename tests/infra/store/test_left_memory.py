@@ -16,7 +16,7 @@ from infra.store import left_memory
 from infra.store.left_memory import NUMBERS, remove_memory
 from tasks.processes.exits import diagnose_exit
 from tests.support.small_disk import small_disk
-from training.data.shared_memory import own_shared_memory
+from training.data.node_storage import own_shared_memory
 
 
 def record(work: Path, pid: int, host: str = socket.gethostname()) -> SharedMemory:

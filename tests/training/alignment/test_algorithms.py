@@ -203,7 +203,7 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
         ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
         ({"scale_rewards": "none"}, "scale_rewards: expected group for algorithm ppo"),
         ({"loss_mean": "token", "answers_per_prompt": 2}, "loss_mean: expected answer for algorithm rloo"),
-        ({"unfinished_reward": -1.0, "unfinished_penalty": 2.0}, "unfinished_penalty: expected none beside"),
+        ({"unfinished_reward": -1.0, "unfinished_penalty": 2.0}, "unfinished_penalty: expected none together with"),
         ({"whole_groups": True}, "whole_groups: expected false"),
         ({"whole_groups": True, "answers_per_prompt": 128}, "128 does not divide 64"),
     ],

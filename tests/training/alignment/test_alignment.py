@@ -23,13 +23,13 @@ from training.chat.base import Chat, pad
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.core.hardware import prepare
 from training.core.train_state import split_batch
-from training.data.loaders import next_token_batch
-from training.data.packed_shards import read_packed
+from training.data.open_shards import OpenShards
 from training.generation.completions import Completions, scores_of
 from training.generation.session import answer
 from training.guard.norms import GradientClip
 from training.model.loss import IGNORE
 from training.model.models import load
+from training.objectives.causal import next_token_batch
 from training.preference_tuning import preference_tuning
 from training.reward_model import reward_model
 from training.rl.algorithms import algorithm_of
@@ -126,7 +126,8 @@ def test_sft_lowers_held_out_loss_and_ends_its_answers(tuned: tuple[Path, Any]) 
 
 def _loss_on_text(model_dir: Path, shards_dir: Path, work: Path) -> float:
     """Nats a token of the validation text."""
-    text = read_packed(shards_dir / "validation", work / "cache")
+    with OpenShards(shards_dir, Run(work)) as shards:
+        text = shards.read(shards.validation, range(shards.validation.sequences))
     model = LanguageModel(load(model_dir), prepare(LaunchConfig()))
     batch = next_token_batch(text.tokens, text.starts)
     return float(model.losses(batch).sum() / (batch["labels"] != IGNORE).sum())

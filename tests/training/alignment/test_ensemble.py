@@ -165,4 +165,4 @@ def test_a_policy_that_games_its_reward_model_is_stopped(
         rlhf(config, mine, tmp_path / "none", run)
     result = rlhf(config, mine | {"judge": judge}, tmp_path / "out", run)
     assert result.figures["stopped_early"] == 1 and result.figures["batches"] < 160
-    assert "STOPPED after" in result.headline and any("the judge's score lies at" in said for said in journal.events())
+    assert "STOPPED after" in result.headline and any("the judge's score is" in said for said in journal.events())

@@ -18,8 +18,7 @@ from training.config import ModelConfig, PretrainConfig
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.core.train_state import Clock
-from training.data.packed_shards import read_packed
-from training.data.shared_memory import own_shared_memory
+from training.data.open_shards import OpenShards
 from training.model.documents import Packed
 from training.model.models import build, hf_config, load
 from training.objectives.causal import Causal
@@ -88,8 +87,8 @@ def test_a_training_on_several_sources_tells_each_one_s_bits_per_byte(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     nats, counts, tokens = Counter[str](), Counter[str](), Counter[str]()
     sizes = Counter[str]()
-    with own_shared_memory(tmp_path):
-        packed = read_packed(mixed_shards_dir / "validation", tmp_path, with_sources=True)
+    with OpenShards(mixed_shards_dir, run) as shards:
+        packed = shards.read(shards.validation, range(shards.validation.sequences), with_sources=True)
     with torch.no_grad():
         logits = model(input_ids=torch.from_numpy(packed.tokens)).logits.double()
     losses = cross_entropy(logits[:, :-1].transpose(1, 2), torch.from_numpy(packed.tokens[:, 1:]), reduction="none")

@@ -17,7 +17,9 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.support.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
-from training.data.packed_shards import PackedShards, count_sequences, spread
+from training.data.open_shards import spread
+from training.data.packed_shards import PackedShards
+from training.data.shard_index import Split
 from training.pretrain import pretrain
 from training.reward_model import reward_model
 
@@ -63,7 +65,7 @@ def test_the_final_figures_read_no_more_than_their_bound(
     run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, precision="fp32"))
     figures = pretrain(config, inputs, tmp_path / "model", run).figures
     assert figures["validation_tokens"] == 10 * 32
-    held = count_sequences(inputs["shards"] / "validation")
+    held = Split.read(inputs["shards"] / "validation").sequences
     assert held > 20, "more than is read"
     # Ten for the figures, two for the looks while training, and the first one's length.
     assert set(spread(held, 10).tolist()) <= set(read["validation"]) and len(read["validation"]) <= 10 + 2 + 2

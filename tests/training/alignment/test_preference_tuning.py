@@ -24,7 +24,7 @@ from training.checkpoint.export import copy_beside
 from training.config import PreferenceTuningConfig, RlhfConfig
 from training.core import ranks
 from training.core.hardware import prepare
-from training.data.preference_pairs import fitted_pairs
+from training.data.preferences import fitted_pairs
 from training.model.models import load
 from training.preference_tuning import _examples, preference_tuning
 from training.rlhf import rlhf
@@ -242,7 +242,7 @@ def test_answers_stay_whole_and_what_has_no_room_is_counted(base_dir: Path) -> N
     ]
     fitted = fitted_pairs(chat, rows, 48, "cut_prompt")
     assert (fitted.cut, fitted.dropped) == (1, 1) and fitted.rows == rows[:2]
-    long = fitted.pairs[0]
+    long = fitted.examples[0]
     assert long.chosen.prompt == long.rejected.prompt
     assert max(len(long.chosen.ids), len(long.rejected.ids)) == 48
     assert long.rejected.response == [*chat.encode(["z" * 20])[0], chat.end]

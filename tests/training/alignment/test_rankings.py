@@ -23,7 +23,7 @@ from training.chat.base import Chat, pad
 from training.config import BaseModelConfig, RewardModelConfig
 from training.core.hardware import Hardware
 from training.core.train_state import split_batch
-from training.data.rankings import balanced, fitted_rankings, ranking_batch
+from training.data.preferences import balanced, fitted_rankings, ranking_batch
 from training.reward_model import reward_model
 from training.train_modules.scorer import RewardModel, load_scorer, score_pairs
 from training.validation.reward_figures import calibration_figures, length_figures
@@ -49,10 +49,10 @@ def test_the_loss_is_the_mean_over_a_prompts_pairs_whatever_the_microbatch(base_
         _row("How?", "Sort.", "Load the string.", votes=[0.5, 0.5], margin=2.0),
         _row("And?", "So.", "Write the tensor."),
     ]
-    rankings = fitted_rankings(chat, rows, 100, "drop").rankings
+    rankings = fitted_rankings(chat, rows, 100, "drop").examples
     assert [len(one.answers) for one in rankings] == [4, 2, 2, 2], "no answer is computed twice"
     scores = score_pairs(model, rankings, chat.pad)
-    alone = [score_pairs(model, fitted_rankings(chat, [row], 100, "drop").rankings, chat.pad)[0] for row in rows]
+    alone = [score_pairs(model, fitted_rankings(chat, [row], 100, "drop").examples, chat.pad)[0] for row in rows]
     np.testing.assert_allclose(scores, np.array(alone), atol=1e-5)
     d = scores[:, 0] - scores[:, 1]
 
@@ -84,7 +84,7 @@ def test_margins_are_trl_s(base_dir: Path) -> None:
 
     chat, model = Chat.load(base_dir), RewardModel(load_scorer(base_dir, CPU, seed=3).eval(), margin_coef=1.0)
     rows = [_row("What?", "Sort the list.", "No.", margin=0.7), _row("Why?", "Copy the file.", "Load.", margin=0.2)]
-    batch = ranking_batch(fitted_rankings(chat, rows, 100, "drop").rankings, chat.pad)
+    batch = ranking_batch(fitted_rankings(chat, rows, 100, "drop").examples, chat.pad)
     ids = torch.cat([batch["input_ids"][:, 0], batch["input_ids"][:, 1]])
     names = ("num_tokens", "min_reward", "mean_reward", "max_reward", "accuracy", "margin")
     itself: Any = SimpleNamespace(
@@ -105,7 +105,7 @@ def test_answers_of_a_ranking_stay_whole_and_have_one_prompt(base_dir: Path) -> 
     rows.append(_row("a", "b", "c"))
     found = fitted_rankings(chat, rows, 48, "cut_prompt")
     assert (found.cut, found.dropped, found.rows) == (1, 1, [*rows[:3], rows[6]])
-    first = found.rankings[0].answers
+    first = found.examples[0].answers
     assert max(len(one.ids) for one in first) == 48 and len({tuple(one.prompt) for one in first}) == 1
     assert first[0].response == [*chat.encode(["z" * 20])[0], chat.end]
     assert fitted_rankings(chat, rows, 48, "drop").rows == [rows[6]]
@@ -117,7 +117,7 @@ def test_balanced_pairs_say_nothing_by_their_lengths(base_dir: Path) -> None:
     rows = [_row(f"l{n}", "Sort the list. x", "No.") for n in range(6)]
     rows += [_row(f"s{n}", "No.", "Sort the list. x") for n in range(2)]
     rows += [_row("far", "z" * 60, "No."), _row("equal", "b", "c"), _row("tie", "Sort.", "c", votes=[1.0, 1.0])]
-    rankings = fitted_rankings(chat, rows, 200, "drop").rankings
+    rankings = fitted_rankings(chat, rows, 200, "drop").examples
     found, nothing = balanced(rankings)
     weights = {row["prompt"]: one.pairs[0].weight for row, one in zip(rows, found, strict=True)}
     assert nothing == 1 and weights["far"] == 0

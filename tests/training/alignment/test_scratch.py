@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data import scratch
+from training.data import node_storage
 
 
 def test_a_training_begins_while_others_of_its_machine_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_a_training_begins_while_others_of_its_machine_end(tmp_path: Path, monke
             removed(folder, ignore_errors=True)
 
     removed = shutil.rmtree
-    monkeypatch.setattr(scratch.shutil, "rmtree", remove)
-    made, lock = scratch._make(tmp_path)
+    monkeypatch.setattr(node_storage.shutil, "rmtree", remove)
+    made, lock = node_storage._make_folder(tmp_path)
     lock.close()
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [made]

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from training.chat.base import Chat, Conversation, pad
 from training.config import PreferenceTuningConfig, RlhfConfig
 from training.core.hardware import Hardware
-from training.data.preference_pairs import Pair
-from training.data.rankings import Preferred, Ranking, ranking_batch
+from training.data.preferences import Pair, Preferred, Ranking, ranking_batch
 from training.generation.completions import AnswerBatch, Completions
 from training.model.loss import IGNORE
 from training.model.models import load

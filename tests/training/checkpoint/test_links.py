@@ -54,7 +54,7 @@ def test_a_node_behind_a_slow_cable_is_named() -> None:
         hosts.slow_down(hosts.hosts[1], mbit=200)
         measured, named = _tried(hosts)
     # 200 Mbit/s are 25 MB/s, of which answers to what the other side sends take a part.
-    low = float(measured.removeprefix("network: a node sends the next ").split()[0])
+    low = float(measured.removeprefix("network: each node sends its neighbour ").split()[0])
     assert 5 < low < 40 and " MB/s to " in measured, measured
     assert named.startswith("slow_link: node node1 exchanges "), named
 

@@ -26,9 +26,10 @@ from tests.support import object_store
 from tests.support.object_store import cut_off, flips_a_bit, stalls, unavailable
 from tests.support.ranked import pretrain_in_ranks
 from training.config import PretrainConfig
-from training.data.loaders import PackedShards
+from training.data.node_storage import own_shared_memory
+from training.data.packed_shards import PackedShards
 from training.data.remote_shards import note_failure, noted_failure
-from training.data.shared_memory import own_shared_memory
+from training.data.shard_index import Split
 from training.pretrain import pretrain
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -156,7 +157,9 @@ def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
     monkeypatch.setattr(remote, "download", counted)
     folder = _import(tmp_path / "there") / "train"
     with own_shared_memory(tmp_path):
-        text = PackedShards(folder, tmp_path, 32, 0, shuffle=True, limit_gb=13 * 1024 / 1e9, shuffle_block=16)
+        text = PackedShards(
+            Split.read(folder), tmp_path, 32, 0, shuffle=True, limit_gb=13 * 1024 / 1e9, shuffle_block=16
+        )
         for _ in text:
             time.sleep(0.002)  # as long as some training takes
     assert len(fetched) == len(set(fetched)) > 20

@@ -27,8 +27,9 @@ from tests.support.points import points_of
 from tests.support.processes import wait_until
 from tests.support.ranked import training_process
 from training.config import PretrainConfig
+from training.data.node_storage import own_shared_memory
 from training.data.packed_shards import PackedShards
-from training.data.shared_memory import own_shared_memory
+from training.data.shard_index import Split
 from training.pretrain import pretrain
 
 Weights = Callable[[Path], dict[str, torch.Tensor]]
@@ -82,7 +83,7 @@ def test_the_batches_mix_the_sources_of_several_shards(inputs: dict[str, Path], 
     folder = inputs["shards"] / "train"
     assert len(json.loads((folder / "index.json").read_text())["shards"]) > 3
     with own_shared_memory(tmp_path):
-        order = list(Sources(folder, tmp_path, SEQUENCES, seed=17, shuffle=True))
+        order = list(Sources(Split.read(folder), tmp_path, SEQUENCES, seed=17, shuffle=True))
     assert len(order) * 2 < BATCHES * SEQUENCES, "more than two epochs"
     for batch in range(0, len(order), SEQUENCES):
         assert set.union(*order[batch : batch + SEQUENCES]) == {0, 1, 2}

@@ -103,7 +103,7 @@ def test_rules_without_a_use_for_their_reference_are_named() -> None:
     ):
         with pytest.raises(StageError, match="pairs:1: "):
             rules_of([{"response": reference, "verify": rule}], "pairs")
-    with pytest.raises(ValidationError, match="expected a regular expression behind format"):
+    with pytest.raises(ValidationError, match="expected a regular expression after format"):
         InstructionsConfig.model_validate({"read": [{"kind": "files", "paths": ["a"], "verify": "format:("}]})
     with pytest.raises(ValidationError, match="expected a rule"):
         InstructionsConfig.model_validate({"read": [{"kind": "files", "paths": ["a"], "reference_field": "tests"}]})
@@ -141,7 +141,7 @@ def test_an_empty_reference_is_none_and_the_response_does_not_take_its_place(tmp
     instructions(InstructionsConfig.model_validate(config), {}, tmp_path, run)
     assert len(pairs := _pairs(tmp_path)) == 38 and all(pair["reference"] for pair in pairs)
     reasons = [row["reason"] for row in _lines(tmp_path / "aux" / "quarantine.jsonl")]
-    assert ["there is no text to hold answers against" in why for why in reasons] == [True, True]
+    assert ["there is no text to compare answers with" in why for why in reasons] == [True, True]
 
 
 def test_worked_answers_of_gsm8k_are_read_and_verified_by_their_last_number(

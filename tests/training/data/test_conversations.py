@@ -17,7 +17,8 @@ from infra.run import Run
 from training.chat.base import Chat
 from training.config import RewardModelConfig, SftConfig
 from training.core.hardware import Hardware
-from training.data.conversations import by_weight, fitted, packed_batch, packs
+from training.data.conversations import fitted_conversations, packed_batch, packs
+from training.data.rows import by_weight
 from training.model.loss import IGNORE
 from training.model.models import load
 from training.reward_model import reward_model
@@ -52,7 +53,7 @@ def chat(base_dir: Path) -> Chat:
 @pytest.mark.parametrize("row", [_row(1), _row(3), _row(2, system=True)], ids=["one turn", "three", "system"])
 def test_tokens_and_what_bears_loss_are_those_of_transformers_chat_template(row: dict[str, Any], chat: Chat) -> None:
     theirs = chat.tokenizer.apply_chat_template(_messages(row), return_dict=True, return_assistant_tokens_mask=True)
-    (one,) = fitted(chat, [row], 1000, "drop").conversations
+    (one,) = fitted_conversations(chat, [row], 1000, "drop").examples
     assert one.ids == theirs["input_ids"]
     labels = chat.response_batch([one], every_answer=True)["labels"][0].tolist()
     expected = [id_ if mask else IGNORE for id_, mask in zip(one.ids, theirs["assistant_masks"], strict=True)]
@@ -63,15 +64,15 @@ def test_tokens_and_what_bears_loss_are_those_of_transformers_chat_template(row:
 
 def test_a_long_conversation_loses_its_oldest_exchanges_and_never_its_answer(chat: Chat) -> None:
     row = _row(3, system=True)
-    (whole,) = fitted(chat, [row], 10_000, "drop").conversations
+    (whole,) = fitted_conversations(chat, [row], 10_000, "drop").examples
     first, *later = [place for place, id_ in enumerate(whole.prompt) if id_ == chat.user]
     assert first == 0
     for limit in range(len(whole.ids) + 2):
-        found = fitted(chat, [row], limit, "cut_prompt")
+        found = fitted_conversations(chat, [row], limit, "cut_prompt")
         if limit < len(whole.response) + 4:
-            assert (found.cut, found.dropped, found.conversations) == (0, 1, [])
+            assert (found.cut, found.dropped, found.examples) == (0, 1, [])
             continue
-        (one,) = found.conversations
+        (one,) = found.examples
         assert one.response == whole.response and one.response[-1] == chat.end
         assert len(one.ids) <= limit and found.cut == (limit < len(whole.ids))
         begins = next((place for place in (0, *later) if len(whole.ids) - place <= limit), None)
@@ -81,13 +82,13 @@ def test_a_long_conversation_loses_its_oldest_exchanges_and_never_its_answer(cha
             assert (
                 one.prompt[0] == chat.user and whole.prompt[len(whole.prompt) - len(one.prompt) + 1 :] == one.prompt[1:]
             )
-    assert fitted(chat, [row], len(whole.ids) - 1, "drop").dropped == 1
+    assert fitted_conversations(chat, [row], len(whole.ids) - 1, "drop").dropped == 1
 
 
 def test_conversations_that_share_a_sequence_do_not_see_each_other(base_dir: Path, chat: Chat) -> None:
     """Loss and gradients are those of the same conversations in rows of their own."""
     rows = [_row(1 + number % 3, system=number % 2 == 0, words=number) for number in range(7)]
-    talks = fitted(chat, rows, 120, "cut_prompt").conversations
+    talks = fitted_conversations(chat, rows, 120, "cut_prompt").examples
     shared = packs(talks, 120)
     assert len(shared) < len(talks) and sorted(map(id, talks)) == sorted(id(one) for pack in shared for one in pack)
     assert all(sum(len(one.ids) for one in pack) <= 120 for pack in shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from training.data.loaders import example_loader
+from training.data.examples import example_loader
 
 
 def _batches(lengths: list[int], *, grouped: bool, read: int = 0, epochs: int = 1) -> list[list[list[int]]]:

@@ -20,9 +20,10 @@ from training.checkpoint.export import export
 from training.config.batch_size import BatchSizeRampup
 from training.core.hardware import Hardware
 from training.core.train_state import TokenCount
-from training.data.loaders import packed_loader
-from training.data.packed_shards import PackedShards, trained_sequences
-from training.data.shared_memory import own_shared_memory
+from training.data.node_storage import own_shared_memory
+from training.data.packed_batches import packed_loader, trained_sequences
+from training.data.packed_shards import PackedShards
+from training.data.shard_index import Split
 from training.model.documents import Packed
 from training.model.models import build, hf_config
 from training.objectives.causal import Causal
@@ -63,11 +64,11 @@ def test_what_was_trained_on_follows_from_the_loader_s_order(
         return {"numbers": torch.tensor([number for _, number in packed.draws])}
 
     with own_shared_memory(tmp_path):
-        cache = tmp_path / "shards"
-        read = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
+        split, cache = Split.read(random_shards / "train"), tmp_path / "shards"
+        read = PackedShards(split, cache, batch_size, 3, shuffle=True, read_at_once=first)
         loader = packed_loader(read, batch_size, batch, lambda _: TokenCount(0, 0), workers=workers, rampup=rampup)
         batches = [found["numbers"].tolist() for _ in range(2) for found in loader.dataloader]
-        told = PackedShards(random_shards / "train", cache, batch_size, 3, shuffle=True, read_at_once=first)
+        told = PackedShards(split, cache, batch_size, 3, shuffle=True, read_at_once=first)
         seen: set[int] = set()
         for count, numbers in enumerate(batches, 1):
             seen.update(numbers)
@@ -84,8 +85,8 @@ def overfitted(random_shards: Path, tokenizer_dir: Path, tmp_path_factory: pytes
     folder = tmp_path_factory.mktemp("overfitted")
     batches = SEQUENCES // BATCH // 3
     with own_shared_memory(folder):
-        cache = folder / "shards"
-        shards = PackedShards(random_shards / "train", cache, BATCH, 3, shuffle=True)
+        split, cache = Split.read(random_shards / "train"), folder / "shards"
+        shards = PackedShards(split, cache, BATCH, 3, shuffle=True)
         objective = Causal(3, within_documents=True)
         loader = iter(packed_loader(shards, BATCH, objective.batch, objective.count).dataloader)
         read = [next(loader) for _ in range(batches)]

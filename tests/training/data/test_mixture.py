@@ -94,6 +94,7 @@ def _record(rank: int) -> None:
     """Writes down the sequences of each batch that this rank trains on."""
     from training import pretrain as module
     from training.core.callbacks import Callback
+    from training.data import pretrain_data
 
     class Recorder(Callback):
         def after_dataloader(self, state: Any) -> None:
@@ -111,7 +112,7 @@ def _record(rank: int) -> None:
 
         return loader(shards, batch_size, numbered, *given, **named)
 
-    fit, loader, module.packed_loader = module.fit, module.packed_loader, packed_loader
+    fit, loader, pretrain_data.packed_loader = module.fit, pretrain_data.packed_loader, packed_loader
     mortal = [Dies()] if os.environ.get("STEMMA_TEST_DIES") else []
     module.fit = lambda *given, **named: fit(*given[:-1], [Recorder(), *given[-1], *mortal], **named)
 

@@ -148,16 +148,16 @@ def test_compressed_shards_are_read_without_touching_the_artifact(
     import numpy as np
     from streaming import MDSWriter
 
-    from training.data.packed_shards import read_packed
-    from training.data.shared_memory import own_shared_memory
+    from training.data.open_shards import OpenShards
 
     rows = np.arange(128, dtype=np.uint16).reshape(4, 32)
     with MDSWriter(out=str(tmp_path / "train"), columns={"tokens": "ndarray:uint16:32"}, compression="zstd") as writer:
         for row in rows:
             writer.write({"tokens": row})
+    (tmp_path / "meta.json").write_text('{"sequence_length": 32, "vocab_size": 128}')
     before = sorted(tmp_path.rglob("*"))
-    with own_shared_memory(run.work_dir):
-        found = read_packed(tmp_path / "train", run.work_dir / "shards").tokens
+    with OpenShards(tmp_path, run) as shards:
+        found = shards.read(shards.train, range(4)).tokens
     np.testing.assert_array_equal(found, rows)
     assert json.loads((tmp_path / "train" / "index.json").read_text())["shards"][0]["compression"] == "zstd"
     assert [path for path in sorted(tmp_path.rglob("*")) if run.work_dir not in path.parents] == before

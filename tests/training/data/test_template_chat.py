@@ -27,9 +27,8 @@ from training.chat.base import Chat, Conversation, chat_of
 from training.chat.shown import in_line, shown
 from training.chat.template import TemplateChat
 from training.config import BaseModelConfig, PreferenceTuningConfig, SftConfig
-from training.data.conversations import fitted
-from training.data.preference_pairs import fitted_pairs
-from training.data.rankings import fitted_rankings
+from training.data.conversations import fitted_conversations
+from training.data.preferences import fitted_pairs, fitted_rankings
 from training.generation.session import answer, chat_prompt, loaded
 from training.model.loss import IGNORE
 from training.preference_tuning import preference_tuning
@@ -162,8 +161,8 @@ def test_calls_of_functions_are_learnt_and_their_results_are_not(family: str, tm
     answered, calling = sorted(rows, key=lambda row: "tool_calls" in row)
     assert answered["tools"] == calling["tools"] == [ADD] and len(answered["steps"]) == 2 and not calling.get("steps")
     chat = chat_of(tokenizer)
-    fit = fitted(chat, [answered, calling], 1000, "drop")
-    for talk, last, messages in ((fit.conversations[0], answer, CALLED), (fit.conversations[1], CALLED[2], CALLED[:6])):
+    fit = fitted_conversations(chat, [answered, calling], 1000, "drop")
+    for talk, last, messages in ((fit.examples[0], answer, CALLED), (fit.examples[1], CALLED[2], CALLED[:6])):
         assert talk.prompt == _as_text(tokenizer, messages, tools=[ADD], add_generation_prompt=True)
         whole = _as_text(tokenizer, [*messages, last], tools=[ADD])
         assert talk.ids == whole[: len(talk.ids)]
@@ -174,9 +173,9 @@ def test_calls_of_functions_are_learnt_and_their_results_are_not(family: str, tm
         assert learnt.count('"a": 2') == calls and "It is five." in learnt
         assert not any(word in learnt for word in ("plus", "short", "7", "8", "Add."))
     end = CALL_ENDS.get(family, tokenizer.convert_ids_to_tokens(chat.end))
-    assert tokenizer.convert_ids_to_tokens(fit.conversations[1].response[-1]) == end
-    assert chat.has_ended(fit.conversations[1].response)
-    short = chat.shortened(fit.conversations[0].prompt, len(fit.conversations[0].prompt) - 1)
+    assert tokenizer.convert_ids_to_tokens(fit.examples[1].response[-1]) == end
+    assert chat.has_ended(fit.examples[1].response)
+    short = chat.shortened(fit.examples[0].prompt, len(fit.examples[0].prompt) - 1)
     assert "Add." in tokenizer.decode(short) and "It is five." not in tokenizer.decode(short)
 
 
@@ -195,7 +194,7 @@ def test_tools_without_a_place_in_the_template_are_refused(tmp_path: Path, base_
     rows = tool_rows(tmp_path, {"messages": [*CALLED, {"role": "assistant", "content": "Eight."}], "tools": [ADD]})
     for chat in (chat_of(tokenizer_in("gemma")), Chat.load(base_dir)):
         with pytest.raises(StageError, match="the model's chat template shows it none"):
-            fitted(chat, rows, 1000, "drop")
+            fitted_conversations(chat, rows, 1000, "drop")
 
 
 def test_values_reach_the_template_in_tuning_and_chat_or_are_refused(tmp_path: Path, base_dir: Path) -> None:
@@ -261,12 +260,12 @@ def test_what_is_too_long_loses_its_oldest_exchanges_and_then_the_beginning_of_i
         text = chat.tokenizer.decode(short)
         assert text.endswith(".<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n") and text.count("user") == 1
     rows = [{"prompt": "What is it? " * 40, "response": "Five.", "history": TALK[:2]}]
-    fit = fitted(chat, rows, 60, "cut_prompt")
-    assert fit.cut == 1 and len(fit.conversations[0].ids) <= 60
+    fit = fitted_conversations(chat, rows, 60, "cut_prompt")
+    assert fit.cut == 1 and len(fit.examples[0].ids) <= 60
     pairs = fitted_pairs(
         chat, [{"prompt": "What is it? " * 40, "chosen": "Five.", "rejected": "No."}], 60, "cut_prompt"
     )
-    [pair] = pairs.pairs
+    [pair] = pairs.examples
     assert pair.chosen.prompt == pair.rejected.prompt and len(pair.chosen.ids) <= 60
     assert pair.chosen.response[-1] == pair.rejected.response[-1] == chat.end
 
@@ -293,8 +292,8 @@ def rows_with_calls(count: int) -> list[dict[str, Any]]:
 def test_preferences_with_functions_are_transformers_ids(family: str) -> None:
     tokenizer = tokenizer_in(family)
     chat, rows = chat_of(tokenizer), rows_with_calls(2)
-    pairs = fitted_pairs(chat, rows, 4000, "drop").pairs
-    rankings = fitted_rankings(chat, rows, 4000, "drop").rankings
+    pairs = fitted_pairs(chat, rows, 4000, "drop").examples
+    rankings = fitted_rankings(chat, rows, 4000, "drop").examples
     for row, pair, ranking in zip(rows, pairs, rankings, strict=True):
         before = [{"role": "user", "content": row["prompt"]}, *row["steps"]]
         for side, conversation in (("chosen", pair.chosen), ("rejected", pair.rejected)):

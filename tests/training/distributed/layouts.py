@@ -40,7 +40,7 @@ def assert_saved_alike(ours: Path, theirs: Path, *, numbers: bool = True) -> Non
     )
     assert found.shapes == expected.shapes
     for name, shape in expected.shapes.items() if numbers else ():
-        one, other = (snapshot.read(name, TensorPart.whole(shape)) for snapshot in (found, expected))
+        one, other = (snapshot.read(name, TensorPart.of_shape(shape)) for snapshot in (found, expected))
         torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}")
 
 

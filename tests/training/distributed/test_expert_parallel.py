@@ -262,7 +262,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         LaunchConfig(**native, sharding="fsdp")
     with pytest.raises(ValidationError, match="a divisor of the 4 ranks, not 3"):
         LaunchConfig(**native | {"expert_parallel": 3})
-    with pytest.raises(ValidationError, match="sharding: ddp beside tensor_parallel, not zero1"):
+    with pytest.raises(ValidationError, match="sharding: ddp together with tensor_parallel, not zero1"):
         LaunchConfig(**native, tensor_parallel=2, sharding="zero1")
     with pytest.raises(ValidationError, match="a divisor of the 2 ranks that have the same layers, not 4"):
         LaunchConfig(**native | {"expert_parallel": 4}, pipeline_parallel=2)

@@ -212,7 +212,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     both = {"context_parallel": 2, "tensor_parallel": 2}
     with pytest.raises(ValidationError, match="4 ranks, not 2 times context_parallel: 2 times tensor_parallel: 2"):
         LaunchConfig(**native, **both)
-    with pytest.raises(ValidationError, match="sharding: ddp beside context_parallel, not zero1"):
+    with pytest.raises(ValidationError, match="sharding: ddp together with context_parallel, not zero1"):
         LaunchConfig(**native, context_parallel=2, sharding="zero1")
     with pytest.raises(ValidationError, match="pipeline_parallel: 2 or more with pipeline_pieces"):
         LaunchConfig(pipeline_pieces=2)

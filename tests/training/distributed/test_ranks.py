@@ -135,12 +135,13 @@ def compressed(shards_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     from streaming import MDSWriter
 
     from training.data.packed_shards import PackedShards
+    from training.data.shard_index import Split
 
     folder, unused = tmp_path_factory.mktemp("compressed"), tmp_path_factory.mktemp("unused")
     shutil.copyfile(shards_dir / "meta.json", folder / "meta.json")
     columns = {"tokens": "ndarray:uint16:32", "starts": "ndarray:uint32"}
     for split in ("train", "validation"):
-        shards = PackedShards(shards_dir / split, unused, 1, 0, shuffle=False)
+        shards = PackedShards(Split.read(shards_dir / split), unused, 1, 0)
         with MDSWriter(out=str(folder / split), columns=columns, compression="zstd", size_limit=2_000) as writer:
             for tokens, starts, _ in (shards[number] for number in range(shards.size)):
                 writer.write({"tokens": tokens.astype("uint16"), "starts": starts.astype("uint32")})
@@ -256,8 +257,9 @@ def _die_at_the_first_checkpoint(rank: int) -> None:
 def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
     inputs: dict[str, Path], tmp_path: Path
 ) -> None:
+    from training.data.node_storage import own_shared_memory
     from training.data.packed_shards import PackedShards
-    from training.data.shared_memory import own_shared_memory
+    from training.data.shard_index import Split
 
     def present() -> set[str]:
         return {name for name in os.listdir("/dev/shm") if name[:6].isdigit()}
@@ -265,7 +267,7 @@ def test_shared_memory_of_killed_ranks_is_cleaned_and_a_neighbour_is_left_alone(
     neighbour = tmp_path / "neighbour"
     neighbour.mkdir()
     with own_shared_memory(neighbour):
-        shards = PackedShards(inputs["shards"] / "validation", neighbour, 1, 0, shuffle=False)
+        shards = PackedShards(Split.read(inputs["shards"] / "validation"), neighbour, 1, 0)
         ours = {name for name in present() if name.startswith(f"{os.getpid() * 64:06}")}
         with pytest.raises(RankFailed):
             pretrain_in_ranks(2, SETTINGS, inputs, tmp_path / "model", prepare=_die_at_the_first_checkpoint)

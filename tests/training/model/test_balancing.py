@@ -14,11 +14,11 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from tests.training.model.test_families import CPU, LENGTH, SPECIAL, tokens_of_two_rows, values_of_family
 from training.config import ModelConfig
 from training.config.families import FAMILIES
-from training.data.loaders import next_token_batch
 from training.distributed.expert_parallel import IdleExperts, expert_layers, reach_every_expert
 from training.model.balancing import balancing_loss, router_sums
 from training.model.blocks import checkpoint_activations
 from training.model.models import build, hf_config
+from training.objectives.causal import next_token_batch
 from training.train_modules.language_model import LanguageModel
 
 EXPERTS: dict[str, Any] = {

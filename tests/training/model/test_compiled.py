@@ -21,7 +21,7 @@ from tests.support.ranked import pretrain_in_ranks
 from training.config import PretrainConfig
 from training.core.hardware import Hardware
 from training.pretrain import pretrain
-from training.trainer.compiling import _is_ours, plain_compiler_paths, wants_compile
+from training.trainer.compiling import _is_private, plain_compiler_paths, wants_compile
 
 CONFIG = PretrainConfig.model_validate(
     {
@@ -142,7 +142,7 @@ pretrain(config, inputs, Path({str(tmp_path / "out")!r}), run)
 
 def test_without_a_place_for_links_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "a cache"))
-    monkeypatch.setattr("training.trainer.compiling._is_ours", lambda folder: False)
+    monkeypatch.setattr("training.trainer.compiling._is_private", lambda folder: False)
     assert not plain_compiler_paths()
 
 
@@ -151,11 +151,11 @@ def test_links_are_put_only_where_nobody_else_can(tmp_path: Path) -> None:
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
-    assert not _is_ours(open_to_all)
-    assert not _is_ours(tmp_path / "link")
-    assert not _is_ours(tmp_path / "not there" / "names")
-    assert _is_ours(tmp_path / "names")
-    assert _is_ours(tmp_path / "names")
+    assert not _is_private(open_to_all)
+    assert not _is_private(tmp_path / "link")
+    assert not _is_private(tmp_path / "not there" / "names")
+    assert _is_private(tmp_path / "names")
+    assert _is_private(tmp_path / "names")
 
 
 def test_auto_compiles_sharded_models_by_the_same_rule_but_not_where_nobody_tried(

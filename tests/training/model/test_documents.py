@@ -13,10 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from training.config import ModelConfig
 from training.core.hardware import Hardware
-from training.data.loaders import next_token_batch
 from training.model.attention import CAUSAL_BLOCKS, causal_blocks
 from training.model.documents import document_numbers, positions_within, within_documents
 from training.model.models import build, hf_config
+from training.objectives.causal import next_token_batch
 from training.train_modules.language_model import LanguageModel
 
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}

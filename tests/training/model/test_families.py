@@ -22,13 +22,13 @@ from infra.errors import StageError
 from training.config import ModelConfig, PretrainConfig
 from training.config.families import FAMILIES
 from training.core.hardware import Hardware
-from training.data.loaders import next_token_batch
 from training.generation.answer_text import AnswerRequest, Writing
 from training.generation.completions import AnswerBatch, Completions
 from training.generation.sampling import sample
 from training.model.attention import FLEX, answering, choose_attention
 from training.model.documents import block_mask, document_numbers, within_documents
 from training.model.models import build, flops_per_token, hf_config
+from training.objectives.causal import next_token_batch
 from training.planner.architecture import of_transformers
 from training.train_modules.answer_logprobs import answer_logits, answer_logprobs, logprobs_and_entropies
 from training.train_modules.language_model import LanguageModel

@@ -15,11 +15,11 @@ from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import ModelConfig, OptimizerConfig
 from training.core.hardware import Hardware
-from training.data.loaders import next_token_batch
-from training.data.rankings import Preferred, Ranking, ranking_batch
+from training.data.preferences import Preferred, Ranking, ranking_batch
 from training.generation.sampling import sample
 from training.model.attention import choose_attention
 from training.model.models import build, flops_per_token, hf_config, load
+from training.objectives.causal import next_token_batch
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.scorer import RewardModel, load_scorer
 from training.trainer.optimizers import optimizer_of

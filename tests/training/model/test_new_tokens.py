@@ -13,10 +13,10 @@ from infra.run import Run
 from training.chat.base import Chat
 from training.config import ModelConfig, PretrainConfig, SftConfig
 from training.core.hardware import Hardware
-from training.data.loaders import next_token_batch
 from training.generation.sampling import sample
 from training.model.models import build, hf_config
 from training.model.new_tokens import name_untrained, unused_ids
+from training.objectives.causal import next_token_batch
 from training.pretrain import pretrain
 from training.sft import sft
 from training.train_modules.language_model import LanguageModel

@@ -262,7 +262,7 @@ def test_ranks_ask_one_server_and_learn_what_one_process_learns(
         for lines in told.values()
     ]
     assert len(rewards[0]) == 2 and rewards[0] == pytest.approx(rewards[1], rel=1e-5)
-    with pytest.raises(Exception, match="a program that is there"):
+    with pytest.raises(Exception, match="an existing program"):
         train_in_ranks(
             "rlhf", 2, settings, inputs, tmp_path / "none", launch={"vllm": {"program": str(tmp_path / "no")}}
         )

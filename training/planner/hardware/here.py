@@ -22,11 +22,11 @@ _GPU = Path("/proc/driver/nvidia/gpus")
 def device_at_hand(launch: LaunchConfig) -> Device:
     """The GPU of this machine, if it is known, else its CPU."""
     if launch.device != "cpu" and _GPU.is_dir():
-        for place in _GPU.iterdir():
-            text = (place / "information").read_text(encoding="utf8", errors="replace")
+        for gpu in _GPU.iterdir():
+            text = (gpu / "information").read_text(encoding="utf8", errors="replace")
             model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
-            if found := device_called(model.strip()):
-                return found
+            if device := device_called(model.strip()):
+                return device
     return cpu()
 
 

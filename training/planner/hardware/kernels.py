@@ -29,7 +29,7 @@ class Kernels:
     """
 
     name: str
-    said: str
+    description: str
     touched: float
     inner: float
     scores: float
@@ -41,8 +41,8 @@ class Kernels:
 
 
 KERNELS = {
-    one.name: one
-    for one in (
+    kernels.name: kernels
+    for kernels in (
         # Fitted to Mosaic LLMs (Part 1): 7.1 h for the 1.3B model on 8 GPUs.
         Kernels(
             "plain",
@@ -76,7 +76,11 @@ HALF_ROWS, HALF_COLUMNS = 256.0, 64.0
 
 
 def matmul_time(rows: float, inner: float, columns: float, peak: float, best: float) -> float:
-    """Seconds of (rows, inner) @ (inner, columns). best: share of the peak that large products reach."""
+    """Seconds of (rows, inner) @ (inner, columns).
+
+    Args:
+        best: share of the peak that large products reach.
+    """
     share = best * rows / (rows + HALF_ROWS) * inner / (inner + HALF_COLUMNS) * columns / (columns + HALF_COLUMNS)
     return 2 * rows * inner * columns / (peak * share)
 

@@ -39,18 +39,18 @@ class Network:
         return span <= self.node
 
     def _far(self, span: int) -> float:
-        """Bytes/s from one device to others, in a group that spans `span` devices."""
+        """Return the bytes/s from one device to others, in a group that spans `span` devices."""
         return self.network if not self.pod or span <= self.pod else self.pod_network
 
     def _speed(self, members: int, inner: int) -> tuple[float, float]:
-        """Bytes/s of a ring of `members`, and seconds per hop."""
+        """Return the bytes/s of a ring of `members`, and the seconds per hop."""
         span = members * inner
         if self._within(span):
             return self.link * self.reached, self.start_s
         # In a ring through several nodes, members in the same node share the bandwidth of its network cards, and a node
         # has as many cards as devices.
-        beside = max(1, min(members, self.node // inner))
-        return min(self.link, self._far(span) * beside) * self.reached, self.far_start_s
+        links = max(1, min(members, self.node // inner))
+        return min(self.link, self._far(span) * links) * self.reached, self.far_start_s
 
     def all_gather(self, size: float, members: int, inner: int) -> float:
         """Seconds until everyone of a group has all `size` bytes, of which each had its part; or to sum and scatter."""
@@ -89,8 +89,14 @@ class Network:
 def network_of(
     device: Device, gbit: float | None = None, pod: int | None = None, pod_gbit: float | None = None
 ) -> Network:
-    """gbit: Gbit/s that a node sends to others, in place of the device's own. pod: devices that this network joins.
-    pod_gbit: Gbit/s that a node sends to other pods."""
+    """Return the network of a kind of device.
+
+    Args:
+        device: the kind of device.
+        gbit: Gbit/s that a node sends to others, in place of the device's own.
+        pod: devices that this network joins.
+        pod_gbit: Gbit/s that a node sends to other pods.
+    """
 
     def of_one(gigabits: float) -> float:
         return gigabits * 1e9 / 8 / device.node

@@ -37,9 +37,9 @@ def isoflop(points: Sequence[RunPoint]) -> dict[str, Any] | None:
     budgets = [budget for flops in _budgets(runs) if (budget := _profile(runs, flops))]
     if not budgets:
         return None
-    best = [one for one in budgets if one["best"]]
-    logs = np.log([one["flops"] for one in best])
-    sizes = np.log([one["best"]["parameters"] for one in best])
+    best = [budget for budget in budgets if budget["best"]]
+    logs = np.log([budget["flops"] for budget in best])
+    sizes = np.log([budget["best"]["parameters"] for budget in best])
     slope, level = np.polyfit(logs, sizes, 1) if len(best) > 1 else (None, None)
     return {
         "budgets": budgets,
@@ -74,29 +74,29 @@ def _budgets(runs: Runs) -> list[float]:
             reached[flops] = sizes
     ordered = sorted(reached)
     if len(ordered) > MOST_BUDGETS:
-        places = np.linspace(0, len(ordered) - 1, MOST_BUDGETS).round().astype(int)
-        ordered = [ordered[place] for place in places]
+        indices = np.linspace(0, len(ordered) - 1, MOST_BUDGETS).round().astype(int)
+        ordered = [ordered[index] for index in indices]
     return ordered
 
 
 def _profile(runs: Runs, flops: float) -> dict[str, Any] | None:
-    found = []
+    points = []
     for size, of in runs.items():
         tokens = flops / (6 * size)
         loss = _loss_at(of, tokens)
         if loss is not None:
-            found.append({"parameters": size, "tokens": tokens, "loss": loss})
-    if len(found) < LEAST_SIZES:
+            points.append({"parameters": size, "tokens": tokens, "loss": loss})
+    if len(points) < LEAST_SIZES:
         return None
-    logs = np.log([one["parameters"] for one in found])
+    logs = np.log([point["parameters"] for point in points])
     middle = logs.mean()  # the fit is worse conditioned about zero
-    c2, c1, c0 = map(float, np.polyfit(logs - middle, [one["loss"] for one in found], 2))
+    c2, c1, c0 = map(float, np.polyfit(logs - middle, [point["loss"] for point in points], 2))
     best = None
     if c2 > 0 and logs[0] <= (at := middle - c1 / (2 * c2)) <= logs[-1]:
         size = float(np.exp(at))
         best = {"parameters": size, "tokens": flops / (6 * size), "loss": c0 - c1**2 / (4 * c2)}
     parabola = [float(c0 - c1 * middle + c2 * middle**2), float(c1 - 2 * c2 * middle), c2]
-    return {"flops": flops, "points": found, "parabola": parabola, "best": best}
+    return {"flops": flops, "points": points, "parabola": parabola, "best": best}
 
 
 def _loss_at(of: Mapping[float, float], tokens: float) -> float | None:

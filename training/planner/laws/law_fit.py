@@ -66,17 +66,20 @@ class Fitted:
 
 
 def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> Fitted:
-    """Fit the law to runs. starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
+    """Fit the law to runs.
 
     Raises ConfigError for fewer than LEAST runs, or of one size or one length alone.
+
+    Args:
+        starts: (log A, log B, log E, alpha, beta) instead of the grid's best.
     """
-    problem = wanted(points)
+    problem = missing_points(points)
     if problem:
         raise ConfigError(problem)
     return _law(_best(points, _starts(points) if starts is None else starts))
 
 
-def wanted(points: Sequence[RunPoint]) -> Problem | None:
+def missing_points(points: Sequence[RunPoint]) -> Problem | None:
     """Return the problem that prevents fitting a law to runs. Runs with equal results count as one, for example if an
     axis does not affect the result."""
     sizes, lengths = {point.parameters for point in points}, {point.tokens for point in points}
@@ -84,12 +87,12 @@ def wanted(points: Sequence[RunPoint]) -> Problem | None:
     if different >= LEAST and min(len(sizes), len(lengths)) > 1:
         return None
     message = f"{different} runs of {len(sizes)} sizes and {len(lengths)} lengths give no law"
-    fix = f"sweep sizes and durations, {LEAST} runs at least besides the largest, which is held out"
+    fix = f"sweep sizes and durations, {LEAST} runs at least in addition to the largest, which is held out"
     return Problem("too_few_runs", "--law", message, fix)
 
 
 def _best(points: Sequence[RunPoint], starts: Sequence[Floats]) -> Floats:
-    found = (
+    fits = (
         minimize(
             _objective,
             start,
@@ -100,12 +103,12 @@ def _best(points: Sequence[RunPoint], starts: Sequence[Floats]) -> Floats:
         )
         for start in starts
     )
-    best: Floats = min(found, key=lambda one: one.fun).x
+    best: Floats = min(fits, key=lambda fit: fit.fun).x
     return best
 
 
 def _columns(points: Sequence[RunPoint]) -> Floats:
-    """(runs, 3): logs of parameters, tokens and loss."""
+    """Return logs of parameters, tokens and loss (runs, 3)."""
     return np.log([[point.parameters, point.tokens, point.loss] for point in points])
 
 
@@ -162,10 +165,10 @@ def fit_and_predict(points: Sequence[RunPoint], seed: int = 17) -> dict[str, Any
             others.append(_law(_best(picked, [_logs(law)])))
     off = [np.log(law.loss(point.parameters, point.tokens) / point.loss) for point in used]
     predicted = law.loss(held.parameters, held.tokens)
-    low, high = _bounds([one.loss(held.parameters, held.tokens) for one in others])
+    low, high = _bounds([other.loss(held.parameters, held.tokens) for other in others])
     return {
         "law": asdict(law),
-        "intervals": {name: _bounds([getattr(one, name) for one in others]) for name in asdict(law)},
+        "intervals": {name: _bounds([getattr(other, name) for other in others]) for name in asdict(law)},
         "runs": len(used),
         "rmse_log": float(np.sqrt(np.mean(np.square(off)))),
         "held_out": {
@@ -183,7 +186,7 @@ def _bounds(values: Sequence[float]) -> list[float]:
     return [float(bound) for bound in np.quantile(values, [0.025, 0.975])]
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
+def write(path: Path, fitted: dict[str, Any]) -> None:
     """Write a file for `stemma plan --law`, with intervals and the held-out run next to the five numbers."""
-    beside = {key: value for key, value in found.items() if key != "law"}
-    path.write_text(json.dumps({**found["law"], **beside}, indent=1) + "\n", encoding="utf8")
+    rest = {key: value for key, value in fitted.items() if key != "law"}
+    path.write_text(json.dumps({**fitted["law"], **rest}, indent=1) + "\n", encoding="utf8")

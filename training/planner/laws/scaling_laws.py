@@ -23,7 +23,7 @@ class Law:
     """
 
     name: str
-    said: str
+    description: str
     size: float
     at: float
     grows: float
@@ -50,17 +50,17 @@ class Law:
         return _solve(lambda parameters: self.tokens_for(parameters) - tokens, 1e3, 1e16)
 
 
-def parametric(name: str, said: str, parts: tuple[float, float, float, float, float]) -> Law:
+def parametric(name: str, description: str, parts: tuple[float, float, float, float, float]) -> Law:
     """The law whose optimum follows from L(N, D) (Hoffmann et al. 2022, equation 4)."""
     _, a, b, alpha, beta = parts
     grows = beta / (alpha + beta)
     size = (alpha * a / (beta * b)) ** (1 / (alpha + beta)) / 6**grows
-    return Law(name, said, size, 1.0, grows, parts)
+    return Law(name, description, size, 1.0, grows, parts)
 
 
 LAWS: dict[str, Law] = {
-    one.name: one
-    for one in (
+    law.name: law
+    for law in (
         # Table 2 has the exponents; the sizes at Gopher's budget are those of table 3 and A3.
         Law("chinchilla-1", "Hoffmann et al. 2022, approach 1: fixed sizes, lengths varied", 67e9, 5.76e23, 0.50),
         Law("chinchilla-2", "Hoffmann et al. 2022, approach 2: IsoFLOP profiles", 61.3e9, 5.76e23, 0.49),
@@ -86,8 +86,8 @@ DEFAULT_LAW = "besiroglu"
 def own_law(path: Path) -> Law:
     """Read a custom law: JSON with E, A, B, alpha, beta. Raises ConfigError `bad_law`."""
     try:
-        found: Any = read_json(path)
-        values = [float(found[key]) for key in ("E", "A", "B", "alpha", "beta")]
+        fitted: Any = read_json(path)
+        values = [float(fitted[key]) for key in ("E", "A", "B", "alpha", "beta")]
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         message = f"expected a JSON file with the numbers E, A, B, alpha and beta of L(N, D): {error}"
         raise ConfigError(Problem("bad_law", str(path), message, "see docs/planning/index.md")) from None

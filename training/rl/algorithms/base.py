@@ -54,14 +54,18 @@ class Algorithm(ABC):
         …): `advantages` (B, T) and more."""
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The losses of a minibatch, `total` what is learnt by: PPO's clipped surrogate, the mean over tokens; and as
-        CLIPPED, where anything is clipped, the share of tokens whose ratio was outside the clip.
+        """Return the losses of a minibatch, of which `total` is minimised: PPO's clipped surrogate, a mean over tokens.
 
-        logprobs, values (B, T): of the current policy and value function.
+        If anything is clipped, CLIPPED is the share of tokens whose ratio was outside the clip.
+
+        Args:
+            logprobs: of the current policy (B, T), in nats.
+            values: of the current value function (B, T); None without one.
+            batch: the minibatch: `logprobs`, `advantages` and `mask` (B, T), and what the algorithm adds.
         """
         bounds = self.config.ratio_bounds
-        found = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
-        return {"policy": found.loss, CLIPPED: found.clip_share, "total": found.loss}
+        result = policy_loss(logprobs, batch["logprobs"], batch["advantages"], batch["mask"], *bounds)
+        return {"policy": result.loss, CLIPPED: result.clip_share, "total": result.loss}
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """Return the number of tokens that the loss is the mean over, by which parts of a minibatch are weighted."""

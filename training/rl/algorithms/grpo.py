@@ -40,7 +40,12 @@ class Grpo(Algorithm):
 
 
 def mean_of_answers(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over answers of the mean of values (B, T) over each answer's tokens."""
+    """Return the mean over answers of the mean of values over each answer's tokens, a scalar.
+
+    Args:
+        values: (B, T).
+        mask: 1 for the tokens of the answers (B, T), else 0.
+    """
     return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
 
 
@@ -55,7 +60,13 @@ def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor
 
 
 def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """π_ref/π − log π_ref/π − 1 of sampled tokens: an unbiased estimate of the KL divergence that is never negative
-    (Schulman 2020; DeepSeekMath, equation 4)."""
+    """Return π_ref/π − log π_ref/π − 1 of sampled tokens, in nats.
+
+    It is an unbiased estimate of the KL divergence that is never negative (Schulman 2020; DeepSeekMath, equation 4).
+
+    Args:
+        logprobs: of the policy that sampled them (B, T), in nats.
+        reference: of the reference model (B, T), in nats.
+    """
     difference = reference - logprobs
     return torch.exp(difference) - difference - 1

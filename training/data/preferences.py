@@ -1,28 +1,32 @@
-"""Answers to one prompt with which of them are better: two of a preference pair, or K of a ranking with all its pairs.
+"""Preferences: pairs of answers to one prompt, or K of a ranking with all its pairs, and which of them are better.
 
 Shapes: B prompts, K answers to each (padded), P pairs of them (padded), T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from corpus.pairs.dialogues import opening_of
-from evaluation.statistics.clustered import number_clusters
-from infra.run import Run
 from training.chat.base import Answer, Chat, Conversation, pad
-from training.data.preference_pairs import TooLong, answer_of, prompts_of, tell_lengths
+from training.data.rows import Fitted, Room, Row, TooLong, answer_of, prompts_of
 
 LENGTH_BIN = 10
 """Tokens of a bin of length differences, within which pairs are balanced (Singhal et al. 2023, section 4.1)."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two conversations with the same prompt."""
+
+    chosen: Conversation
+    rejected: Conversation
 
 
 class Preferred(NamedTuple):
@@ -60,62 +64,53 @@ class Ranking:
         return len(self.answers[pair.better].response) - len(self.answers[pair.worse].response)
 
 
-@dataclass(frozen=True)
-class FittedRankings:
-    """Rankings that fit, the row of each of their pairs, the number of truncated prompts, and the number of rankings
-    left out."""
+def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[Pair]:
+    """Rows with `prompt`, `chosen` and `rejected` as pairs of at most `max_length` tokens each; see
+    `training.data.rows.Room`."""
+    room = Room(chat, max_length, too_long)
+    pairs, kept = [], []
+    prompts = prompts_of(chat, rows)
+    chosen = chat.respond(prompts, [answer_of(row, "chosen") for row in rows])
+    rejected = chat.respond(prompts, [answer_of(row, "rejected") for row in rows])
+    for row, prompt, better, worse in zip(rows, prompts, chosen, rejected, strict=True):
+        if (shortened := room.fit(prompt, [better, worse])) is not None:
+            pairs.append(Pair(Conversation(shortened, better), Conversation(shortened, worse)))
+            kept.append(row)
+    return Fitted(pairs, kept, room.cut, room.dropped, "pairs")
 
-    rankings: list[Ranking]
-    rows: list[Mapping[str, Any]]
-    cut: int
-    dropped: int
 
-    def told(self, stage: str, side: str, max_length: int, run: Run) -> FittedRankings:
-        """Log what did not fit, and return self. Raises StageError `no_room` if nothing is left."""
-        tell_lengths(stage, side, max_length, run, self.cut, self.dropped, is_empty=not self.rankings)
-        return self
-
-
-def fitted_rankings(
-    chat: Chat, rows: Sequence[Mapping[str, Any]], max_length: int, too_long: TooLong
-) -> FittedRankings:
-    """Rows with `prompt`, `chosen` and `rejected`, those of one `ranking` together, as answers of at most `max_length`
-    tokens with their prompt.
-
-    Answers stay whole, with their `<|end|>`. cut_prompt: a prompt that leaves no room for the longest answer loses its
-    beginning, the same for all; a ranking is left out where less than one token of it would stay. drop: every ranking
-    with an answer that is too long is left out.
-    """
+def fitted_rankings(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[Ranking]:
+    """The same rows as rankings, those of one `ranking` together; a ranking is left out if one of its answers does not
+    fit. `rows` of the result has the row of each pair of a ranking that is kept."""
+    room = Room(chat, max_length, too_long)
     rankings: list[Ranking] = []
-    kept: list[Mapping[str, Any]] = []
-    cut = dropped = 0
-    groups = [list(group) for _, group in groupby(enumerate(rows), lambda one: one[1].get("ranking") or one[0])]
-    texts = [list(dict.fromkeys(row[key] for _, row in group for key in ("chosen", "rejected"))) for group in groups]
-    said: list[dict[str, Answer]] = [
-        {row[side]: answer_of(row, side) for _, row in group for side in ("chosen", "rejected")} for group in groups
+    kept: list[Row] = []
+    # The rows of each prompt, and its answers: each once, in the order of the rows.
+    groups = [
+        [row for _, row in group]
+        for _, group in groupby(enumerate(rows), lambda numbered: numbered[1].get("ranking") or numbered[0])
     ]
-    prompts = prompts_of(chat, [group[0][1] for group in groups])
-    asked_of = [prompt for prompt, those in zip(prompts, texts, strict=True) for _ in those]
+    answers: list[dict[str, Answer]] = [
+        {row[side]: answer_of(row, side) for row in group for side in ("chosen", "rejected")} for group in groups
+    ]
+    prompts = prompts_of(chat, [group[0] for group in groups])
     responses = iter(
-        chat.respond(asked_of, [of[text] for of, those in zip(said, texts, strict=True) for text in those])
+        chat.respond(
+            [prompt for prompt, texts in zip(prompts, answers, strict=True) for _ in texts],
+            [answer for texts in answers for answer in texts.values()],
+        )
     )
-    for group, those, prompt in zip(groups, texts, prompts, strict=True):
-        answers = [next(responses) for _ in those]
-        room = max_length - max(map(len, answers))
-        is_long = len(prompt) > room
-        if is_long and (too_long == "drop" or room < min(chat.least_prompt, len(prompt))):
-            dropped += 1
-            continue
-        cut += is_long
-        asked = chat.shortened(prompt, room)
-        places = {text: place for place, text in enumerate(those)}
-        pairs = [_preferred(row, places) for _, row in group]
-        rankings.append(Ranking([Conversation(asked, answer) for answer in answers], pairs))
-        kept += [row for _, row in group]
-    return FittedRankings(rankings, kept, cut, dropped)
+    for group, texts, prompt in zip(groups, answers, prompts, strict=True):
+        encoded = [next(responses) for _ in texts]
+        if (shortened := room.fit(prompt, encoded)) is not None:
+            places = {text: place for place, text in enumerate(texts)}
+            pairs = [_preferred(row, places) for row in group]
+            rankings.append(Ranking([Conversation(shortened, answer) for answer in encoded], pairs))
+            kept += group
+    return Fitted(rankings, kept, room.cut, room.dropped, "pairs")
 
 
-def _preferred(row: Mapping[str, Any], places: Mapping[str, int]) -> Preferred:
+def _preferred(row: Row, places: Mapping[str, int]) -> Preferred:
     won, lost = row.get("votes") or (1.0, 0.0)
     share = won / (won + lost)
     margin = 0.0 if share == 0.5 else row.get("margin") or 0.0
@@ -150,11 +145,11 @@ def balanced(rankings: Sequence[Ranking]) -> tuple[list[Ranking], int]:
     mean = float(np.mean(flat)) if flat else 0.0
     if not mean:
         return [], len(flat)
-    found = [
+    weighted = [
         replace(one, pairs=[pair._replace(weight=value / mean) for pair, value in zip(one.pairs, row, strict=True)])
         for one, row in zip(rankings, weights, strict=True)
     ]
-    return found, sum(value == 0 for value in flat)
+    return weighted, sum(value == 0 for value in flat)
 
 
 def ranking_batch(rankings: Sequence[Ranking], fill: int) -> dict[str, Tensor]:
@@ -189,9 +184,3 @@ def _padded(values: list[float], count: int) -> list[float]:
 def each_pair(rankings: Sequence[Ranking]) -> Iterator[tuple[Ranking, Preferred]]:
     """Every pair with its ranking, in the order of the rows."""
     return ((one, pair) for one in rankings for pair in one.pairs)
-
-
-def prompt_clusters(rows: Iterable[Mapping[str, Any]]) -> NDArray[np.int64]:
-    """The number of the prompt of each row (N,): pairs of a ranking, separate pairs of one prompt, and turns of one
-    dialogue share it."""
-    return number_clusters(opening_of(row["prompt"], row.get("history") or ()) for row in rows)

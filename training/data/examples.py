@@ -1,13 +1,11 @@
-"""Resumable data loaders: packed shards for pretraining, examples in memory for the rest.
+"""Examples in memory, for tuning: a resumable data set in a seeded order, and its loader.
 
-Their data sets have `state_dict` and `load_state_dict`, so that a training can continue in the middle of an epoch.
 No loader draws from the global random state, so that reading data never changes what dropout or sampling draw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,108 +14,14 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
-from training.config.batch_size import BatchSizeRampup
 from training.core import ranks
 from training.core.train_state import Batch, Loader, TokenCount
-from training.data.packed_shards import PackedShards, stacked
-from training.model.documents import Packed, Starts, Tokens, document_numbers, positions_within
-from training.model.loss import IGNORE
+from training.model.loss import count_tokens
 
 E = TypeVar("E")
 # Number of batches whose examples are sorted by length: 92 % of the computed tokens are then not padding, 64 % without
 # sorting (pairs of the quickstart, batches of 32).
 _SORTED_BATCHES = 16
-
-
-def next_token_batch(tokens: Tokens, starts: Sequence[Starts] | None = None) -> Batch:
-    """Sequences (B, T) as a batch: each position's label is the token after it, the last one's -100.
-
-    starts: where the documents of each sequence begin; with them, attention and positions keep to documents.
-    """
-    ids = torch.from_numpy(tokens)
-    labels = torch.full_like(ids, IGNORE)
-    labels[:, :-1] = ids[:, 1:]
-    if starts is None:
-        return {"input_ids": ids, "labels": labels}
-    documents = document_numbers(starts, ids.shape[1])
-    return {
-        "input_ids": ids,
-        "labels": labels,
-        "documents": documents,
-        "position_ids": positions_within(documents),
-    }
-
-
-def packed_loader(
-    shards: PackedShards,
-    batch_size: int,
-    batch: Callable[[Packed], Batch],
-    count: Callable[[Any], TokenCount],
-    *,
-    workers: int = 0,
-    pin_memory: bool = False,
-    rampup: BatchSizeRampup | None = None,
-) -> Loader:
-    """Batches of packed sequences; the rest of an epoch that fills no batch is left out.
-
-    batch: makes tensors of sequences, see training/objectives.
-    count: total and loss-bearing tokens of such a batch.
-    workers: processes that read ahead; the batches are the same for any number.
-    rampup: of batches that are smaller at first; `shards` are then read `rampup.first` at once.
-    """
-
-    def collate(items: list[tuple[Tokens, Starts, tuple[int, int]]]) -> Batch:
-        return batch(stacked(items))
-
-    settings: dict[str, Any] = {
-        "collate_fn": collate,
-        "drop_last": True,
-        "generator": torch.Generator().manual_seed(0),
-        "num_workers": workers,
-        "pin_memory": pin_memory,
-        # A spawned worker would import torch again, and `collate` cannot be pickled for it.
-        "multiprocessing_context": "fork" if workers else None,
-    }
-    loader: DataLoader[Any]
-    if rampup is None:
-        loader = PackedBatches(shards, ranks.per_rank_batch(batch_size), **settings)
-    else:
-        loader = RampedBatches(shards, rampup, **settings)
-    return Loader(loader, count)
-
-
-class PackedBatches(DataLoader[Any]):
-    """Raise the named error of a thread or worker that could not read."""
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        assert isinstance(self.dataset, PackedShards)
-        try:
-            yield from super().__iter__()
-        except Exception as error:
-            if failure := self.dataset.failure():
-                raise failure from error
-            raise
-
-
-class RampedBatches(PackedBatches):
-    """Join parts of `rampup.first` sequences to batches; their number depends only on the place in the epoch."""
-
-    def __init__(self, shards: PackedShards, rampup: BatchSizeRampup, **settings: Any) -> None:
-        super().__init__(shards, ranks.per_rank_batch(rampup.first), **settings)
-        self._shards = shards
-        self._rampup = rampup
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # Before the workers start, which move the shards' epoch on.
-        epoch, read = self._shards.position()
-        parts = super().__iter__()
-        while True:
-            size = self._rampup.size(read) if epoch == 0 else self._rampup.full
-            batch = list(islice(parts, size // self._rampup.first))
-            if len(batch) * self._rampup.first < size:
-                return
-            yield {name: torch.cat([part[name] for part in batch]) for name in batch[0]}
-            read += size
 
 
 class Examples(IterableDataset[E]):
@@ -212,9 +116,3 @@ def example_loader(
         generator=torch.Generator().manual_seed(0),
     )
     return Loader(loader, count or count_tokens), len(examples) // (batch_size - text_per_batch)
-
-
-def count_tokens(batch: Any) -> TokenCount:
-    """Tokens of a batch by its labels."""
-    labels = batch["labels"]
-    return TokenCount(labels.numel(), int((labels != IGNORE).sum()))

@@ -1,0 +1,301 @@
+"""One run as its page shows it: states of its steps, curves of what is being built, the log, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from evaluation.pages.charts import Line, line_chart, smoothed
+from evaluation.pages.pipeline import BoxState, Drawing, draw
+from evaluation.pages.words import compact, seconds
+from flows.dashboard.curves import METRICS, Curves
+from flows.runs.journal import PICTURE, RunJournal, latest
+from infra.errors import StemmaError
+from infra.io.json import parse_own_json, read_own_json
+from infra.process.tail import Tail, tail
+from infra.run import messages_in
+from infra.store.layout import AUX
+
+LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
+SPEED, LEFT, MEMORY = "train/tokens_per_s", "train/time_left_s", "train/memory_gb"
+CHARTS = (
+    ("reward of sampled answers", "rlhf/reward", "round"),
+    ("KL from the SFT model, nats per answer", "rlhf/kl", "round"),
+    ("training loss, nats", "train/loss", "batch"),
+)
+"""Charts of a stage that is being built: title, metric, and the unit of its steps."""
+VALIDATION = "validation/sample_loss"
+ENDED = ("built", "reused", "failed", "skipped", "cancelled")
+
+
+@dataclass
+class Step:
+    """A step in a run. began: seconds since 1970 when it started to run; None before."""
+
+    name: str
+    status: str = "waiting"
+    headline: str = ""
+    took_s: float | None = None
+    path: Path | None = None
+    began: float | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    left_s: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        total = self.progress.get("total")
+        return self.progress["done"] / total if self.status == "running" and total else None
+
+    def words(self, waits_for: Sequence[str]) -> str:
+        """Return its state for a box: how far it is, what it waits for, or the first line of why it failed."""
+        match self.status:
+            case "waiting":
+                return f"waits for {waits_for[0]}" if waits_for else "waiting"
+            case "running":
+                percent = f"{self.ratio:.0%} · " if self.ratio is not None else ""
+                since = time.time() - (self.began or time.time())
+                return percent + (f"{seconds(self.left_s)} left" if self.left_s else f"for {seconds(since)}")
+            case "built":
+                return f"built · {seconds(self.took_s or 0.0)}"
+            case "failed":
+                return f"failed: {self.headline.splitlines()[0] if self.headline else 'see below'}"[:60]
+            case other:
+                return other
+
+
+class RunView:
+    """A run, followed from its journal. `follow` reads what is new; every property describes what was read by then."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        self.root = root
+        self.journal = RunJournal(root / "runs", run_id)
+        self.begun = self.journal.start_record()
+        self.steps: dict[str, Step] = {}
+        self.log: list[dict[str, Any]] = []
+        self.result: dict[str, Any] | None = None
+        self.awaits_retry = False
+        self._tail = Tail(self.journal.path)
+        self._curves: dict[Path, Curves] = {}
+        self._work: dict[str, Path] = {}
+        self._drawing = self._read_drawing()
+
+    @property
+    def status(self) -> str:
+        """The status of the run: running, lost (its process is gone without a result), or the status it ended with."""
+        if self.result is not None:
+            return "retrying" if self.awaits_retry else str(self.result["status"])
+        return "lost" if self.journal.has_died() else "running"
+
+    @property
+    def seconds(self) -> float:
+        if self.result is not None:
+            return float(self.result.get("seconds") or 0.0)
+        return time.time() - float(self.begun.get("time", time.time()))
+
+    def follow(self) -> None:
+        """Read what the run and its running stages have written since the last call."""
+        for line in messages_in(self._tail.lines()):
+            self._take(line)
+        with suppress(StemmaError):  # a damaged result is reported by every command that needs it
+            self.result = self.journal.result()
+        if self.result is None:
+            self.awaits_retry = False  # it has begun again
+        for step in self.running():
+            if journal := self._journal_of(step):
+                curves = self._followed(journal)
+                step.left_s = curves.newest(LEFT) or _time_left(step)
+            else:
+                step.left_s = _time_left(step)
+
+    def running(self) -> list[Step]:
+        return [step for step in self.steps.values() if step.status == "running" and self.status == "running"]
+
+    def picture(self) -> Markup:
+        """Return the pipeline as a drawing with the state of each box; empty for a run without one."""
+        if self._drawing is None:
+            return Markup("")
+        sources: dict[str, list[str]] = {}
+        for source, target in self._drawing.arrows:
+            sources.setdefault(target, []).append(source)
+        states = {}
+        for box in self._drawing.boxes:
+            members = [self.steps[name] for name in (box.name, *box.within) if name in self.steps]
+            if not members:
+                states[box.name] = BoxState("unselected", "not part of this run")
+                continue
+            # A box shows its own step, unless a validation or measurement of it runs or has failed.
+            shown = next((step for step in members if step.status == "failed"), members[0])
+            shown = next((step for step in members if step.status == "running"), shown)
+            waits_for = [name for name in sources.get(box.name, ()) if self._is_open(name)]
+            prefix = f"{shown.name}: " if shown is not members[0] else ""
+            states[box.name] = BoxState(shown.status, prefix + shown.words(waits_for), shown.ratio)
+        # draw() escapes what it is given.
+        return Markup(draw(self._drawing, states))
+
+    def figures(self) -> list[tuple[str, str]]:
+        """Return the newest figures of the training that runs: its speed, memory, reward."""
+        known: list[tuple[str, str]] = []
+        for step in self.running():
+            journal = self._journal_of(step)
+            if journal is None:
+                continue
+            curves = self._followed(journal)
+            named = (
+                ("tokens/s", SPEED, lambda value: f"{value:,.0f}"),
+                ("memory", MEMORY, lambda value: f"{value:.1f} GB"),
+                ("reward", "rlhf/reward", lambda value: f"{value:.2f}"),
+                ("KL", "rlhf/kl", lambda value: f"{value:.2f}"),
+                ("loss", "train/loss", lambda value: f"{value:.3f}"),
+            )
+            known += [
+                (f"{step.name}: {label}", words(value))
+                for label, metric, words in named
+                if (value := curves.newest(metric)) is not None
+            ]
+        return known
+
+    def charts(self) -> list[tuple[str, Markup]]:
+        """Return the curves of the trainings that run, over those of the run before, as (title, SVG)."""
+        drawn = []
+        for step in self.running():
+            journal = self._journal_of(step)
+            if journal is None:
+                continue
+            now, before = self._followed(journal).points, self._before(step.name)
+            for title, metric, unit in CHARTS:
+                if not now.get(metric):
+                    continue
+                half_life = max(3.0, len(now[metric]) / 60)
+                lines = (
+                    [Line("the run before", smoothed(before[metric], half_life), "base")] if metric in before else []
+                )
+                lines += [
+                    Line("each step", now[metric], "train", faint=True),
+                    Line("now", smoothed(now[metric], half_life), "train"),
+                ]
+                if metric == "train/loss" and now.get(VALIDATION):
+                    lines.append(Line("validation", now[VALIDATION], "validation"))
+                name = f"{step.name}: {title}"
+                drawn.append((name, line_chart(name, lines, x_label=unit, y_label="", y_format=compact, width=640)))
+        return drawn
+
+    def printed(self) -> list[tuple[str, list[str]]]:
+        """Return the last lines that each running stage has printed."""
+        logs = [(step.name, self._journal_of(step)) for step in self.running()]
+        return [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return prompts with the answers of several models side by side, of the newest step that has any."""
+        for step in reversed(list(self.steps.values())):
+            samples = step.path / AUX / "samples.jsonl" if step.path else None
+            if samples is None or not samples.is_file():
+                continue
+            rows = []
+            with open(samples, encoding="utf8") as file:
+                for line in file:
+                    with suppress(ValueError):
+                        row = parse_own_json(line)
+                        if isinstance(row, dict) and isinstance(row.get("answers"), dict) and len(row["answers"]) > 1:
+                            rows.append(row)
+                    if len(rows) == ANSWERS:
+                        break
+            if rows:
+                return rows
+        return []
+
+    def claims(self) -> list[dict[str, str]]:
+        """Return the claims of the report: state, sign, title, text; none before there is one."""
+        for step in self.steps.values():
+            path = step.path / AUX / "claims.json" if step.path else None
+            if path is not None and path.is_file():
+                claims: list[dict[str, str]] = read_own_json(path)
+                return claims
+        return []
+
+    def report(self) -> str:
+        """Return the address of the run's report below /artifact; empty before there is one."""
+        for step in self.steps.values():
+            if step.path is not None and (step.path / "report.html").is_file():
+                return f"{step.path.parent.name}/{step.path.name}/report.html"
+        return ""
+
+    def _take(self, line: dict[str, Any]) -> None:
+        name = line.get("stage", "")
+        match line["kind"]:
+            case "begin":
+                # A retry records every step again.
+                self.begun, self.steps = line, {}
+            case "stage":
+                step = self.steps.setdefault(name, Step(name))
+                if line["status"] == "running" and step.status != "running":
+                    step.began, step.progress, step.left_s = line["time"], {}, None
+                step.status, step.headline = line["status"], line.get("headline", "")
+                step.took_s = line.get("seconds")
+                step.path = self._inside(line.get("path"))
+                if line["status"] != "waiting":
+                    self.log.append(line)
+            case "progress" if name in self.steps:
+                self.steps[name].progress = line
+            case "event":
+                self.log.append(line)
+        del self.log[:-LOG_LINES]
+
+    def _inside(self, path: str | None) -> Path | None:
+        """Return the folder of an artifact in this store, wherever the store was when the run wrote its path."""
+        return self.root / Path(*Path(path).parts[-2:]) if path else None
+
+    def _is_open(self, name: str) -> bool:
+        return name in self.steps and self.steps[name].status not in ENDED
+
+    def _journal_of(self, step: Step) -> Path | None:
+        """Return the journal that a running stage writes."""
+        if step.name not in self._work or not self._work[step.name].exists():
+            self._work.pop(step.name, None)
+            jobs = sorted((self.root / ".work").glob("*/*/scratch/job.json"), key=_changed, reverse=True)
+            for job in jobs:
+                with suppress(OSError, ValueError, AttributeError):
+                    if read_own_json(job).get("node") == step.name and _changed(job) >= (step.began or 0.0) - 1:
+                        self._work[step.name] = job.parent / "journal.jsonl"
+                        break
+        return self._work.get(step.name)
+
+    def _followed(self, path: Path) -> Curves:
+        curves = self._curves.setdefault(path, Curves(path))
+        curves.follow()
+        return curves
+
+    def _before(self, name: str) -> dict[str, list[tuple[float, float]]]:
+        """Return the curves of a step in the newest earlier run of this pipeline that built or reused it."""
+        for journal in latest(self.root / "runs", str(self.begun.get("pipeline", ""))):
+            if journal.run_id >= self.journal.run_id:
+                continue
+            for line in reversed(journal.read()):
+                if line["kind"] == "stage" and line["stage"] == name and line.get("path"):
+                    folder = self._inside(line["path"])
+                    if folder is not None and (folder / AUX / METRICS).is_file():
+                        return self._followed(folder / AUX / METRICS).points
+        return {}
+
+    def _read_drawing(self) -> Drawing | None:
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return Drawing.from_json(read_own_json(self.journal.folder / PICTURE))
+        return None
+
+
+def _time_left(step: Step) -> float | None:
+    """Return the seconds that a step still takes at its mean pace, once a hundredth of it is done."""
+    if step.began is None or not step.ratio or step.ratio < 0.01:
+        return None
+    return (float(step.progress["time"]) - step.began) * (1 - step.ratio) / step.ratio
+
+
+def _changed(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
