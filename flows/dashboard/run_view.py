@@ -75,7 +75,7 @@ class RunView:
     def __init__(self, root: Path, run_id: str) -> None:
         self.root = root
         self.journal = RunJournal(root / "runs", run_id)
-        self.begun = self.journal.begun()
+        self.begun = self.journal.start_record()
         self.steps: dict[str, Step] = {}
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
@@ -104,8 +104,6 @@ class RunView:
             self._take(line)
         with suppress(StemmaError):  # a damaged result is reported by every command that needs it
             self.result = self.journal.result()
-        if self.result is None:
-            self.awaits_retry = False  # it has begun again
         for step in self.running():
             if journal := self._journal_of(step):
                 curves = self._followed(journal)
@@ -230,7 +228,7 @@ class RunView:
         match line["kind"]:
             case "begin":
                 # A retry records every step again.
-                self.begun, self.steps = line, {}
+                self.begun, self.steps, self.awaits_retry = line, {}, False
             case "stage":
                 step = self.steps.setdefault(name, Step(name))
                 if line["status"] == "running" and step.status != "running":

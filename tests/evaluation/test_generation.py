@@ -55,38 +55,38 @@ def network(kind: str, **more: Any) -> PreTrainedModel:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Of 1 to 20 tokens; each third is asked twice."""
+    """Of 1 to 20 tokens; each third is questions twice."""
     drawn = torch.Generator().manual_seed(1)
     found = [torch.randint(0, WORDS, (1 + 7 * n % 20,), generator=drawn).tolist() for n in range(count)]
     return [ids for n, ids in enumerate(found) for _ in range(1 + (n % 3 == 0))]
 
 
-def by_transformers(monkeypatch: pytest.MonkeyPatch, *asked: Any) -> list[list[int]]:
+def by_transformers(monkeypatch: pytest.MonkeyPatch, *questions: Any) -> list[list[int]]:
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "usable", lambda *_: False)
-        return generate(*asked)
+        return generate(*questions)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
     """Four slots for twenty-four prompts: each is used again and again, and the last answers move into freed ones."""
-    model, asked = network(kind), prompts(18)
+    model, questions = network(kind), prompts(18)
     decoder = Decoder(model, 4)
-    assert decoder.usable(asked, 12)
+    assert decoder.usable(questions, 12)
     assert decoder.has_own_layers == (kind != "gpt2")
     heard: list[int] = []
     options = SamplingOptions(12, frozenset(STOPS), temperature=0)
-    answers = [Answer(ids, options) for ids in asked]
+    answers = [Answer(ids, options) for ids in questions]
     decoder.answer(answers, heard.append)
     found = [answer.new for answer in answers]
-    for ids, new in zip(asked, found, strict=True):
+    for ids, new in zip(questions, found, strict=True):
         alone = model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
             max_new_tokens=12, eos_token_id=sorted(STOPS), pad_token_id=0,
         )[0, len(ids) :].tolist()  # fmt: skip
         assert new == alone
     assert len({len(new) for new in found}) > 2, "answers of one length prove little"
-    assert heard[0] == 0 and sorted(heard) == heard and heard[-1] < len(asked)
+    assert heard[0] == 0 and sorted(heard) == heard and heard[-1] < len(questions)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_drawn_answers_depend_on_their_seed_and_number_alone(
     kind: str, temperature: float, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In large and small batches, in parts as ranks draw them, and by the passes of transformers' `generate`."""
-    model, asked = network(kind), prompts(15)
+    model, questions = network(kind), prompts(15)
     options = SamplingOptions(8, frozenset(STOPS), temperature, top_p, seed=5)
     before = torch.get_rng_state()
-    found = generate(model, asked, options)
-    assert generate(model, asked, options, at_once=3) == found
-    assert generate(model, asked[7:], options, numbers=range(7, len(asked))) == found[7:]
-    assert by_transformers(monkeypatch, model, asked, options) == found
+    found = generate(model, questions, options)
+    assert generate(model, questions, options, at_once=3) == found
+    assert generate(model, questions[7:], options, numbers=range(7, len(questions))) == found[7:]
+    assert by_transformers(monkeypatch, model, questions, options) == found
     assert torch.equal(torch.get_rng_state(), before)
     assert all(5 not in new and 6 not in new for new in found) and len({len(new) for new in found}) > 2
-    assert (generate(model, asked, replace(options, seed=6)) == found) == (temperature == 0)
+    assert (generate(model, questions, replace(options, seed=6)) == found) == (temperature == 0)
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
@@ -125,14 +125,14 @@ def test_draws_follow_the_distribution_within_the_nucleus(top_p: float) -> None:
 
 def test_a_bias_of_sequences_is_that_of_transformers() -> None:
     """It reaches from the prompt into the answer."""
-    model, asked = network("llama"), prompts(8)
+    model, questions = network("llama"), prompts(8)
     options = SamplingOptions(8, temperature=0)
-    first = generate(model, asked, options)
+    first = generate(model, questions, options)
     bias: dict[tuple[int, ...], float] = {(9,): -2.0}
-    for ids, new in zip(asked, first, strict=True):
+    for ids, new in zip(questions, first, strict=True):
         bias |= {(*ids[-1:], new[0]): -9.0, (*ids[-2:], new[0]): -3.0, (new[0], new[1]): -9.0}
-    found = generate(model, asked, replace(options, bias=TokenBias(bias)))
-    for ids, new in zip(asked, found, strict=True):
+    found = generate(model, questions, replace(options, bias=TokenBias(bias)))
+    for ids, new in zip(questions, found, strict=True):
         alone = model.generate(
             torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
             max_new_tokens=8, pad_token_id=0, sequence_bias=bias,
@@ -144,16 +144,16 @@ def test_a_bias_of_sequences_is_that_of_transformers() -> None:
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 9e-10])
 def test_the_coldest_draws_are_the_likeliest(temperature: float) -> None:
     """Logits over such a temperature were infinite, and their softmax no number."""
-    model, asked = network("llama"), prompts(3)
-    likeliest = generate(model, asked, SamplingOptions(4, temperature=0))
-    assert generate(model, asked, SamplingOptions(4, temperature=temperature, top_p=0.9, seed=5)) == likeliest
+    model, questions = network("llama"), prompts(3)
+    likeliest = generate(model, questions, SamplingOptions(4, temperature=0))
+    assert generate(model, questions, SamplingOptions(4, temperature=temperature, top_p=0.9, seed=5)) == likeliest
 
 
 def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_does_not() -> None:
-    model, asked = network("qwen3"), prompts(6)
+    model, questions = network("qwen3"), prompts(6)
     decoder = Decoder(model, 4)
     model.model.register_forward_hook(lambda *_: None)
-    assert decoder.usable(asked, 4) and decoder.has_own_layers
+    assert decoder.usable(questions, 4) and decoder.has_own_layers
     for module in (model, model.model.layers[0], model.lm_head):
         hook = module.register_forward_hook(lambda *_: None)
         assert not decoder.has_own_layers
@@ -166,7 +166,7 @@ def test_a_hook_that_measures_leaves_the_layers_and_one_that_may_change_them_doe
     other = network("qwen3")
     other.model.register_forward_hook(halve)
     changed = Decoder(other, 4)
-    assert changed.usable(asked, 4) and not changed.has_own_layers
+    assert changed.usable(questions, 4) and not changed.has_own_layers
 
 
 def test_a_model_that_counts_or_remembers_in_its_own_way_answers_by_transformers(
@@ -177,10 +177,10 @@ def test_a_model_that_counts_or_remembers_in_its_own_way_answers_by_transformers
     torch.manual_seed(0)
     bloom = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)).eval()
     mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, state_size=4)).eval()
-    asked, options = prompts(6), SamplingOptions(4, frozenset(STOPS), temperature=0)
+    questions, options = prompts(6), SamplingOptions(4, frozenset(STOPS), temperature=0)
     for model in (bloom, mamba):
-        assert not Decoder(model, 4).usable(asked, 16)
-        for ids, new in zip(asked, generate(model, asked, options), strict=True):
+        assert not Decoder(model, 4).usable(questions, 16)
+        for ids, new in zip(questions, generate(model, questions, options), strict=True):
             alone = list(ids)
             while alone[len(ids) :] != new:
                 alone.append(int(model(torch.tensor([alone]), use_cache=False).logits[0, -1].argmax()))
@@ -195,32 +195,32 @@ def test_a_sliding_window_is_kept_within_answers(window: int, monkeypatch: pytes
     )
     torch.manual_seed(0)
     mixed = network("qwen3", use_sliding_window=True, sliding_window=window, max_window_layers=1)
-    asked, options = prompts(9), SamplingOptions(12, temperature=0)
+    questions, options = prompts(9), SamplingOptions(12, temperature=0)
     for model in (mixed, MistralForCausalLM(mistral).eval()):
-        assert Decoder(model, 4).usable(asked, 12)
-        found = generate(model, asked, options, at_once=4)
-        assert found == by_transformers(monkeypatch, model, asked, options)
+        assert Decoder(model, 4).usable(questions, 12)
+        found = generate(model, questions, options, at_once=4)
+        assert found == by_transformers(monkeypatch, model, questions, options)
         with monkeypatch.context() as patch:
             patch.setattr(
                 ModelSlots, "_masks", lambda slots, places, reach: unseen(places, reach, torch.float32)[:, None, None]
             )
-            assert generate(model, asked, options, at_once=4) != found, "no answer leaves its window"
+            assert generate(model, questions, options, at_once=4) != found, "no answer leaves its window"
 
 
 def test_answers_in_bf16_are_near_those_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """By transformers' layers under autocast, in slots."""
-    model, asked = network("gpt2"), prompts(9)
-    assert Decoder(model, 4, torch.bfloat16).usable(asked, 6)
+    model, questions = network("gpt2"), prompts(9)
+    assert Decoder(model, 4, torch.bfloat16).usable(questions, 6)
     options = SamplingOptions(6, temperature=0)
     pairs = list(
-        zip(generate(model, asked, options), generate(model, asked, options, dtype=torch.bfloat16), strict=True)
+        zip(generate(model, questions, options), generate(model, questions, options, dtype=torch.bfloat16), strict=True)
     )
     assert sum(whole == half for whole, half in pairs) > len(pairs) / 2
 
 
 def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path, run: Run) -> None:
     """Asked one by one by lm-eval, all at once by us: at strings of several tokens, at an end token, and by a model
-    whose own settings ask for more than the likeliest token, which is asked by `generate`."""
+    whose own settings ask for more than the likeliest token, which is questions by `generate`."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -237,9 +237,9 @@ def test_answers_to_lm_eval_end_where_its_own_backend_ends_them(model_dir: Path,
         batch = 2 if "repetition_penalty" in told else 1
         own = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=batch)
         free = own.generate_until([Instance("generate_until", {}, (texts[1], {"max_gen_toks": 10}), 0)])[0]
-        asked = [{"until": [free[5:8], "a", "e "], "max_gen_toks": 16}, {"max_gen_toks": 8}]
+        questions: list[dict[str, Any]] = [{"until": [free[5:8], "a", "e "], "max_gen_toks": 16}, {"max_gen_toks": 8}]
         requests = [
-            Instance("generate_until", {}, (text, {**asked[number % 2], "do_sample": False}), number)
+            Instance("generate_until", {}, (text, {**questions[number % 2], "do_sample": False}), number)
             for number, text in enumerate(texts)
         ]
         theirs = own.generate_until(requests, disable_tqdm=True)

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from evaluation.generation.decoding import Decoder
 from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import ModelConfig, OptimizerConfig
@@ -160,13 +159,8 @@ def test_sampling_follows_the_model_s_probabilities_and_its_seed(base_dir: Path)
     assert sample(network, prompt * 9, seed=1, **draw) != sample(network, prompt * 9, seed=2, **draw)
 
 
-@pytest.mark.parametrize("slots", [True, False])
-def test_equal_prompts_are_read_once_and_each_is_answered_by_its_own_draws(
-    slots: bool, base_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_prompts_are_read_once_and_each_is_answered_by_its_own_draws(base_dir: Path) -> None:
     network, read = load(base_dir).eval(), []
-    if not slots:
-        monkeypatch.setattr(Decoder, "usable", lambda *_: False)
     prompts = [[2, 70, 4, 3], [5, 6], [2, 70, 4, 3], [2, 70, 4, 3], [5, 6], [9, 9, 9, 9]]
     draw: dict[str, Any] = {"max_new_tokens": 5, "temperature": 1.0, "stops": set(), "hardware": CPU, "seed": 3}
     alone = [sample(network, prompts, only=slice(n, n + 1), **draw)[0] for n in range(len(prompts))]
