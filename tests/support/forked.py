@@ -70,7 +70,7 @@ _AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE}
 """Variables in which a stage may differ from its server: how glibc keeps memory and how long threads stay awake change
 no result, and one server then imports for all stages what several would each import."""
 _OWN_SERVER = {"OMP_NUM_THREADS", "LOGNAME"}
-"""Variables that libraries read when they are imported: a run whose stages differ in one has a server of its own."""
+"""Variables that libraries read when they are imported: a run whose stages differ in one has a separate server."""
 _THREADS = (None, 1)
 """`launch.threads` of the stages that share a server: libraries read the number of threads when they are imported."""
 
@@ -232,7 +232,7 @@ class SharedForkServer(ForkServer):
         for place in map(Path, os.environ[_STAGES].split(os.pathsep)):
             different = {name for name, _ in environment.items() ^ _environment_at(place).items()} - _AS_IT_COMES
             obstacles = {name for name in different if not name.startswith(_TOLD_LATER) or name not in environment}
-            # A server of its own for every run would cost the tests half of their time, and no test would fail.
+            # A separate server for every run would cost the tests half of their time, and no test would fail.
             assert obstacles <= _OWN_SERVER, f"{obstacles}: which list in tests/support/forked.py has them?"
             if not obstacles:
                 self._shared = True
