@@ -246,7 +246,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=5,
+            version=6,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -264,7 +264,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=8,
+            version=9,
             config=PreferencesConfig,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),

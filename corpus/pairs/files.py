@@ -21,6 +21,8 @@ PROMPTS = ("prompt", "question", "query")
 """Fields of a prompt where the config names none and there is no `instruction`."""
 CONVERSATIONS = ("conversations", "conversation", "messages")
 """Fields of the turns of a conversation, as in ShareGPT."""
+MESSAGES = (*CONVERSATIONS, "prompt", "chosen", "rejected")
+"""Fields that may be lists of messages."""
 LISTS = (*CONVERSATIONS, "history", "tools", "answers", "completions", "responses", "ranks", "scores", "votes")
 """Fields that are lists in every format but CSV, where they are JSON in a cell."""
 
@@ -62,17 +64,24 @@ def records_of(
     for file in by_name(files):
         is_first, kind = True, format_of(source, file)
         for item in records_in(file, kind, source.encoding, key):
-            if kind == "csv" and isinstance(item, Record):
-                item = replace(item, value=with_lists(item.value))
+            if isinstance(item, Record):
+                item = replace(item, value=with_lists(item.value, kind))
             if is_first and not isinstance(item, Rejected):
                 check(item, source, key)
                 is_first = False
             yield item
 
 
-def with_lists(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a CSV file with the messages and lists that its cells have as JSON, and null for empty cells."""
-    return {name: _cell(name, text) for name, text in row.items()}
+def with_lists(row: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return a record with the messages and lists that it has as JSON in strings.
+
+    In CSV any cell may be such a string, and an empty one is null. In other formats only conversations and answers are
+    looked at: a column of JSON is how databases export them.
+    """
+    if kind == "csv":
+        return {name: _cell(name, text) for name, text in row.items()}
+    encoded = [name for name in MESSAGES if isinstance(text := row.get(name), str) and text.lstrip()[:1] == "["]
+    return {**row, **{name: _cell(name, row[name]) for name in encoded}} if encoded else row
 
 
 def _cell(name: str, text: str) -> Any:

@@ -275,7 +275,7 @@ def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
             fits = _text_of(record, reading.text_field) != ""
         else:
             read = _as_instruction if reading.kind == "instructions" else _as_preference
-            fits = not read(replace(record, value=with_lists(record.value)) if kind == "csv" else record, reading.keys)
+            fits = not read(replace(record, value=with_lists(record.value, kind)), reading.keys)
         fitting[str(record.file)] += fits
     without = [file for file, count in fitting.items() if not count]
     if without and len(without) < len(fitting):
@@ -326,7 +326,7 @@ def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY)
     if wish.text_field:
         keys = _unlike_default(FileDocuments, {"text_field": wish.text_field})
         return [Reading("documents", keys, f"--text-field {wish.text_field}")]
-    pairs = [replace(record, value=with_lists(record.value)) for record in sample] if kind == "csv" else list(sample)
+    pairs = [replace(record, value=with_lists(record.value, kind)) for record in sample]
     judged = _best(pairs, _preference_options(pairs), _as_preference, "preferences")
     texts = _document_readings(sample)
     instruction = _best(pairs, _instruction_options(pairs), _as_instruction, "instructions")

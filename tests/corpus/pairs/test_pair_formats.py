@@ -27,6 +27,7 @@ from corpus.readers.plan import FilePart
 from corpus.readers.record import Record
 from corpus.readers.texts import read_texts
 from corpus.recognition.first_records import first_record_problems
+from corpus.recognition.forms import groups_of
 from infra.errors import StageError
 
 CHATS = [
@@ -61,13 +62,23 @@ def _csv(rows: list[dict[str, Any]], path: Path) -> Path:
     return path.with_suffix(".csv.gz")
 
 
-@pytest.mark.parametrize("written", [_parquet, _feather, _csv])
+def _json_column(rows: list[dict[str, Any]], path: Path) -> Path:
+    """As a database exports lists: JSON in a column of strings."""
+    return _parquet(
+        [{key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()} for row in rows],
+        path,
+    )
+
+
+@pytest.mark.parametrize("written", [_parquet, _feather, _csv, _json_column])
 def test_pairs_are_read_from_every_format(written: Callable[..., Path], tmp_path: Path) -> None:
     asked = FileInstructions(paths=[str(written(CHATS, tmp_path / "chats"))])
     pairs = list(file_pairs(asked, asked.places(), "instructions.read.0"))
     assert [dict(pair.fields) for pair in pairs if isinstance(pair, Pair)] == [
         {"prompt": f"What is {n}?", "response": f"A number, {n}."} for n in range(4)
     ]
+    [group], _ = groups_of(str(asked.places()[0]))
+    assert [reading.kind for reading in group.readings] == ["instructions"]
     judged = FilePreferences(paths=[str(written(RANKED, tmp_path / "ranked"))])
     found = list(preference_pairs(judged, judged.places(), "preferences.read.0"))
     assert [dict(pair.fields) for pair in found if isinstance(pair, Pair)] == RANKED
