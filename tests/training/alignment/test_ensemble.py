@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from scipy.signal import lfilter
 
 from infra.errors import StageError
+from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.config import RlhfConfig
 from training.core.hardware import Hardware
@@ -147,10 +148,10 @@ def test_trainings_whose_true_score_never_falls_are_not_stopped(window: int, sca
         assert stopped <= 5
 
 
-def test_a_policy_that_games_its_reward_model_is_stopped(
-    inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any
-) -> None:
+def test_a_policy_that_games_its_reward_model_is_stopped(inputs: dict[str, Path], tmp_path: Path, journal: Any) -> None:
     """The judge is the reward model with the other sign: what one gains the other loses."""
+    # In bf16, which only some processors have, the same settings are not stopped within these rounds.
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", threads=1, precision="fp32"), journal=journal)
     judge = tmp_path / "judge"
     judge.mkdir()
     for path in inputs["reward_model"].iterdir():
