@@ -11,8 +11,10 @@ import pkgutil
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from corpus.cleaning.languages.characters import without_format
 from corpus.documents.words import CHARACTERS_PER_WORD
@@ -102,32 +104,52 @@ def measure(text: str, language: str = "") -> Prose | None:
         return _measure_unspaced(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    words = [word for word in (raw.strip("'’") for raw in _WORD.findall(text)) if word]
-    if not words:
+    # In ASCII a text in lower case has the same words; elsewhere a letter may change with its neighbours.
+    tokens = _WORD.findall(text.lower()) if text.isascii() else _WORD.findall(text)
+    sample = _sample_of(tokens)
+    if not sample:
         return None
     counts = Counter[str]()
-    different: dict[str, set[str]] = {}
     table = _stop_words()
-    sample = [word.lower() for word in words[: MEASURED_CHARACTERS // 6]]
-    for word, count in Counter(sample).items():
-        for code in table.get(word, ()):
-            counts[code] += count
-            different.setdefault(code, set()).add(word)
-    letters = sum(any(map(str.isalpha, word)) for word in words) / len(words)
+    known = sample.keys() & table.keys()
+    for word in known:
+        for code in table[word]:
+            counts[code] += sample[word]
     highest = max(counts.values(), default=0)
-    if highest < MIN_STOP_WORD_SHARE * len(sample):
+    if highest < MIN_STOP_WORD_SHARE * sample.total():
         # The words of Korean or Tamil take too many endings for a list, but their scripts show them.
         script = _script_of(text)
-        if script in _SHARED_SCRIPTS:
-            return None
-        return Prose(script, len(words), sum(map(len, words)) / len(words), letters, None)
+        return None if script in _SHARED_SCRIPTS else _measure_words(script, tokens, None)
     # A declared language counts where it is as likely as the best one; of equals English goes first.
     candidates = [code for code in counts if counts[code] == highest]
     is_declared = bool(language) and counts[language] >= 0.8 * highest
     best = language if is_declared else "en" if "en" in candidates else min(candidates)
     if best == "en":
         return None
-    return Prose(best, len(words), sum(map(len, words)) / len(words), letters, len(different[best]))
+    return _measure_words(best, tokens, sum(best in table[word] for word in known))
+
+
+def _sample_of(tokens: list[str]) -> Counter[str]:
+    """Return how often each word occurs among the first words of a text, in lower case; words may be in quotes."""
+    most = MEASURED_CHARACTERS // 6
+    if len(tokens) > most:
+        return Counter(word.lower() for word in islice(_bare(tokens), most))
+    # Most texts are shorter than the sample: their words are counted before they are looked at one by one.
+    sample = Counter[str]()
+    for token, count in Counter(tokens).items():
+        if word := token.strip("'’"):
+            sample[word.lower()] += count
+    return sample
+
+
+def _bare(tokens: Iterable[str]) -> Iterator[str]:
+    return (word for quoted in tokens if (word := quoted.strip("'’")))
+
+
+def _measure_words(language: str, tokens: list[str], stop_words: int | None) -> Prose:
+    words = list(_bare(tokens))
+    letters = sum(any(map(str.isalpha, word)) for word in words) / len(words)
+    return Prose(language, len(words), sum(map(len, words)) / len(words), letters, stop_words)
 
 
 _SHARED_SCRIPTS = {"", "LATIN", "CYRILLIC", "ARABIC", "DEVANAGARI", "GREEK", "HEBREW"}
