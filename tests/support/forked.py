@@ -42,7 +42,7 @@ _PREFECTS = (
 """Those of Prefect's settings that commands are given or set themselves. It reads them when it is imported, and in a
 forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
-_TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS)
+_TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", "PREFECT__FLOW_RUN_ID", *_PREFECTS)
 _COMMAND = [
     "cli.commands",
     "cli.pipelines.run",
@@ -66,9 +66,9 @@ ENGINE = "prefect.engine"
 _STAGES = "STEMMA_TEST_STAGE_SERVER"
 """In a forked command: the sockets of the servers that its stages share, one for each number of threads."""
 LINE = "line"
-_AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE}
-"""Variables in which a stage may differ from its server: how glibc keeps memory and how long threads stay awake change
-no result, and one server then imports for all stages what several would each import."""
+_AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE, CONSOLE_LEVEL}
+"""Variables in which a stage may differ from its server: how glibc keeps memory, how long threads stay awake and what
+Prefect prints change no result, and one server then imports for all stages what several would each import."""
 _OWN_SERVER = {"OMP_NUM_THREADS", "LOGNAME"}
 """Variables that libraries read when they are imported: a run whose stages differ in one has a separate server."""
 _THREADS = (None, 1)
