@@ -23,6 +23,8 @@ from infra.run import messages_in
 from infra.store.layout import AUX
 
 LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
+RETRY_PATIENCE_S = 120.0
+"""Time within which a worker begins a run that is retried; Prefect may still end the attempt before it."""
 SPEED, LEFT, MEMORY = "train/tokens_per_s", "train/time_left_s", "train/memory_gb"
 CHARTS = (
     ("reward of sampled answers", "rlhf/reward", "round"),
@@ -79,7 +81,7 @@ class RunView:
         self.steps: dict[str, Step] = {}
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
-        self.awaits_retry = False
+        self.retried_at = -RETRY_PATIENCE_S
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
@@ -91,6 +93,11 @@ class RunView:
         if self.result is not None:
             return "retrying" if self.awaits_retry else str(self.result["status"])
         return "lost" if self.journal.has_died() else "running"
+
+    @property
+    def awaits_retry(self) -> bool:
+        """True after a retry was accepted, until the run begins again or Prefect has let it wait for too long."""
+        return time.monotonic() - self.retried_at < RETRY_PATIENCE_S
 
     @property
     def seconds(self) -> float:
@@ -228,7 +235,7 @@ class RunView:
         match line["kind"]:
             case "begin":
                 # A retry records every step again.
-                self.begun, self.steps, self.awaits_retry = line, {}, False
+                self.begun, self.steps, self.retried_at = line, {}, -RETRY_PATIENCE_S
             case "stage":
                 step = self.steps.setdefault(name, Step(name))
                 if line["status"] == "running" and step.status != "running":

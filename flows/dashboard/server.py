@@ -124,7 +124,8 @@ class Dashboard:
             return JSONResponse({"message": f"Prefect did not take it: {error}"}, HTTPStatus.BAD_GATEWAY)
         accepted = answer.get("status") == "ACCEPT"
         reason = (answer.get("details") or {}).get("reason") or "no reason given"
-        view.awaits_retry = accepted and action == "retry"
+        if accepted and action == "retry":
+            view.retried_at = time.monotonic()
         message = "asked for; the steps follow" if accepted else f"Prefect refused: {reason}"
         return JSONResponse({"message": message}, HTTPStatus.OK if accepted else HTTPStatus.CONFLICT)
 
