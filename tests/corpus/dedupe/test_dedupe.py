@@ -211,6 +211,15 @@ ALIKE_BUT_DIFFERENT = {
         STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))
     ],
     "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*")],
+    "operators in prose": [
+        f"In that shell the sign {mark} stands between two conditions, as in ready {mark} willing, and each is tried."
+        for mark in ("&&", "||", "->", "=>", "::", ":=", "**", "//", "<<", "==", "!=", "")
+    ],
+    "operators without spaces": [
+        f"The manual writes it as std{mark}vector and explains on the next page what that stands for in the programs."
+        for mark in ("::", "->", "&&", "||", ".")
+    ],
+    "operators of letters": [f"The bits of a {mark} b are what the exercise asks for." for mark in "&|^+"],
     "formulas": [SUM.format(sign) for sign in "+-×÷±·∓"],
     "comparisons": [f"The difference was significant with p {sign} 0.05 in all of the trials." for sign in "<>="],
     "raised digits": [
@@ -243,6 +252,10 @@ ALIKE = {
     "layout and quotes of code": [
         FUNCTION.format("+") + "x = call('a', 'b')",
         FUNCTION.format("+").replace("    ", "\t").replace(" = ", "=") + 'x = call("a","b",)',
+    ],
+    "marks of markup": [
+        "The **bold** claim of the warden was that it holds in the second part of the book :: as he said:\n\n    and so on -- until the end. A::",
+        "The bold claim of the warden was that it holds in the second part of the book :: as he said\n\n    and so on - until the end. A",
     ],
     "quoted mail": [
         "> You wrote that the bridge\n> is closed until May.",
