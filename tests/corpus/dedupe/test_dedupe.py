@@ -254,8 +254,8 @@ ALIKE = {
         FUNCTION.format("+").replace("    ", "\t").replace(" = ", "=") + 'x = call("a","b",)',
     ],
     "marks of markup": [
-        "The **bold** claim of the warden was that it holds in the second part of the book :: as he said:\n\n    and so on -- until the end. A::",
-        "The bold claim of the warden was that it holds in the second part of the book :: as he said\n\n    and so on - until the end. A",
+        "The **bold** claim of the warden was that it holds in the second part :: as he said:\n\n    so on -- until noon.",
+        "The bold claim of the warden was that it holds in the second part :: as he said\n\n    so on - until noon.",
     ],
     "quoted mail": [
         "> You wrote that the bridge\n> is closed until May.",
