@@ -421,18 +421,32 @@ def _add_marks(
 
 
 @kernel
-def add_marks_at_the_ends(words: Hashes, marks: Hashes, count: int, n: int, filled: int, out: Hashes) -> int:
-    """Add hashes to the n-grams of a text for the words with marks at either end, so that a mark changes n of them
-    wherever it is: C++ as the first word of a text too. Return the number of hashes.
+def add_marks_at_the_ends(
+    data: Bytes,
+    starts: NDArray[np.int64],
+    end: int,
+    words: Hashes,
+    marks: Hashes,
+    count: int,
+    n: int,
+    filled: int,
+    ascii_classes: NDArray[np.uint8],
+    out: Hashes,
+) -> int:
+    """Add hashes to the n-grams of a text for the words with marks, and the single letters, at either end, so that each
+    changes n of them wherever it is: C++ and F# as the first words of a text too. Return the number of hashes.
 
     Args:
+        data, starts, end: the bytes of the text, the place of each word in them, and their end.
         out: room for count + n * n.
     """
     if count < n:
         return filled
     for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams
         word = edge if edge < n - 1 else max(edge, count - 2 * (n - 1) + edge)
-        if not marks[word]:
+        first, behind = data[starts[word]], starts[word] + 1
+        is_letter = ascii_classes[first] & _LETTER and (behind >= end or not _is_word(data[behind], ascii_classes))
+        if not (marks[word] or is_letter):
             continue
         inside = min(word, count - n) - max(0, word - n + 1) + 1
         for number in range(n - inside):

@@ -210,7 +210,11 @@ ALIKE_BUT_DIFFERENT = {
     "signs of numbers": [
         STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))
     ],
-    "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*")],
+    "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*", "F", "F#")],
+    "names with marks at the end": [
+        f"The software for the pumps, which all of them learnt to write in a year, is in {name}"
+        for name in ("C", "C++", "C#", "F#", "J")
+    ],
     "operators in prose": [
         f"In that shell the sign {mark} stands between two conditions, as in ready {mark} willing, and each is tried."
         for mark in ("&&", "||", "->", "=>", "::", ":=", "**", "//", "<<", "==", "!=", "")
@@ -254,8 +258,8 @@ ALIKE = {
         FUNCTION.format("+").replace("    ", "\t").replace(" = ", "=") + 'x = call("a","b",)',
     ],
     "marks of markup": [
-        "The **bold** claim of the warden was that it holds in the second part :: as he said:\n\n    so on -- until noon.",
-        "The bold claim of the warden was that it holds in the second part :: as he said\n\n    so on - until noon.",
+        "The **bold** claim of the warden was that it holds in the second part, as he said:\n\n  so on -- to noon.",
+        "The bold claim of the warden was that it holds in the second part, as he said\n\n  so on - to noon.",
     ],
     "quoted mail": [
         "> You wrote that the bridge\n> is closed until May.",
