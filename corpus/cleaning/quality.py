@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,15 @@ from numpy.typing import NDArray
 
 from corpus.cleaning import c4, measures
 from corpus.cleaning.config import C4Config, CleanConfig, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
-from corpus.cleaning.languages.characters import CODE_POINTS, class_table, members
+from corpus.cleaning.languages.characters import class_table, lower_table, members
 from corpus.cleaning.languages.known import (
     MEAN_WORD_LENGTH,
     MIN_LETTER_SHARE,
     Prose,
     characters_as_words,
     is_unspaced,
-    measure,
 )
+from corpus.cleaning.languages.measured import measure_texts
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, Rule, Verdicts, at_least, at_most
@@ -150,11 +149,10 @@ class QualityRules:
         for rule, values in rules:
             if rule is not None and rule.name in _OF_WORDS:
                 broken |= (values < rule.low) | (values > rule.high)
-        measured = {
-            document: measure(texts[document], config.language or (languages[document] if languages else ""))
-            for document in np.flatnonzero(broken & standing).tolist()
-        }
-        return {document: prose for document, prose in measured.items() if prose}
+        documents = np.flatnonzero(broken & standing).tolist()
+        declared = [config.language or (languages[document] if languages else "") for document in documents]
+        measured = measure_texts([texts[document] for document in documents], declared)
+        return {document: prose for document, prose in zip(documents, measured, strict=True) if prose}
 
     def _gopher_repetition(
         self,
@@ -305,7 +303,7 @@ class _C4Lines:
     def __init__(self, config: C4Config, classes: Array) -> None:
         self.config = config
         self._classes = classes
-        self._lower = _lower_table()
+        self._lower = lower_table()
         self._ends = members(config.line_ends) if config.line_ends else np.zeros(0, bool)
         self._marks, self._mark_starts = code_points(CITATIONS)
         watched = [LOREM_IPSUM, *config.line_words, *config.line_phrases]
@@ -327,17 +325,6 @@ class _C4Lines:
             self._lorem, self._banned, self._ignored, config.drop_curly_bracket,
             self._words, self._word_starts, self._firsts,
         )  # fmt: skip
-
-
-@cache
-def _lower_table() -> Array:
-    """The lower-case code point of every code point; those that become several stay."""
-    table = np.arange(CODE_POINTS, dtype=np.uint32)
-    for point in range(CODE_POINTS):
-        lower = chr(point).lower()
-        if len(lower) == 1:
-            table[point] = ord(lower)
-    return table
 
 
 class _Names(Verdicts):
