@@ -130,6 +130,8 @@ LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 # order marks and marks of direction. They belong to the word they are in, and are counted nowhere.
 SPACE, LINE_BREAK, LETTER, SYMBOL, TERMINAL, PUNCTUATION, DIGIT, FORMAT = (1 << bit for bit in range(8))
 FORMAT_CATEGORY = "Cf"
+FIRST_FORMAT = 0xAD
+"""The first of the format characters, the soft hyphen."""
 
 
 @cache

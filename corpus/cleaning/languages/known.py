@@ -14,7 +14,10 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from corpus.cleaning.languages.characters import without_format
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.cleaning.languages.characters import in_class, without_format
 from corpus.documents.words import CHARACTERS_PER_WORD
 
 STOP_LISTS = {
@@ -77,6 +80,12 @@ def is_unspaced(text: str) -> bool:
     if text.isascii() or not (first := _UNSPACED.search(text)):
         return False
     return 3 * len(_UNSPACED.findall(text, first.start())) >= sum(map(str.isalpha, text))
+
+
+@cache
+def unspaced_table() -> NDArray[np.bool_]:
+    """Mask over all code points of the characters of scripts that put no space between words."""
+    return in_class("".join(_BLOCKS.values()))
 
 
 def letters_in(text: str) -> int:
