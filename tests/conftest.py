@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,18 @@ def run(env: dict[str, str]) -> Callable[..., Answer]:
         return stemma(*arguments, env={**env, **variables})
 
     return call
+
+
+@pytest.fixture
+def loaded_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported models are loaded by a process that is forked with transformers imported, not by a new one. That a new
+    one, which knows nothing of this project, loads them is in tests/evaluation/test_export.py."""
+    import evaluation.release.export
+    import tests.support.elsewhere
+
+    found = evaluation.release.export.subprocess
+    forking = SimpleNamespace(run=tests.support.elsewhere.run, DEVNULL=found.DEVNULL)
+    monkeypatch.setattr(evaluation.release.export, "subprocess", forking)
 
 
 @contextmanager

@@ -51,7 +51,9 @@ def train(
     return train
 
 
+@pytest.mark.long
 def test_compiling_moves_weights_by_rounding(train: Train) -> None:
+    """The risk: a whole training adds up what one compiled step does otherwise. Single steps are in `make test`."""
     plain, compiled = train("plain", "plain.work", "off"), train("compiled", "compiled.work", "on")
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-3, atol=1e-4)

@@ -64,6 +64,7 @@ def test_backward_keeps_no_dense_weight() -> None:
     assert not any(size >= 256 * 128 for size in kept)
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 def test_sft_learns_as_with_plain_adapters_and_its_adapters_go_to_peft(
     base_dir: Path, instructions_dir: Path, tmp_path: Path, weights: Any
 ) -> None:
