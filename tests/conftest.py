@@ -129,7 +129,7 @@ def loaded_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     import tests.support.elsewhere
 
     found = evaluation.release.export.subprocess
-    forking = SimpleNamespace(run=tests.support.elsewhere.run, DEVNULL=found.DEVNULL)
+    forking = SimpleNamespace(run=tests.support.elsewhere.load_exported, DEVNULL=found.DEVNULL)
     monkeypatch.setattr(evaluation.release.export, "subprocess", forking)
 
 

@@ -446,8 +446,12 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(house: House) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_trials_of_a_sweep_that_a_command_began_are_runs_of_the_worker(house: House) -> None:
-    """The server of `up` is named to Prefect before it is imported, which is to be seen in a new process alone."""
+    """The server of `up` is named to Prefect before it is imported, which is to be seen in a new process alone.
+
+    The risk: trials run in the command, beside the worker.
+    """
     words = ("sweep", house.named("swept"), "--key", "tokenizer.vocab_size=350", "--measure", "tokenizer.vocab_size")
     answer = finish(start_new(*words, "--root", house.root, env=house.env))
     assert answer.code == 0, (answer.document["errors"], answer.stderr)
