@@ -43,7 +43,6 @@ _DEAREST = (
     "evaluation/harness/test_eval",
     "infra/lineage/test_relay",
     "infra/servers/test_guarded",
-    "flows/runs/test_lost_runs",
     "training/serving/test_serving",
     "flows/runs/test_rerun",
     "flows/runs/test_crash",
