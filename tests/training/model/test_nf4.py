@@ -69,6 +69,7 @@ def test_backward_keeps_no_dense_weight() -> None:
 LAUNCH = LaunchConfig(device="cpu", threads=1, precision="fp32")
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 def test_sft_learns_beside_weights_in_4_bits_and_leaves_a_model_like_any_other(
     base_dir: Path, instructions_dir: Path, tmp_path: Path, weights: Any
 ) -> None:
