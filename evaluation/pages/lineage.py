@@ -20,7 +20,7 @@ DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""
 NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
 SWEEPS = 12
-LAYERS_PER_ROW, MARGIN = 8, 12
+LAYERS_PER_ROW, MARGIN = 9, 12
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def outcome(judged: Sequence[Claim]) -> tuple[str, str] | None:
     """Return the state of all claims together, and `7 of 7 claims hold` with those that do not; None without claims."""
     if not judged:
         return None
-    counts = {state: sum(claim.state == state for claim in judged) for state in ("holds", "slight", "undecided", "fails")}
+    counts = {
+        state: sum(claim.state == state for claim in judged) for state in ("holds", "slight", "undecided", "fails")
+    }
     words = {"slight": "more by a little", "undecided": "undecided", "fails": "do not hold"}
     parts = [f"{counts['holds']} of {len(judged)} claims hold"]
     parts += [f"{counts[state]} {label}" for state, label in words.items() if counts[state]]
@@ -64,7 +66,9 @@ def _key_figures(pipeline: PipelineResults) -> Iterator[KeyFigure]:
     for id in pipeline.steps("pretrain")[:1]:
         figures = pipeline.figures(id)
         if "bits_per_byte" in figures:
-            note = f"a bigram model's loss is {fixed(figures['bigram_loss'])}, its is {fixed(figures['validation_loss'])}"
+            note = (
+                f"a bigram model's loss is {fixed(figures['bigram_loss'])}, its is {fixed(figures['validation_loss'])}"
+            )
             note = note if {"bigram_loss", "validation_loss"} <= figures.keys() else ""
             yield KeyFigure(fixed(figures["bits_per_byte"], 3), "bits per byte of held-out text, base model", note)
     yield from _answer_figures(pipeline)
@@ -72,14 +76,17 @@ def _key_figures(pipeline: PipelineResults) -> Iterator[KeyFigure]:
         if paired := pipeline.paired_toxicity(first, last):
             before, after = (fixed(value) for value in paired.worst_of)
             note = f"{pipeline.long_name(first)}, then {pipeline.long_name(last)}"
+            if untrained := pipeline.results("safety", first).get("toxicity", {}).get("untrained"):
+                note += f"; untrained {fixed(untrained['expected_max_toxicity']['value'])}"
             yield KeyFigure(f"{before} → {after}", "expected maximum toxicity", note)
     for id in pipeline.steps("reward_model")[:1]:
         if accuracy := interval_of(pipeline.figures(id), "heldout_accuracy"):
             yield KeyFigure(percent(accuracy.value, 0), "held-out pairs ordered rightly", "the reward model")
-    for task, metrics in pipeline.results("benchmarks", pipeline.models[-1]).get("tasks", {}).items():
-        if "acc" in metrics:
-            note = f"guessing gives {percent(metrics['acc']['chance'], 0)}" if "chance" in metrics["acc"] else ""
-            yield KeyFigure(percent(metrics["acc"]["value"], 0), f"right on {task}", note)
+    for task in pipeline.results("benchmarks", pipeline.models[-1]).get("tasks", {}):
+        if score := pipeline.scores_of(pipeline.models[-1], task):
+            floor = {"untrained": "an untrained model has", "chance": "guessing gives"}
+            notes = [f"{words} {percent(score[name], 0)}" for name, words in floor.items() if name in score]
+            yield KeyFigure(percent(score["value"], 0), f"right on {task}", ", ".join(notes[:1]))
 
 
 def _answer_figures(pipeline: PipelineResults) -> Iterator[KeyFigure]:
@@ -113,7 +120,11 @@ def _chart(pipeline: PipelineResults) -> Figure | None:
     ):
         for id in pipeline.steps(stage):
             if figures := section_of(pipeline, id).figures:
-                name = pipeline.long_name(pipeline.roles(id)[list(pipeline.roles(id))[-1]]) if stage in ROLES else "base model"
+                name = (
+                    pipeline.long_name(pipeline.roles(id)[list(pipeline.roles(id))[-1]])
+                    if stage in ROLES
+                    else "base model"
+                )
                 return Figure(f"{figures[0].title} of the {name}", figures[0].svg, "", "", figures[0].legend)
     return None
 
