@@ -420,7 +420,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=7,
+            version=8,
             config=SafetyConfig,
             function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
@@ -454,7 +454,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=6,
+            version=7,
             config=RegisterConfig,
             function="evaluation.register:register",
             inputs=(needs("model"),),
@@ -470,7 +470,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=7,
+            version=8,
             config=ReportConfig,
             function="evaluation.report:report",
             more=KINDS,
