@@ -61,15 +61,15 @@ def main(folder: Path) -> None:
             print(f"there is no {name}.html", file=sys.stderr)
             continue
         texts = documents(folder / f"{name}.html")
-        found, declared = (rules(texts, [language] * len(texts))[0].broken for language in ("", code))
-        kept = [sum(item is None for item in broken) for broken in (found, declared)]
+        detected, declared = (rules(texts, [language] * len(texts))[0].broken for language in ("", code))
+        kept = [sum(item is None for item in broken) for broken in (detected, declared)]
         alike = sum(map(is_language_like, texts))
-        dropping = Counter(item.rule.name for item in (*found, *declared) if item).most_common(2)
-        total.update({"texts": len(texts), "found": kept[0], "declared": kept[1], "alike": alike, "languages": 1})
+        dropping = Counter(item.rule.name for item in (*detected, *declared) if item).most_common(2)
+        total.update({"texts": len(texts), "detected": kept[0], "declared": kept[1], "alike": alike, "languages": 1})
         worst += [code] if kept[0] < 0.95 * len(texts) else []
         reasons = ", ".join(f"{rule} ({count})" for rule, count in dropping)
         print(f"| {code} | {len(texts)} | {kept[0]} | {kept[1]} | {alike} | {reasons} |")
-    shares = [total[key] / total["texts"] for key in ("found", "declared", "alike")]
+    shares = [total[key] / total["texts"] for key in ("detected", "declared", "alike")]
     print(
         f"\n{total['languages']} languages, {total['texts']} documents: kept {shares[0]:.3f}, declared {shares[1]:.3f},"
     )
