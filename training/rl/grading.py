@@ -43,8 +43,8 @@ _PDEATHSIG = 1
 
 class Graders:
     """Grader of answers: this process, or `processes` others, which start at the first answer and end with `close`,
-    with this process, or when one of them takes longer than `timeout_s` seconds for an answer. on_slow: gets the name and
-    message of an event where a function in this process takes long.
+    with this process, or when one of them takes longer than `timeout_s` seconds for an answer. on_slow: gets the name
+    and message of an event where a function in this process takes long.
 
     The reward does not depend on the number of processes, since those processes grade each answer separately; without
     them, functions are called in this process with all answers at once. Unit tests run in a sandbox (`launch.sandbox`)
