@@ -28,6 +28,7 @@ from training.config import BaseModelConfig, SftConfig
 from training.sft import sft
 
 pytest.importorskip("peft", reason="the adapters are tried with PEFT")
+pytestmark = pytest.mark.usefixtures("loaded_by_a_fork")
 
 
 @pytest.fixture(scope="module")
