@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from training.adopt import import_model
 from training.config import BaseModelConfig, SftConfig
 from training.sft import sft
 
-pytest.importorskip("peft", reason="the adapters are tried with PEFT")
-pytestmark = pytest.mark.usefixtures("loaded_by_a_fork")
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="the adapters are tried with PEFT"),
+    pytest.mark.usefixtures("loaded_by_a_fork"),
+]
 
 
 @pytest.fixture
