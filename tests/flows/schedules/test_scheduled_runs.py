@@ -1,5 +1,5 @@
 """Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with; and
-who is told when one fails; and runs whose process is gone."""
+who hears of a failure; and runs whose process is gone."""
 
 from __future__ import annotations
 
