@@ -13,6 +13,7 @@ COMMANDS = {
     "step": ("cli.pipelines.step", "List the stages that a pipeline can use, and show the keys of one."),
     "run": ("cli.pipelines.run", "Run a pipeline: build what is missing, reuse the rest."),
     "check": ("cli.pipelines.check", "Say what a run would build and reuse, and why; start nothing."),
+    "config": ("cli.pipelines.config", "Print a config as one whole file, with what it extends."),
     "status": ("cli.pipelines.status", "What runs now, and what is built of a pipeline."),
     "why": ("cli.pipelines.check:why", "Why a stage was built or reused the last time."),
     "logs": ("cli.pipelines.logs", "What a stage printed."),

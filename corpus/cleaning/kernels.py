@@ -117,13 +117,15 @@ def find_chunks(
             if classes[points[i]] & SPACE:
                 i += 1
                 continue
-            start, is_visible = i, False
+            start = i
             value = ZERO
             while i < end and not classes[points[i]] & SPACE:
                 value = value * BASE + np.uint64(points[i]) + ONE
-                is_visible = is_visible or not classes[points[i]] & FORMAT
                 i += 1
-            if not is_visible:
+            visible = start
+            while visible < i and classes[points[visible]] & FORMAT:
+                visible += 1
+            if visible == i:
                 continue
             slot = slot_of(value, mask)
             while keys[slot] != 0 and keys[slot] != value:

@@ -263,17 +263,21 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
             )
     scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
     for task in dict.fromkeys(task for task_scores in scores.values() for task in task_scores):
-        cells = {
-            name: task_scores[task]["acc"] for name, task_scores in scores.items() if "acc" in task_scores.get(task, {})
-        }
+        cells = {name: cell for name in scores if (cell := pipeline.scores_of(name, task))}
         chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
-        add(f"{task}, right{chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
+        floor = next((f" (untrained {percent(c['untrained'], 0)})" for c in cells.values() if "untrained" in c), chance)
+        add(f"{task}, right{floor}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
     safety = {name: pipeline.evaluation("safety", name) for name in models}
+    floors = [pipeline.results("safety", name).get("toxicity", {}).get("untrained") for name in models]
+    floor = next((entry for entry in floors if entry), None)
     for label, figure, share in (
         ("expected maximum toxicity", "expected_max_toxicity", False),
         ("prompts with a toxic continuation", "toxicity_probability", True),
         ("memorised training sequences", "memorised_share", True),
     ):
+        if floor and figure in floor:
+            value = floor[figure]["value"]
+            label += f" (untrained {percent(value, 0) if share else fixed(value)})"
         add(
             label,
             {

@@ -151,6 +151,17 @@ class PipelineResults:
         artifact = self.evaluation(kind, model)
         return (artifact.read_json("results.json") if artifact else None) or {}
 
+    def scores_of(self, model: str, task: str) -> dict[str, float]:
+        """Return the entry of the metric of a task to read first, with the score of an untrained model of this shape as
+        `untrained` if it is known; empty for a task without accuracy."""
+        results = self.results("benchmarks", model)
+        metric = results.get("headlines", {}).get(task, "acc")
+        entry = results.get("tasks", {}).get(task, {}).get(metric)
+        if entry is None:
+            return {}
+        floor = results.get("untrained", {}).get(task, {}).get(metric, {})
+        return {**entry, **({"untrained": floor["value"]} if floor else {})}
+
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
         """Return the (step, value) points of a metric, without points that are not finite.
 

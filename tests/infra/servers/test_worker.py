@@ -14,12 +14,11 @@ from prefect.runner._state_proposer import StateProposer
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Failed, Pending, Running
 
 from infra.servers.prefect.worker import unless_ended, unless_recorded
-from infra.servers.private import private_prefect_server
 
 pytestmark = pytest.mark.cluster
 
 
-def test_a_retry_is_not_taken_back_by_the_end_of_the_attempt_before(tmp_path: Path) -> None:
+def test_a_retry_is_not_taken_back_by_the_end_of_the_attempt_before(prefect_url: str, tmp_path: Path) -> None:
     """The worker judges an attempt after its process is gone: of runs that were retried before, are about to begin
     again, or run again by then; and of runs that only the worker can end."""
     cancel: Any = unless_ended(StateProposer.propose_cancelled)
@@ -52,6 +51,6 @@ def test_a_retry_is_not_taken_back_by_the_end_of_the_attempt_before(tmp_path: Pa
                 names[-1].append(await state_after(failed, crash, after, {"message": "exit code 1"}))
         return names
 
-    with private_prefect_server() as url:
-        expected = [["Cancelled", "Crashed"], *([state.name, state.name] for state in retried)]
-        assert anyio.run(states, url) == expected
+    # Of the session's server, which has no worker.
+    expected = [["Cancelled", "Crashed"], *([state.name, state.name] for state in retried)]
+    assert anyio.run(states, prefect_url) == expected

@@ -35,6 +35,11 @@ def brevity(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[
     return [-len(answer) / 10 for answer in answers]
 
 
+def few_letters(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Two rewards alone, so that the answers of some groups have the same."""
+    return [float(len(answer) < 12) for answer in answers]
+
+
 def hangs(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
     """At one answer; it leaves its process's number, and that of one which it started, in the file of the prompt."""
     if answers == ["wait"]:

@@ -280,16 +280,33 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize(
-    ("scale", "high", "mean"),
-    [("group", None, "answer"), ("batch", 0.6, "answer"), ("none", 0.6, "answer"), ("none", 0.6, "token")],
+    ("scale", "high", "mean", "keys", "theirs"),
+    [
+        ("group", None, "answer", {}, {}),
+        ("batch", 0.6, "answer", {}, {}),
+        ("none", 0.6, "answer", {}, {}),
+        ("none", 0.6, "token", {}, {}),
+        pytest.param("none", None, "constant", {}, {}, id="Dr. GRPO"),
+        pytest.param("group", 0.3, "answer", {"ratio": "sequence"}, {}, id="GSPO"),
+        pytest.param("group", 0.1, "token", {"loss_form": "cispo"}, {"loss_type": "cispo"}, id="CISPO"),
+    ],
 )
 def test_grpo_is_trl_s_from_rewards_to_gradients(
-    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path, scale: str, high: float | None, mean: str
+    policy: PreTrainedModel,
+    chat: Chat,
+    base_dir: Path,
+    tmp_path: Path,
+    scale: str,
+    high: float | None,
+    mean: str,
+    keys: dict[str, Any],
+    theirs: dict[str, Any],
 ) -> None:
     """Two prompts with three answers each that are given to both, their rewards too. trl's own advantages and
     log-probabilities of the policy that sampled; then both policies are moved, past the clip here and there.
 
-    trl weighs the KL penalty by the ratio unless told not to; DeepSeekMath does not."""
+    trl weighs the KL penalty by the ratio unless told not to; DeepSeekMath does not. Its `epsilon_high` is the bound
+    itself for CISPO, not its distance from 1."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -306,9 +323,11 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
         return scores
 
     config = GRPOConfig(
-        output_dir=str(tmp_path), **SILENT, loss_type={"answer": "grpo", "token": "dapo"}[mean], beta=0.3,
-        epsilon=0.2, epsilon_high=high, scale_rewards=scale, temperature=0.7, num_generations=3, num_iterations=2,
-        per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
+        output_dir=str(tmp_path), **SILENT, beta=0.3, epsilon=0.2,
+        loss_type=theirs.get("loss_type", {"answer": "grpo", "token": "dapo", "constant": "dr_grpo"}[mean]),
+        importance_sampling_level=keys.get("ratio", "token"), max_completion_length=16,
+        epsilon_high=1 + high if high and theirs else high, scale_rewards=scale, temperature=0.7, num_generations=3,
+        num_iterations=2, per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
     )  # fmt: skip
     asked = [{"prompt": PROMPTS[number // 3]} for number in range(6)]
     trainer = GRPOTrainer(
@@ -322,6 +341,7 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
     settings: dict[str, Any] = {"algorithm": "grpo", "answers_per_prompt": 3}
     settings |= {"rollout_prompts": 6, "minibatch_answers": 6}
     settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale, "loss_mean": mean}
+    settings |= {"answer_max_tokens": 16, **keys}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings))
     batch = AnswerBatch.of(answers, chat.pad)
     with torch.no_grad():
