@@ -144,9 +144,9 @@ def search(artifact: Path, query: str) -> tuple[list[Hit], str]:
     deadline, searched = time.monotonic() + PATIENCE_S, 0
     for part in document_parts(artifact):
         for batch in read_batches(part, BATCH, ["id", "source", "text"]):
-            found = batch.filter(pc.match_substring(batch["text"], query, ignore_case=True))
+            matches = batch.filter(pc.match_substring(batch["text"], query, ignore_case=True))
             searched += len(batch)
-            hits += [_hit(row, query) for row in found.slice(0, HITS - len(hits)).to_pylist()]
+            hits += [_hit(row, query) for row in matches.slice(0, HITS - len(hits)).to_pylist()]
             if len(hits) >= HITS:
                 return hits, f"the first {HITS} in {searched:,} documents"
             if time.monotonic() > deadline:

@@ -120,7 +120,7 @@ def changed(
 
 def by_field(problems: tuple[Problem, ...], fields: list[Field]) -> tuple[dict[str, str], list[str]]:
     """Return the messages of problems by the field beside which they are shown, and those of no field."""
-    keys, beside, others = [field.key for field in fields], dict[str, str](), []
+    keys, messages, others = [field.key for field in fields], dict[str, str](), []
     for problem in problems:
         message = f"{problem.message}{f' ({problem.fix})' if problem.fix else ''}"
         paths = (problem.path, f"steps.{problem.path}", problem.path.removeprefix("--set "))
@@ -128,8 +128,8 @@ def by_field(problems: tuple[Problem, ...], fields: list[Field]) -> tuple[dict[s
         if key is None:
             others.append(f"{problem.path}: {message}")
         else:
-            beside[key] = f"{beside[key]}; {message}" if key in beside else message
-    return beside, others
+            messages[key] = f"{messages[key]}; {message}" if key in messages else message
+    return messages, others
 
 
 def _walk(
@@ -143,10 +143,10 @@ def _walk(
     properties = schema.get("properties", {})
     for key in sorted(declared, key=lambda key: properties.get(key, {}).get("position", 0)):
         shown = properties.get(key, {})
-        place = shown.get("position", 0) // 1000
-        if declared[key] is None and place in (KeyPlace.FOLDED, KeyPlace.GROUP):
+        key_place = shown.get("position", 0) // 1000
+        if declared[key] is None and key_place in (KeyPlace.FOLDED, KeyPlace.GROUP):
             continue
-        of_key = is_set and place in (KeyPlace.SET, KeyPlace.SET_GROUP)
+        of_key = is_set and key_place in (KeyPlace.SET, KeyPlace.SET_GROUP)
         value, path = values.get(key, declared[key]), f"{prefix}{key}"
         if value and isinstance(value, Mapping) and isinstance(declared[key], Mapping):
             group = _resolved(_choice(shown, value, definitions), definitions)
@@ -179,9 +179,9 @@ def _choice(schema: Mapping[str, Any], value: Any, definitions: Mapping[str, Any
     if not options:
         return schema
     names = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
-    wanted = names.get(type(value), ("object",))
+    types = names.get(type(value), ("object",))
     for option in options:
-        if option.get("type") in wanted and ("enum" not in option or value in option["enum"]):
+        if option.get("type") in types and ("enum" not in option or value in option["enum"]):
             return option
     return {}
 

@@ -117,16 +117,16 @@ class HomeView:
         url = prefect_api_url(self._root)
         if not url:
             return []
-        found = []
+        scheduled = []
         with suppress(OSError, StemmaError, ValueError, LookupError, TypeError):
-            wanted = {"state": {"type": {"any_": ["SCHEDULED"]}}}
-            body = {"flow_runs": wanted, "sort": "EXPECTED_START_TIME_ASC", "limit": SCHEDULED_SHOWN}
+            is_scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+            body = {"flow_runs": is_scheduled, "sort": "EXPECTED_START_TIME_ASC", "limit": SCHEDULED_SHOWN}
             names: dict[str, str] = {}
             for run in post(f"{url}/flow_runs/filter", body):
                 id = run.get("deployment_id")
                 if id and id not in names:
                     names[id] = str(get(f"{url}/deployments/{id}")["name"])
-                found.append(
+                scheduled.append(
                     {"name": str(run["name"]), "deployment": names.get(id, ""), "at": str(run["expected_start_time"])}
                 )
-        return found
+        return scheduled

@@ -74,8 +74,8 @@ def test_the_form_of_a_changed_run_has_prefects_keys_and_types(tmp_path: Path) -
     with pytest.raises(ConfigError) as refused:
         wrong = {"tokenizer.vocab_size": HOSTILE, "pretrain.duration": "some"}
         changed(fields, dump(config), wrong, str(tmp_path / "config.yaml"))
-    beside, others = by_field(refused.value.problems, fields)
-    assert beside.keys() == {"tokenizer.vocab_size", "pretrain.duration"} and not others
+    messages, others = by_field(refused.value.problems, fields)
+    assert messages.keys() == {"tokenizer.vocab_size", "pretrain.duration"} and not others
     with pytest.raises(ConfigError, match="no such key"):
         changed(fields, dump(config), {"launch.no_such_key": "1"}, "config.yaml")
 
