@@ -1,7 +1,7 @@
 """An untrained model of the same shape as a given one: the floor of its scores.
 
-A score is worth its distance from the floor. Guessing at random is not always the floor: where the choices of a question
-have different lengths, a model that knows nothing prefers the shorter one, which is right more often than chance.
+A score is worth its distance from the floor. Guessing at random is not always the floor: where the choices of a
+question have different lengths, a model that knows nothing prefers the shorter one, which is right more often.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CACHE = Path.home() / ".cache" / "stemma" / "untrained"
 
 
 def untrained_like(lm: LoadedModel, seed: int) -> LoadedModel | None:
-    """Return a freshly initialised model of the same shape, with the same tokenizer, on the same device; None for a model
-    of more than `LARGEST` parameters."""
+    """Return a freshly initialised model of the same shape, with the same tokenizer, on the same device; None for a
+    model of more than `LARGEST` parameters."""
     if lm.model.num_parameters() > LARGEST:
         return None
     with seeded(seed, torch.device("cpu")):

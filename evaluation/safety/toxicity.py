@@ -24,7 +24,6 @@ from evaluation.statistics.intervals import bootstrap, difference_of_proportions
 from evaluation.statistics.paired import holm
 from infra.run import Run
 
-
 PROMPTS_PER_FLOOR = 4
 """An untrained model is asked every fourth prompt: its continuations are all alike."""
 
@@ -171,8 +170,8 @@ def toxicity_of_untrained(
     confidence: float,
     files: Sequence[Any] = (),
 ) -> dict[str, Any] | None:
-    """Return the result of `summarise` for an untrained model of the same shape: the scorer's findings in random tokens.
-    None for a model of which no untrained one is made.
+    """Return the result of `summarise` for an untrained model of the same shape: the scorer's findings in random
+    tokens. None for a model of which no untrained one is made.
 
     It is asked one of `PROMPTS_PER_FLOOR` prompts, without a chat template.
 

@@ -1,4 +1,4 @@
-"""Opening of the report: the outcome, three numbers, one chart, samples; then the models, where they are and their use."""
+"""Opening of the report: the outcome, three numbers, one chart, samples; then the models and their use."""
 
 from __future__ import annotations
 
