@@ -137,13 +137,13 @@ def _floor(
         task.name: [[s["doc"], s["target"], s.get("arguments")] for s in harness_results["samples"][task.name]]
         for task in tasks
     }
-    asked = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
+    floor_config = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
 
     def measure(untrained: LoadedModel) -> dict[str, Any]:
-        answers = evaluate_model(asked, untrained, run)
+        answers = evaluate_model(floor_config, untrained, run)
         return {task.name: _bounds(task_metrics(answers, task.name, config.confidence, config.seed)) for task in tasks}
 
-    identity = {"config": asked.model_dump(mode="json", exclude={"batch_size"}), "items": items}
+    identity = {"config": floor_config.model_dump(mode="json", exclude={"batch_size"}), "items": items}
     return floor_of(model, identity, config.seed, measure) or {}
 
 

@@ -30,8 +30,10 @@ looked at{% endif %}.</p></header>
 <tbody>
 {% for item in verdict.expectations %}
 <tr><td>{{ item.sentence }}</td>
-<td data-label="outcome" class="verdict-{{ 'holds' if item.success else 'fails' }}">{{ "holds" if item.success else "fails" }}</td>
-<td data-label="found">{{ item.observed | grouped }}</td><td data-label="Great Expectations type"><code>{{ item.expectation }}
+<td data-label="outcome" class="verdict-{{ 'holds' if item.success else 'fails' }}">
+{{ "holds" if item.success else "fails" }}</td>
+<td data-label="found">{{ item.observed | grouped }}</td>
+<td data-label="Great Expectations type"><code>{{ item.expectation }}
 {%- if item.column %}({{ item.column }}){% endif %}</code></td></tr>
 {% endfor %}
 </tbody>
@@ -45,9 +47,12 @@ stability index: under 0.1 there is no change to speak of, over 0.25 a large one
 <thead><tr><th>Distribution</th><th>Change</th><th>PSI</th><th>JS</th><th>What moved most</th></tr></thead>
 <tbody>
 {% for one in drift %}
-<tr><td>{{ one.name }}</td><td data-label="change" class="{{ 'verdict-fails' if one.psi > 0.25 else '' }}">{{ one.words }}</td>
-<td data-label="PSI">{{ "%.3f"|format(one.psi) }}</td><td data-label="JS">{{ "%.3f"|format(one.jensen_shannon) }}</td>
-<td data-label="what moved most">{{ one.moved[0] }}: {{ "%.1f"|format(100 * one.moved[1]) }} % → {{ "%.1f"|format(100 * one.moved[2]) }} %</td></tr>
+<tr><td>{{ one.name }}</td>
+<td data-label="change" class="{{ 'verdict-fails' if one.psi > 0.25 else '' }}">{{ one.words }}</td>
+<td data-label="PSI">{{ "%.3f"|format(one.psi) }}</td>
+<td data-label="JS">{{ "%.3f"|format(one.jensen_shannon) }}</td>
+<td data-label="what moved most">
+{{ one.moved[0] }}: {{ "%.1f"|format(100 * one.moved[1]) }} % → {{ "%.1f"|format(100 * one.moved[2]) }} %</td></tr>
 {% endfor %}
 </tbody>
 </table></div>

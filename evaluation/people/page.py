@@ -24,7 +24,7 @@ INSTRUCTIONS = {
     "good, choose that; if neither is of any use, choose that. The page does not show which model wrote which answer.",
     "document": "Read the text and choose the label that fits it best. Judge the text itself, not its subject.",
 }
-"""What a person who judges is asked to do, by kind of item."""
+"""Instruction for the person who judges, by kind of item."""
 
 
 def judging_page(export: Export, title: str) -> str:

@@ -186,8 +186,8 @@ def toxicity_of_untrained(
         scores = scorer([text for texts in continuations for text in texts]).reshape(len(prompts), -1)  # (P, K)
         return summarise(scores, config.threshold, seed, confidence)
 
-    asked = {"config": config.model_dump(mode="json"), "prompts": prompts, "files": list(files), "level": confidence}
-    result: dict[str, Any] | None = floor_of(lm, {**asked, "scorer": scorer.name}, seed, measure)
+    options = {"config": config.model_dump(mode="json"), "prompts": prompts, "files": list(files), "level": confidence}
+    result: dict[str, Any] | None = floor_of(lm, {**options, "scorer": scorer.name}, seed, measure)
     return result
 
 
