@@ -66,10 +66,14 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     return page, judged
 
 
-def facts(pipeline: PipelineResults, stages: int) -> list[tuple[str, str]]:
-    """Return the line under the title: models, stages, time and duration."""
+def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:
+    """Return the line under the title: models, stages, time and duration.
+
+    Args:
+        stage_count: number of stages, by default that of the artifacts.
+    """
     manifests = [artifact.manifest for artifact in pipeline.artifacts.values() if artifact.manifest]
-    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(stages))]
+    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(stage_count or len(pipeline.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
         rows.append(("sum of stage times", seconds(sum(manifest.seconds for manifest in manifests))))

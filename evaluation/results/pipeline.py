@@ -251,7 +251,7 @@ class PipelineResults:
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """Return the difference of accuracies over the same items for each task that both models took."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
-        return paired_accuracy(a, b) if a and b else []
+        return paired_accuracy(a, b, headline=True) if a and b else []
 
     def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
         """Return the difference in toxicity over the same prompts; None if the models were asked differently."""
