@@ -27,6 +27,7 @@ MEASURED = {
     "sft": "heldout_loss_sft",
     "reward_model": "heldout_accuracy",
     "preference_tuning": "win_rate",
+    "distill": "divergence_fall",
     "rlhf": "reward_gain",
 }
 """The figure of a training stage that a sweep is judged by, where it names none."""

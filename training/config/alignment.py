@@ -25,7 +25,8 @@ NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
 _POSITIONS = "take a model with more positions"
 
 
-def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+def no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+    """Return a problem if prompt and answer do not share `longest` tokens."""
     if answer <= longest - _LEAST_PROMPT:
         return []
     return [
@@ -140,7 +141,7 @@ class SftConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        problems = _no_room("sft", self.answer_max_tokens, longest, fix)
+        problems = no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
@@ -250,7 +251,7 @@ class PreferenceTuningConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
+        return no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
 class RlhfConfig(ChatTrainerConfig):
@@ -440,7 +441,7 @@ class RlhfConfig(ChatTrainerConfig):
             positions: of the model, if known.
         """
         length = self.max_prompt_tokens + self.answer_max_tokens
-        return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+        return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
 
     def _check_lengths_and_groups(self) -> None:
         if self.overlong_tokens >= self.answer_max_tokens:
