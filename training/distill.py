@@ -1,6 +1,7 @@
 """Distils a teacher into a student: the student learns the teacher's next-token distributions along answers.
 
-python -m training.distill --config distill.yaml --input model=DIR --input teacher=DIR --input instructions=DIR --out DIR
+python -m training.distill --config distill.yaml --input model=DIR --input teacher=DIR
+    --input instructions=DIR --out DIR
 """
 
 from __future__ import annotations

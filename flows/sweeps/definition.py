@@ -35,6 +35,8 @@ _MORE_IS_BETTER = (
     *("accuracy", "acc", "gain", "win_rate", "reward", "margin", "score", "mfu", "per_s", "verified", "judge"),
     *(
         "improvement",
+        "divergence_fall",
+        "agreement",
         "ends_share",
         "prefers_chosen",
         "chosen_rise",

@@ -365,8 +365,8 @@ class RlhfConfig(ChatTrainerConfig):
     normalise_reward. null: unfinished_penalty applies."""
     overlong_tokens: int = Field(0, ge=0)
     """Length of the range before answer_max_tokens in which the reward of an answer falls with its length, from no
-    change to minus overlong_penalty (Yu et al. 2025, "DAPO", section 3.4, equation 13: 4,096 of 20,480 tokens). It comes
-    on top of unfinished_penalty; set that to 0 for DAPO's reward. 0: length has no effect."""
+    change to minus overlong_penalty (Yu et al. 2025, "DAPO", section 3.4, equation 13: 4,096 of 20,480 tokens). It
+    comes on top of unfinished_penalty; set that to 0 for DAPO's reward. 0: length has no effect."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Subtracted from the reward of an answer of answer_max_tokens, with overlong_tokens; 1 in DAPO."""
     refill_groups: int = Field(0, ge=0)

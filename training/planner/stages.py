@@ -10,8 +10,8 @@ from typing import Any
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from training.config import (
-    ModelConfig,
     DistillConfig,
+    ModelConfig,
     PreferenceTuningConfig,
     PretrainConfig,
     RewardModelConfig,
