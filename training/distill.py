@@ -40,7 +40,8 @@ from training.model.attention import choose_attention
 from training.model.models import limit_length, load
 from training.model.new_tokens import begin_untrained
 from training.planner.measured import planned
-from training.train_modules.distillation import Distilled, OwnAnswers
+from training.rl.own_answers import OwnAnswers
+from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel
 from training.trainer.fit import fit
 from training.validation.evaluate import Watch
@@ -164,8 +165,10 @@ def _teacher(
     rows = teacher.config.vocab_size, student.config.vocab_size
     differ = f"a vocabulary of {rows[1]:,}, that of the student, not {rows[0]:,}" if rows[0] != rows[1] else ""
     if not differ and (inputs["teacher"] / "tokenizer_config.json").exists():
-        theirs, ours = load_pretrained_tokenizer(inputs["teacher"]).get_vocab(), chat.tokenizer.get_vocab()
-        if entries := len(theirs.items() ^ ours.items()):
+        vocabularies = (load_pretrained_tokenizer(inputs["teacher"]), chat.tokenizer)
+        if entries := len(
+            set.symmetric_difference(*(set(tokenizer.get_vocab().items()) for tokenizer in vocabularies))
+        ):
             differ = f"the tokenizer of the student; {entries:,} entries of them differ"
     if differ:
         fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
@@ -253,9 +256,9 @@ def _measure(
     run.progress(len(heldout.examples), len(heldout.examples), "pairs", f"measuring the {name}")
     run.stop_if_cancelled()
     room = max_length - config.answer_max_tokens
-    asked = [chat.shortened(talk.prompt, room) for talk in heldout.examples[: config.heldout_prompts]]
+    prompts = [chat.shortened(talk.prompt, room) for talk in heldout.examples[: config.heldout_prompts]]
     student, teacher = model.language.model, model.teacher.model
-    answers = generate(student, asked, chat, config, hardware, config.seed)
+    answers = generate(student, prompts, chat, config, hardware, config.seed)
     kl, _ = kl_of(student, teacher, answers, chat, hardware, config.temperature)
     return _Side(*columns, answers, kl.double().numpy())
 

@@ -257,10 +257,10 @@ def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
         yield Problem("other_vocabulary", where, message, fix)
     elif all(folder is not None and (folder / "tokenizer.json").is_file() for folder in folders):
         try:
-            ours, theirs = (load_tokenizer(folder).get_vocab() for folder in folders if folder)
+            vocabularies = [load_tokenizer(folder).get_vocab().items() for folder in folders if folder]
         except Exception:  # a tokenizer that cannot be read is reported where it is imported
             return
-        if entries := len(ours.items() ^ theirs.items()):
+        if entries := len(vocabularies[0] ^ vocabularies[1]):
             message = f"expected the vocabulary of {student}; {entries:,} entries of that of {teacher} differ"
             yield Problem("other_vocabulary", where, message, fix)
 

@@ -1,4 +1,4 @@
-"""A student that learns a teacher's next-token distributions: the divergence, its loss, and its own answers.
+"""A student that learns a teacher's next-token distributions: the divergence and its loss.
 
 Shapes: B sequences, T tokens, N labelled tokens, D width of a model, V vocabulary.
 """
@@ -6,31 +6,18 @@ Shapes: B sequences, T tokens, N labelled tokens, D width of a model, V vocabula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from itertools import chain, zip_longest
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
-from infra.run import Run
-from training.chat.base import Chat, Conversation
 from training.config.distillation import DistillConfig
-from training.core import ranks
-from training.core.callbacks import Callback
-from training.core.hardware import Hardware
-from training.core.measuring import measuring
-from training.core.train_state import Trainable, TrainState
-from training.generation.completions import generate
+from training.core.train_state import Trainable
 from training.model.loss import IGNORE, chunk_size
 from training.train_modules.language_model import LanguageModel
-
-_OWN_ANSWERS = 0x0D15
-"""Separates the random numbers of the student's answers from others of the same seed."""
 
 
 def divergences(student: Tensor, teacher: Tensor, beta: float, top_k: int = 0) -> Tensor:
@@ -43,16 +30,16 @@ def divergences(student: Tensor, teacher: Tensor, beta: float, top_k: int = 0) -
             divergence (Agarwal et al. 2024, equation 1).
         top_k: number of the teacher's likeliest tokens that its distribution is restricted to, with beta 0; 0: all.
     """
-    ours, theirs = student.log_softmax(-1), teacher.log_softmax(-1)
-    if 0 < top_k < theirs.shape[-1]:
-        kept, tokens = theirs.topk(top_k)
-        ours, theirs = ours.gather(-1, tokens), kept.log_softmax(-1)
+    student, teacher = student.log_softmax(-1), teacher.log_softmax(-1)
+    if 0 < top_k < teacher.shape[-1]:
+        likeliest, tokens = teacher.topk(top_k)
+        student, teacher = student.gather(-1, tokens), likeliest.log_softmax(-1)
     if beta == 0:
-        return _kl(theirs, ours)
+        return _kl(teacher, student)
     if beta == 1:
-        return _kl(ours, theirs)
-    mixture = torch.logaddexp(theirs + math.log(beta), ours + math.log1p(-beta))
-    return beta * _kl(theirs, mixture) + (1 - beta) * _kl(ours, mixture)
+        return _kl(student, teacher)
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * _kl(teacher, mixture) + (1 - beta) * _kl(student, mixture)
 
 
 def _kl(of: Tensor, to: Tensor) -> Tensor:
@@ -107,11 +94,11 @@ class Distilled(Trainable):
         config, weights = self._config, self._head_weights()
 
         def of_part(student: Tensor, teacher: Tensor) -> Tensor:
-            ours, theirs = (
+            student, teacher = (
                 _logits(states, weight) / config.loss_temperature
                 for states, weight in zip((student, teacher), weights, strict=True)
             )
-            return divergences(ours, theirs, config.beta, config.top_k)
+            return divergences(student, teacher, config.beta, config.top_k)
 
         parts = self._parts(outputs)
         if len(parts) == 1 or not torch.is_grad_enabled():
@@ -145,8 +132,8 @@ class Distilled(Trainable):
             both = [_logits(states, weight) for states, weight in zip(part, self._head_weights(), strict=True)]
             agreeing = (both[0].argmax(-1) == both[1].argmax(-1)).float()
             columns.append((agreeing, *(cross_entropy(logits, target, reduction="none") for logits in both)))
-        agreeing, ours, theirs = (_summed(torch.cat(column), labelled) for column in zip(*columns, strict=True))
-        return agreeing, ours, theirs
+        agreeing, *losses = (_summed(torch.cat(column), labelled) for column in zip(*columns, strict=True))
+        return agreeing, losses[0], losses[1]
 
 
 def _logits(states: Tensor, weight: Tensor | None) -> Tensor:
@@ -157,66 +144,3 @@ def _logits(states: Tensor, weight: Tensor | None) -> Tensor:
 def _summed(values: Tensor, labelled: Tensor) -> Tensor:
     """Values (N,) of the labelled tokens (B, T), summed over each sequence (B,)."""
     return values.new_zeros(len(labelled)).index_add(0, labelled.nonzero()[:, 0], values)
-
-
-class OwnAnswers(Callback):
-    """Replaces the answers of some batches by the student's own, sampled from its weights at that batch.
-
-    Which batches these are, and the random numbers of their answers, depend on the seed and the batch's number, so that
-    a training that continues samples the same. All ranks sample their part of a batch, as in one process.
-    """
-
-    def __init__(
-        self,
-        sampler: PreTrainedModel,
-        refresh: Callable[[], None],
-        chat: Chat,
-        config: DistillConfig,
-        max_length: int,
-        hardware: Hardware,
-        run: Run,
-    ) -> None:
-        """Create the callback.
-
-        Args:
-            sampler: whole on this rank.
-            refresh: updates it to the trained weights; every rank calls it.
-            max_length: tokens of the longest conversation.
-        """
-        self._sampler = sampler
-        self._refresh = refresh
-        self._chat = chat
-        self._config = config
-        self._room = max_length - config.answer_max_tokens
-        self._hardware = hardware
-        self._run = run
-
-    def batch_start(self, state: TrainState) -> None:
-        config, chat, number = self._config, self._chat, state.clock.batch
-        random = np.random.default_rng([config.seed, _OWN_ANSWERS, number])
-        if random.random() >= config.on_policy_share:
-            return
-        self._refresh()
-        # The batch's prompts in the order that they have in one process: ranks have every so many of them.
-        own_prompts = [chat.shortened(prompt, self._room) for prompt in prompts_in(state.batch)]
-        dealt = chain.from_iterable(zip_longest(*ranks.gather(own_prompts)))
-        prompts = [prompt for prompt in dealt if prompt is not None]
-        with measuring(self._sampler):
-            answers = generate(
-                self._sampler, prompts, chat, config, self._hardware, int(random.integers(2**62)), in_ranks=True
-            )
-        own_answers = answers.ids[ranks.rank() :: ranks.world_size()]
-        talks = [Conversation(*both) for both in zip(own_prompts, own_answers, strict=True)]
-        device = state.batch["input_ids"].device
-        state.batch = {name: value.to(device) for name, value in chat.response_batch(talks).items()}
-        figures = {
-            "distill/answer_tokens": float(np.mean([len(ids) for ids in answers.ids])),
-            "distill/ends_share": float(answers.finished.float().mean()),
-        }
-        self._run.metrics(figures, number)
-
-
-def prompts_in(batch: Mapping[str, Tensor]) -> list[list[int]]:
-    """Return the tokens of each sequence up to its first labelled one."""
-    starts = (batch["labels"] != IGNORE).int().argmax(1) + 1
-    return [ids[:start] for ids, start in zip(batch["input_ids"].tolist(), starts.tolist(), strict=True)]

@@ -53,7 +53,7 @@ def distillation(pipeline: PipelineResults, id: str) -> Section:
                 ]
             )
     if rows:
-        columns = ["model", "divergence, nats a token", "tokens that agree", "KL an answer of its own", "loss"]
+        columns = ["model", "divergence, nats a token", "tokens that agree", "KL of sampled answers", "loss"]
         loss = fixed(figures.get("heldout_loss_teacher", math.nan), 3)
         note = f"{figures['heldout_pairs']:,.0f} held-out pairs; the teacher's loss on their answers is {loss}."
         tables.append(Table("Held-out divergence", columns, rows, note, numeric=(1, 2, 3, 4)))

@@ -273,23 +273,23 @@ def test_distillation_is_trl_s_gkd(
     with torch.no_grad():
         known = teacher(batch["input_ids"]).logits
     logits = copied(batch["input_ids"]).logits
-    theirs = GKDTrainer.generalized_jsd_loss(logits, known, batch["labels"], beta=beta, temperature=1.5)
-    assert float(theirs) > 0.01
-    _same(model.loss(model(batch), batch), theirs, policy, copied)
+    expected = GKDTrainer.generalized_jsd_loss(logits, known, batch["labels"], beta=beta, temperature=1.5)
+    assert expected.item() > 0.01
+    _same(model.loss(model(batch), batch), expected, policy, copied)
 
 
 def test_the_teacher_s_likeliest_tokens_alone_are_learnt(policy: PreTrainedModel, chat: Chat, base_dir: Path) -> None:
     """As KL from the teacher's distribution over them, in numpy."""
     teacher, batch = _moved(load(base_dir).eval(), 8), chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
-    model = Distilled(LanguageModel(policy, CPU), LanguageModel(teacher, CPU), DistillConfig(top_k=5))
+    distilled = Distilled(LanguageModel(policy, CPU), LanguageModel(teacher, CPU), DistillConfig(top_k=5))
     labelled = batch["labels"] != IGNORE
     with torch.no_grad():
-        loss = float(model.loss(model(batch), batch))
-        ours, theirs = (one(batch["input_ids"]).logits[labelled].double().numpy() for one in (policy, teacher))
-    likeliest = np.argsort(-theirs, 1)[:, :5]
-    kept = np.exp(np.take_along_axis(theirs, likeliest, 1))
+        loss = distilled.loss(distilled(batch), batch).item()
+        logits = [model(batch["input_ids"]).logits[labelled].double().numpy() for model in (policy, teacher)]
+    likeliest = np.argsort(-logits[1], 1)[:, :5]
+    kept = np.exp(np.take_along_axis(logits[1], likeliest, 1))
     kept /= kept.sum(1, keepdims=True)
-    logprobs = np.take_along_axis(ours - np.log(np.exp(ours).sum(1, keepdims=True)), likeliest, 1)
+    logprobs = np.take_along_axis(logits[0] - np.log(np.exp(logits[0]).sum(1, keepdims=True)), likeliest, 1)
     assert loss == pytest.approx((kept * (np.log(kept) - logprobs)).sum(1).mean(), rel=1e-4)
 
 
