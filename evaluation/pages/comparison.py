@@ -40,6 +40,10 @@ CURVES: dict[str, Sequence[Curve]] = {
         _TRAINING._replace(y_label="loss (nats a pair)"),
         Curve("validation/sample_margin", "margin on held-out pairs", "nats by which the chosen answer rose more"),
     ),
+    "distill": (
+        _TRAINING._replace(y_label="divergence from the teacher (nats a token)"),
+        _SAMPLED._replace(title="divergence on held-out answers", y_label="divergence (nats a token)"),
+    ),
     "rlhf": (
         Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
         Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),
