@@ -319,7 +319,8 @@ class ChatRequest(GenerationRequest):
             asked = self.response_format
             if asked.type == "text":
                 return None
-            return Constraint(json_grammar(asked.json_schema and asked.json_schema.values), vocabulary)
+            schema = None if asked.json_schema is None else asked.json_schema.values
+            return Constraint(json_grammar(schema), vocabulary)
         except Unsupported as error:
             key = "tools" if self.must_call else "response_format"
             raise Refused(400, f"{key}: {error}", "unsupported_schema", key) from None
