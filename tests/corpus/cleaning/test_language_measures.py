@@ -43,18 +43,18 @@ def expected(text: str, language: str) -> Prose | None:
         return None
     if highest < 0.1 * len(sample):
         scripts = Counter(unicodedata.name(c, "").split(" ")[0] for c in text[:20_000] if c.isalpha())
-        found = max(scripts, key=lambda script: (scripts[script], script), default="")
+        likeliest = max(scripts, key=lambda script: (scripts[script], script), default="")
         different = None
     else:
         if language and counts[language] >= 0.8 * highest:
-            found = language
+            likeliest = language
         else:
-            found = "en" if counts["en"] == highest else min(code for code in counts if counts[code] == highest)
-        different = sum(found in stop_words()[word] for word in set(sample) & stop_words().keys())
-    if found in SHARED_SCRIPTS | {"en"}:
+            likeliest = "en" if counts["en"] == highest else min(code for code in counts if counts[code] == highest)
+        different = sum(likeliest in stop_words()[word] for word in set(sample) & stop_words().keys())
+    if likeliest in SHARED_SCRIPTS | {"en"}:
         return None
     letters = sum(any(map(str.isalpha, word)) for word in words)
-    return Prose(found, len(words), sum(map(len, words)) / len(words), letters / len(words), different)
+    return Prose(likeliest, len(words), sum(map(len, words)) / len(words), letters / len(words), different)
 
 
 def texts(generator: random.Random) -> list[tuple[str, str]]:
