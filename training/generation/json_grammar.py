@@ -75,7 +75,7 @@ class Grammar:
 
 def inside_string(escape: str, text: str) -> tuple[str | None, str | None]:
     """Return where a text leads from within a string: to an unfinished escape sequence (often an empty one) and no
-    rest, or behind the closing quote with the rest of the text; None and None where it cannot stand there."""
+    rest, or behind the closing quote with the rest of the text; None and None for a text that a string cannot contain."""
     text = escape + text
     found = _INSIDE.match(text)
     assert found is not None
@@ -364,17 +364,17 @@ class _Schema:
         if most is not None and most < least:
             raise Unsupported(f"{_at(place, 'maxItems')}: at least minItems was expected")
         end = Rule((_SPACE, "]"))
-        # The rest of the list after each number of items, from the most that are told apart down to none.
-        told = max(least, len(items)) if most is None else most
+        # The rest of the list after each number of items, from the most that are distinguished down to none.
+        distinguished = max(least, len(items)) if most is None else most
         rest = end
         if most is None:
             rest = Rule()
             rest.alternatives = ((_SPACE, "]"), (",", _SPACE, further, rest))
-        for number in range(told - 1, -1, -1):
+        for number in range(distinguished - 1, -1, -1):
             one = items[number] if number < len(items) else further
             step = (_SPACE, one, rest) if number == 0 else (",", _SPACE, one, rest)
             rest = Rule(step, *(((_SPACE, "]"),) if number >= least else ()))
-        if told == 0 and most is None:
+        if distinguished == 0 and most is None:
             rest = Rule((_SPACE, "]"), (_SPACE, further, rest))
         return Rule(("[", rest))
 
