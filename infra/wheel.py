@@ -1,7 +1,8 @@
 """The layout of the wheel: `stemma` is its only top-level name, and the application's packages are in
 `stemma/application`, which `stemma.home` puts on the path of imports of processes that use them.
 
-The build calls it (`tool.setuptools.cmdclass` in pyproject.toml). An editable installation keeps the repository's layout.
+The build calls it (`tool.setuptools.cmdclass` in pyproject.toml). An editable installation keeps the repository's
+layout.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
     extends: {config: ../base.yaml, without: [safety, steps.judge, pretrain.optimizer]}
 
-Mappings are merged key by key, the steps by their names. Everything else is replaced as a whole: numbers, texts, lists,
-empty sections (which have their defaults), and a step of the same name that uses another stage. `without` leaves keys of
-the base out first. A base may extend another file.
+Mappings are merged key by key, the steps by their names. Everything else is replaced as a whole: numbers, texts,
+lists, empty sections (which have their defaults), and a step of the same name that uses another stage. `without` leaves
+keys of the base out first. A base may extend another file.
 """
 
 from __future__ import annotations

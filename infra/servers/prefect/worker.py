@@ -61,14 +61,20 @@ def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[
 
 
 def unless_retried(propose_crashed: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return a `_propose_crashed_state` that does nothing for a run that was retried since."""
+    """Return a `_propose_crashed_state` that does nothing for a run that has ended, or was retried since."""
 
     async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
-        if is_later_attempt(await self.client.read_flow_run(flow_run.id), flow_run):
+        if has_ended_or_retried(await self.client.read_flow_run(flow_run.id), flow_run):
             return None
         return await propose_crashed(self, flow_run, *args, **options)
 
     return propose
+
+
+def has_ended_or_retried(now: Any, judged: Any) -> bool:
+    """Return True if a crash of the attempt that the worker judges is no news. The server would refuse the crash of a
+    run that has ended, but a retry may come between the answer of the server and the report."""
+    return (now.state is not None and now.state.is_final()) or is_later_attempt(now, judged)
 
 
 def is_later_attempt(now: Any, judged: Any) -> bool:
@@ -98,7 +104,7 @@ def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) 
         from prefect.client.schemas.objects import State, StateType
 
         now = await self._client.read_flow_run(flow_run.id)
-        if is_later_attempt(now, flow_run):
+        if has_ended_or_retried(now, flow_run):
             return None
         state = now.state
         end = recorded_end(runs, str(flow_run.id), state.timestamp) if state and not state.is_final() else None

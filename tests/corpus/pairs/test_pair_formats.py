@@ -181,12 +181,12 @@ def test_the_first_record_of_a_table_without_names_is_no_header(
 ) -> None:
     out = io.StringIO(newline="")
     csv.writer(out).writerows(rows)
-    place = Path(write("a.csv", out.getvalue()))
+    path = Path(write("a.csv", out.getvalue()))
     names = [f"column_{n + 1}" for n in range(len(rows[0]))]
     expected = [dict(zip(names, map(str, row), strict=True)) for row in rows]
-    assert [item.value for item in read_delimited(place, "auto", 1000) if isinstance(item, Record)] == expected
-    assert len(list(read_delimited(place, "auto", 1000, header="none"))) == len(rows)
-    assert len(list(read_delimited(place, "auto", 1000, header="first_row"))) == len(rows) - 1
+    assert [item.value for item in read_delimited(path, "auto", 1000) if isinstance(item, Record)] == expected
+    assert len(list(read_delimited(path, "auto", 1000, header="none"))) == len(rows)
+    assert len(list(read_delimited(path, "auto", 1000, header="first_row"))) == len(rows) - 1
 
 
 @pytest.mark.parametrize(
