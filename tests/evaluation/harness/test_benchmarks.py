@@ -235,7 +235,11 @@ def test_a_task_in_lm_evals_own_yaml_with_data_beside_it(model_dir: Path, tmp_pa
             '{"query": "?", "choices": ["a"], "gold": 0}\n',
             "`choices`, a list of at least two strings",
         ),
-        ("multiple_choice", '{"query": "?", "choices": ["a", "b"], "gold": 2}\n', "`gold`, a number from 0 to 1"),
+        (
+            "multiple_choice",
+            '{"query": "?", "choices": ["a", "b"], "gold": 2}\n',
+            r"`gold`, a whole number from 0 to 1 \(found 2\)",
+        ),
         ("cloze", '{"text": "One"}\n', "`text`, a string of at least two words"),
         ("cloze", '{"context": "One"}\n', "`continuation`, a string"),
         ("minimal_pairs", '{"good": "A.", "bad": 3}\n', "`bad`, a string"),
