@@ -81,8 +81,8 @@ def test_on_two_workers_started_on_this_machine_documents_are_cleaned_to_the_sam
     settings = ("--set", "launch.ray=local", "--set", "launch.workers=2")
     # Ray's processes find each other by this machine's own address, which the guard does not let them ask for.
     on_workers = run("run", config, "--root", root, "--only", "clean", *settings, PYTHONPATH=str(REPOSITORY))
-    assert on_workers.with_status("built") == {"clean"}
     assert digests(on_workers) == {"clean": digests(local)["clean"]}
+    assert on_workers.with_status("built") == {"clean"}
     assert "Started a local Ray instance" in (built / "aux" / "stage.log").read_text()
 
 
