@@ -137,19 +137,5 @@ if (form) {
   });
 }
 
-const filter = document.getElementById("filter");
-if (filter) {
-  const rows = [...document.querySelectorAll("#filtered tbody tr")].map((row) => [row, row.textContent.toLowerCase()]);
-  filter.addEventListener("input", () => {
-    const wanted = filter.value.toLowerCase();
-    let shown = 0;
-    for (const [row, text] of rows) {
-      row.hidden = !text.includes(wanted);
-      if (!row.hidden) shown += 1;
-    }
-    document.getElementById("shown").textContent = `${shown} of ${rows.length} models`;
-  });
-}
-
 // A family is drawn from left to right, and the newest is at the right.
 for (const box of document.querySelectorAll("#family .scroll")) box.scrollLeft = box.scrollWidth;
