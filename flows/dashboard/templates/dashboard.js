@@ -16,7 +16,7 @@ if (source) {
       }
     }
   };
-  source.addEventListener("message", redraw);
+  source.addEventListener("message", () => redraw());
   source.addEventListener("ended", () => source.close());
 }
 
@@ -31,9 +31,9 @@ async function draw(figure) {
   if (response.ok) figure.querySelector(".drawn").innerHTML = await response.text();
 }
 
-const redraw = () => {
+function redraw() {
   for (const figure of document.querySelectorAll("figure.zooms")) if (zoomed.has(figure.dataset.title)) draw(figure);
-};
+}
 
 const stepAt = (svg, clientX) => {
   const [left, right, low, high] = svg.dataset.plot.split(",").map(Number);
