@@ -137,5 +137,8 @@ if (form) {
   });
 }
 
-// A family is drawn from left to right, and the newest is at the right.
-for (const box of document.querySelectorAll("#family .scroll")) box.scrollLeft = box.scrollWidth;
+// A family may be wider than the page: the model that the page is about comes first.
+for (const box of document.querySelectorAll("#family .scroll")) {
+  const self = [...box.querySelectorAll(".digest")].find((text) => text.textContent === "this model");
+  if (self) box.scrollLeft += self.getBoundingClientRect().left - box.getBoundingClientRect().left - box.clientWidth / 2;
+}
