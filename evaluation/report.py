@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.pages.parts import Figure, Section, render_page
-from evaluation.pages.report.alignment_sections import alignment, preference_tuning
+from evaluation.pages.report.alignment_sections import alignment, distillation, preference_tuning
 from evaluation.pages.report.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmark_sections import benchmarks
 from evaluation.pages.report.branch_sections import branches
@@ -93,6 +93,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
         *_tunings(pipeline),
         *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
+        *(distillation(pipeline, id) for id in pipeline.steps("distill")),
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),

@@ -113,8 +113,13 @@ def line_chart(
     x_format: Callable[[float], str] = compact,
     y_format: Callable[[float], str] = compact,
     from_zero: bool = False,
+    can_zoom: bool = False,
 ) -> Markup:
-    """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point."""
+    """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point.
+
+    Args:
+        can_zoom: add `data-plot`, the left and right end of the plot with the steps there, for a script that zooms.
+    """
     drawn = [(line, thinned(line.points)) for line in lines if line.points]
     if not drawn:
         return Markup("")
@@ -137,7 +142,8 @@ def line_chart(
     def down(y: float) -> float:
         return top + (y_high - min(max(y, y_low), y_high)) / (y_high - y_low) * (height - top - bottom)
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
+    plot = f' data-plot="{left},{width - right},{x_low:g},{x_high:g}"' if can_zoom else ""
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart"{plot}>']
     for tick in y_ticks:
         y = f"{down(tick):.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')

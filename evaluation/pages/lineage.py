@@ -14,7 +14,7 @@ from evaluation.pages.parts import Figure, Section, Table, render_page
 from evaluation.results.artifacts import Artifact
 from infra.store.branches import Branch
 
-MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "rlhf", "reward_model")
+MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "distill", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""
@@ -25,13 +25,14 @@ LAYERS_PER_ROW, MARGIN = 9, 12
 
 @dataclass(frozen=True)
 class Box:
-    """One node: a name above a line of small print, and the tooltip."""
+    """One node: a name above a line of small print, and the tooltip. address: of the page that a click opens."""
 
     id: str
     name: str
     small: str
     tooltip: str
     is_model: bool = False
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,12 +212,13 @@ def _box(artifact: Artifact) -> Box:
 
 def _node(box: Box, x: float, y: float) -> str:
     name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
-    return (
+    node = (
         f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.tooltip)}</title>'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
         f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(box.small)}</text></g>'
     )
+    return f'<a href="{escape(box.address)}">{node}</a>' if box.address else node
 
 
 def lineage_page(document: Mapping[str, Any]) -> str:

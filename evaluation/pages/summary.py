@@ -183,6 +183,9 @@ def _training(pipeline: PipelineResults, artifact: Artifact) -> str:
         case "sft":
             pairs = _pairs(pipeline, artifact, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
+        case "distill":
+            pairs = _pairs(pipeline, artifact, "instructions")
+            return f"Distillation from a teacher{f' on {pairs:,.0f} pairs of prompt and answer' if pairs else ''}."
         case "preference_tuning":
             pairs = _pairs(pipeline, artifact, "preferences")
             return f"Alignment: {artifact.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
@@ -271,6 +274,9 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("preference_tuning", "held-out pairs whose chosen answer is the likelier", "prefers_chosen", True),
         ("preference_tuning", "sampled answers to prompts of pairs that end by themselves", "ends_share", True),
         ("preference_tuning", "judge's score on prompts of held-out pairs", "heldout_judge", False),
+        ("distill", "divergence from the teacher on held-out answers, nats a token", "heldout_divergence", False),
+        ("distill", "tokens whose likeliest one is the teacher's", "agreement", True),
+        ("distill", "sampled answers to held-out prompts that end by themselves", "ends_share", True),
         ("rlhf", "sampled answers verified right", "verified", True),
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
         ("rlhf", "tokens a sampled answer", "answer_tokens", False),

@@ -64,7 +64,7 @@ class Claim:
     title: str
     text: str
     about: str = ""
-    """Subject: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
+    """Subject: pretrain, sft, reward_model, preference_tuning, distill, rlhf, verified, tax or toxicity."""
 
     evidence: tuple[Evidence, ...] = ()
     """Figures behind the claim, the decisive one first."""
@@ -89,6 +89,7 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
         ("sft", _sft),
         ("reward_model", _reward_model),
         ("preference_tuning", _preference_tuning),
+        ("distill", _distill),
         ("rlhf", _rlhf),
     ):
         for id in pipeline.steps(stage):
@@ -281,6 +282,32 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
         *_judge_evidence(pipeline, id),
     ]
     return Claim(state, title, text + _judge(pipeline, id)[0], evidence=tuple(evidence))
+
+
+def _distill(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
+    fall = interval_of(figures, "divergence_fall")
+    if fall is None:
+        return None
+    state = _beyond(fall, 0)
+    conclusion = {
+        "holds": f"fell by {fixed(fall.value, 3)} nats a token {between(fall, 3)}",
+        "undecided": f"changed by {signed(-fall.value, 3)}, with an interval {between(fall, 3)} that includes zero",
+        "fails": f"rose by {fixed(-fall.value, 3)} nats a token {between(fall, 3)}",
+    }[state]
+    text = f"The divergence from the teacher on held-out answers {conclusion}."
+    agreement, before = (interval_of(figures, f"agreement_{name}") for name in ("distilled", "student"))
+    if agreement is not None and before is not None:
+        text += (
+            f" The likeliest token is the teacher's in {percent(agreement.value)} of them "
+            f"{between_percent(agreement)}, before {percent(before.value)}."
+        )
+    title = {
+        "holds": "The student came closer to its teacher on held-out answers",
+        "undecided": "That the student came closer to its teacher is not shown",
+        "fails": "The student moved away from its teacher on held-out answers",
+    }[state]
+    return Claim(state, title, text + on_the_way(pipeline.sampled(id)))
 
 
 def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:

@@ -16,11 +16,17 @@ MODELS = {
     "base_model": "base",
     "sft": "sft",
     "preference_tuning": "preference_tuning",
+    "distill": "distill",
     "rlhf": "rlhf",
 }
 """Stages that make models that write text, with the name of the model of a pipeline's usual step."""
 
-ROLES = {"sft": ("base", "sft"), "preference_tuning": ("reference", "policy"), "rlhf": ("sft", "rlhf")}
+ROLES = {
+    "sft": ("base", "sft"),
+    "preference_tuning": ("reference", "policy"),
+    "distill": ("student", "distilled"),
+    "rlhf": ("sft", "rlhf"),
+}
 """Names that a stage gives, in figures and samples, to its input model and to the model that it made."""
 
 LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
@@ -190,7 +196,7 @@ class PipelineResults:
         Each tuning stage wrote the answers of two models; they are joined by prompt, including the turns before it.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
+        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("distill"), *self.steps("sft")):
             artifact, roles = self.get(id), self.roles(id)
             for line in artifact.read_lines("aux/samples.jsonl") if artifact else []:
                 row = rows.setdefault(

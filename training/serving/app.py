@@ -33,6 +33,7 @@ from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.chat.channels import Reasoning
 from training.generation.answer_text import AnswerRequest, PlacedToken, Spoken, TextPiece
+from training.generation.constraint import Constraint, Vocabulary
 from training.generation.session import loaded
 from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
 from training.serving.requests import (
@@ -107,6 +108,7 @@ class _Server:
         # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
         self._encoders = {name: load_pretrained_tokenizer(folder) for name, folder in models.items()}
         self._encoding = threading.Lock()
+        self._vocabularies: dict[str, Vocabulary] = {}
         self._page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
         self._css = style()
 
@@ -147,6 +149,7 @@ class _Server:
             with self._queue.place():
                 # In a thread, since encoding a long prompt takes time.
                 prompts = await asyncio.to_thread(self._prompts, asked, name)
+                constraint = await asyncio.to_thread(self._constraint, asked, name) if asked.is_constrained else None
             choices = _Choices(
                 asked,
                 prompts,
@@ -155,6 +158,7 @@ class _Server:
                 shape,
                 self._texts[name],
                 self._formats[name] if kind is ChatRequest else None,
+                constraint,
             )
             answers = self._queue.begin(self._models[name], choices.requests)
         except Refused as refused:
@@ -199,6 +203,22 @@ class _Server:
             raise Refused(400, message, "invalid_token_id", "logit_bias")
         return prompts
 
+    def _constraint(self, asked: GenerationRequest, name: str) -> Constraint | None:
+        """The grammar that the answers keep to. Raises Refused where the model cannot write in it."""
+        assert isinstance(asked, ChatRequest)
+        key = "tool_choice" if asked.must_call else "response_format"
+        if (answer_format := self._formats[name]).has_channels:
+            message = f"{key}: this value is not supported for models whose answers are messages in channels"
+            raise Refused(400, message, "invalid_value", key)
+        with self._encoding:
+            if name not in self._vocabularies:
+                self._vocabularies[name] = Vocabulary(self._encoders[name], answer_format.marks)
+        vocabulary = self._vocabularies[name]
+        if vocabulary.missing:
+            message = f"{key}: this model cannot write JSON: no token of its own has {', '.join(vocabulary.missing)}"
+            raise Refused(400, message, "invalid_value", key)
+        return asked.constraint(vocabulary, answer_format.form)
+
 
 class _Choices:
     """The choices of a response: `n` for each prompt."""
@@ -212,7 +232,9 @@ class _Choices:
         shape: Shape,
         texts: TokenTexts,
         answer_format: AnswerFormat | None,
+        constraint: Constraint | None,
     ) -> None:
+        self._constraint = constraint
         self._asked, self._prompts, self._shape, self._texts = asked, prompts, shape, texts
         self._head = {
             "id": f"{shape.prefix}-{secrets.token_hex(12)}",
@@ -243,7 +265,7 @@ class _Choices:
             logprobs=asked.likeliest,
         )
         reported = asked.likeliest if asked.echoes else None
-        return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
+        return AnswerRequest(prompt.ids, options, asked.stop, reported, shown, self._constraint)
 
     def _returns_another_call(self, calls: int) -> bool:
         """Return True if a call of a function follows `calls` earlier ones of the same choice."""
