@@ -78,10 +78,10 @@ def _unfinished(runs: Path, pipeline: str) -> str:
     from flows.runs.journal import latest
 
     journal = next(latest(runs, pipeline), None)
-    if journal is None or journal.works():
+    if journal is None:
         return ""
     result = journal.result()
-    if result is not None and result["status"] == "done":
+    if result["status"] == "done" if result else journal.works():
         return ""
     ended = result["status"] if result else "lost"
     return f"{pipeline} after run {journal.run_id}, which {_ENDED.get(ended, ended)}: what it built is reused,"

@@ -133,7 +133,7 @@ def _located(value: Any, folder: Path) -> Any:
 def _merge(written: WrittenConfig, below: dict[str, Any], above: Mapping[str, Any], file: Path, path: KeyPath) -> None:
     for key, value in above.items():
         at = (*path, str(key))
-        before = below.get(key)
+        before: Any = below.get(key)
         is_merged = isinstance(before, dict) and isinstance(value, dict)
         if is_merged and path == ("steps",) and value.get("uses", before.get("uses")) != before.get("uses"):
             is_merged = False
