@@ -37,6 +37,7 @@ from tasks.installed import installed_stages
 from tasks.stage import KINDS, STATE, Kind, Stage, UsualStep, may_have, needs
 from training.config import (
     BaseModelConfig,
+    DistillConfig,
     PreferenceTuningConfig,
     PretrainConfig,
     RewardModelConfig,
@@ -70,7 +71,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=6,
+            version=7,
             config=IngestConfig,
             function="corpus.ingest:ingest",
             makes="documents",
@@ -94,7 +95,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=5,
+            version=6,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
@@ -104,7 +105,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=5,
+            version=6,
             config=DedupeConfig,
             function="corpus.dedupe.stage:dedupe",
             inputs=(needs("documents"),),
@@ -158,7 +159,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that hold no test item of the benchmarks.",
-            version=4,
+            version=5,
             config=DecontaminateConfig,
             function="corpus.decontaminate.stage:decontaminate",
             inputs=(needs("documents"), needs("benchmark_text", "test_items")),
@@ -176,7 +177,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "tokenizer",
             about="A tokenizer, trained on the documents or taken over.",
-            version=2,
+            version=3,
             config=TokenizerConfig,
             function="corpus.tokenizer:tokenizer",
             inputs=(needs("documents"),),
@@ -246,7 +247,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=6,
+            version=7,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -264,7 +265,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=9,
+            version=10,
             config=PreferencesConfig,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -315,8 +316,26 @@ OUR_STAGES: dict[str, Stage] = {
             continues_text=True,
         ),
         Stage(
+            "distill",
+            about="A student that learns the next-token distributions of a teacher, on given answers or on its own.",
+            version=1,
+            config=DistillConfig,
+            function="training.distill:train",
+            measured_by="measure_distill",
+            inputs=(
+                needs("model"),
+                needs("teacher", "model"),
+                needs("instructions"),
+                may_have(STATE, "model"),
+            ),
+            makes="model",
+            shows=("aux/corrections.json", *PROFILE),
+            trains=True,
+            continues_text=True,
+        ),
+        Stage(
             "rlhf",
-            about="The instruction-tuned model, aligned by PPO, RLOO, GRPO or RAFT against rewards.",
+            about="The instruction-tuned model, aligned by PPO, RLOO, GRPO, REINFORCE++ or RAFT against rewards.",
             version=7,
             config=RlhfConfig,
             function="training.rlhf:train",
@@ -388,6 +407,17 @@ OUR_STAGES: dict[str, Stage] = {
             trains=True,
         ),
         Stage(
+            "measure_distill",
+            about="Divergence of a distilled student and of the one that it was made from, from their teacher.",
+            version=1,
+            config=DistillConfig,
+            function="training.distill:measure_trained",
+            inputs=(needs(TRAINED, "model"), needs("model"), needs("teacher", "model"), needs("instructions")),
+            makes="measurement",
+            shows=("aux/samples.jsonl",),
+            trains=True,
+        ),
+        Stage(
             "measure_rlhf",
             about="Held-out rewards, KL and answers of an aligned model and of the one that it was made from.",
             version=1,
@@ -408,7 +438,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=6,
+            version=7,
             config=BenchmarksConfig,
             function="evaluation.benchmarks:benchmarks",
             inputs=(needs("model"),),
@@ -420,7 +450,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=7,
+            version=8,
             config=SafetyConfig,
             function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
@@ -454,7 +484,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=6,
+            version=7,
             config=RegisterConfig,
             function="evaluation.register:register",
             inputs=(needs("model"),),
@@ -470,7 +500,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=7,
+            version=8,
             config=ReportConfig,
             function="evaluation.report:report",
             more=KINDS,

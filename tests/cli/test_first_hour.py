@@ -258,8 +258,9 @@ def test_a_shell_completes_commands_and_artifacts(family: Path) -> None:
 
 def test_compare_tells_settings_steps_figures_and_paired_differences(family: Path) -> None:
     document = compare(find(Store(family, reading=True), ["pretrain", "rlhf"]))
-    steps = {row["key"] for row in document["differences"]}
-    assert {"step sft", "step rlhf", "step reward_model"} <= steps and "step pretrain" not in steps
+    steps = {row["step"] for row in document["steps"]}
+    assert {"sft", "rlhf", "reward_model"} <= steps and "pretrain" not in steps
+    assert not any(row["key"].startswith("step ") for row in document["differences"]), "a missing step is no setting"
     figures = {row["figure"]: row["values"] for row in document["figures"]}
     assert len(figures["cloze_accuracy"]) == 2 and "validation_loss" not in figures, "of one kind of model only"
     paired = {row["figure"]: row for row in document["paired"]}

@@ -25,7 +25,8 @@ NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
 _POSITIONS = "take a model with more positions"
 
 
-def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+def no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+    """Return a problem if prompt and answer do not share `longest` tokens."""
     if answer <= longest - _LEAST_PROMPT:
         return []
     return [
@@ -140,7 +141,7 @@ class SftConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        problems = _no_room("sft", self.answer_max_tokens, longest, fix)
+        problems = no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
@@ -250,24 +251,27 @@ class PreferenceTuningConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
+        return no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
 class RlhfConfig(ChatTrainerConfig):
-    """PPO, RLOO, GRPO or RAFT against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019; InstructGPT,
-    section 3.5)."""
+    """PPO, RLOO, GRPO, REINFORCE++ or RAFT against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019;
+    InstructGPT, section 3.5)."""
 
     rollouts: int = Field(100, ge=1)
     """Rounds of sampling answers and learning from them."""
     rollout_prompts: int = Field(512, ge=1)
     """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
-    algorithm: Literal["ppo", "rloo", "grpo", "raft"] | None = None
+    algorithm: Literal["ppo", "rloo", "grpo", "reinforce++", "raft"] | None = None
     """ppo: with a value function (Schulman et al. 2017). rloo: an answer is held against the mean reward of the others
     to its prompt, without a value function; the ratio stays clipped (Ahmadian et al. 2024, "Back to Basics", section
     3.2). grpo: the same in standard deviations of these rewards, with the KL penalty in the loss (DeepSeekMath, Shao et
     al. 2024). raft: of each prompt's answers the best is learnt by cross entropy, the others are left (Dong et al.
-    2023, "RAFT"; Llama 2's rejection sampling, Touvron et al. 2023, section 3.2.3, with kl_coef: 0). By default ppo
-    with one answer to a prompt, rloo with several."""
+    2023, "RAFT"; Llama 2's rejection sampling, Touvron et al. 2023, section 3.2.3, with kl_coef: 0). reinforce++: the
+    reward that follows a token, KL penalty included, in standard deviations over the round; with several answers to a
+    prompt less their mean (Hu et al. 2025, "REINFORCE++"). By default ppo with one answer to a prompt, rloo with
+    several. Dr. GRPO, DAPO, GSPO and CISPO are grpo with other `scale_rewards`, `clip_ratio_high`, `loss_mean`, `ratio`
+    and `loss_form`."""
     answers_per_prompt: int = Field(1, ge=1)
     """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
     DeepSeekMath, 8 to 32 in Dong et al. 2023."""
@@ -335,10 +339,20 @@ class RlhfConfig(ChatTrainerConfig):
     group (DeepSeekMath, section 4.1.2). batch: that of all rewards of the round. none: no division (Liu et al. 2025,
     "Dr. GRPO", section 3.2: a group's own deviation gives too much weight to prompts that are almost always or almost
     never answered correctly). The names are trl's."""
-    loss_mean: Literal["answer", "token"] = "answer"
+    loss_mean: Literal["answer", "token", "constant"] = "answer"
     """Mean that GRPO's loss takes. answer: over the tokens of each answer, then over the answers (DeepSeekMath,
     equation 3), so that a token of a long answer weighs less. token: over all tokens of the minibatch (Yu et al. 2025,
-    "DAPO", section 3.3; trl's default), so that a long answer weighs more."""
+    "DAPO", section 3.3; trl's default), so that a long answer weighs more. constant: the sum over the tokens of an
+    answer divided by answer_max_tokens, then over the answers, so that every token weighs the same in every minibatch
+    (Liu et al. 2025, "Dr. GRPO", section 3.2)."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Probability ratio that GRPO's loss clips. token: of each token. sequence: of the answer, the geometric mean over
+    its tokens (Zheng et al. 2025, "GSPO", equation 7). It varies far less, and so wants a far narrower clip: clip_ratio
+    3e-4 and clip_ratio_high 4e-4 there, section 5.1. trl's `importance_sampling_level`."""
+    loss_form: Literal["clip", "cispo"] = "clip"
+    """Loss of a token in GRPO. clip: the clipped surrogate of PPO, in which a token outside the clip has no gradient.
+    cispo: log-probability times advantage, weighted by the ratio up to 1 + clip_ratio_high, without a lower bound, so
+    that every token has a gradient (MiniMax 2025, "MiniMax-M1", equations 4 and 5)."""
     clip_value: float = Field(0.2, gt=0)
     """Clipping of the value estimate; 0.2 in Ziegler et al. 2019's code."""
     value_coef: float = Field(0.1, ge=0)
@@ -349,6 +363,17 @@ class RlhfConfig(ChatTrainerConfig):
     """Reward of an answer without an end in place of its own reward less unfinished_penalty: -1 in Ziegler et al. 2019
     ("N implementation details of RLHF", section 4.3), 0 in Open Instruct's GRPO. In the unit of rewards after
     normalise_reward. null: unfinished_penalty applies."""
+    overlong_tokens: int = Field(0, ge=0)
+    """Length of the range before answer_max_tokens in which the reward of an answer falls with its length, from no
+    change to minus overlong_penalty (Yu et al. 2025, "DAPO", section 3.4, equation 13: 4,096 of 20,480 tokens). It
+    comes on top of unfinished_penalty; set that to 0 for DAPO's reward. 0: length has no effect."""
+    overlong_penalty: float = Field(1.0, gt=0)
+    """Subtracted from the reward of an answer of answer_max_tokens, with overlong_tokens; 1 in DAPO."""
+    refill_groups: int = Field(0, ge=0)
+    """Maximum number of times per round that groups whose answers all have the same reward, which teach nothing, are
+    left out and other prompts are answered in their place ("dynamic sampling" in Yu et al. 2025, "DAPO", section 3.2;
+    "active sampling" in Open Instruct). Groups that remain equal stay in the round. Means of rewards are of the round's
+    first answers, which are not selected. 0: no group is left out."""
     normalise_reward: bool = True
     """Shift and scale rewards by the SFT model's mean and standard deviation ("N implementation details", 4.4)."""
     verified_reward: float = Field(1.0, gt=0)
@@ -377,7 +402,7 @@ class RlhfConfig(ChatTrainerConfig):
     """Interval between checkpoints in the work folder, from which a killed run continues."""
 
     @property
-    def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo", "raft"]:
+    def chosen_algorithm(self) -> Literal["ppo", "rloo", "grpo", "reinforce++", "raft"]:
         """The algorithm, where none is named the one that goes with `answers_per_prompt`."""
         return self.algorithm or ("ppo" if self.answers_per_prompt == 1 else "rloo")
 
@@ -416,7 +441,22 @@ class RlhfConfig(ChatTrainerConfig):
             positions: of the model, if known.
         """
         length = self.max_prompt_tokens + self.answer_max_tokens
-        return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+        return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+
+    def _check_lengths_and_groups(self) -> None:
+        if self.overlong_tokens >= self.answer_max_tokens:
+            raise ValueError(
+                f"overlong_tokens: expected fewer than the {self.answer_max_tokens} of answer_max_tokens, not "
+                f"{self.overlong_tokens}"
+            )
+        if not self.overlong_tokens and self.overlong_penalty != type(self).model_fields["overlong_penalty"].default:
+            raise ValueError("overlong_penalty: expected overlong_tokens together with it")
+        if self.refill_groups and (self.chosen_algorithm == "raft" or self.answers_per_prompt == 1):
+            raise ValueError(
+                "refill_groups: expected 0: ppo has no groups of answers, and raft learns the best answer of any group"
+                if self.chosen_algorithm in ("ppo", "raft")
+                else "refill_groups: expected answers_per_prompt of at least 2: one answer is no group"
+            )
 
     @field_validator("guard")
     @classmethod
@@ -427,8 +467,9 @@ class RlhfConfig(ChatTrainerConfig):
 
     @model_validator(mode="after")
     def _parts_divide(self) -> Self:
-        if (self.chosen_algorithm == "ppo") != (self.answers_per_prompt == 1):
-            expected = "1" if self.chosen_algorithm == "ppo" else "at least 2"
+        of_one, of_any = self.chosen_algorithm == "ppo", self.chosen_algorithm == "reinforce++"
+        if not of_any and of_one != (self.answers_per_prompt == 1):
+            expected = "1" if of_one else "at least 2"
             raise ValueError(f"expected answers_per_prompt: {expected} for algorithm {self.chosen_algorithm}")
         for path in self.reward_functions:
             if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
@@ -437,17 +478,22 @@ class RlhfConfig(ChatTrainerConfig):
             raise ValueError("reward_weights: expected weights above 0; leave the model out instead")
         if self.reward_weights and self.ensemble == "worst":
             raise ValueError("reward_weights: expected none with ensemble: worst, which takes the lowest score")
-        if self.scale_rewards != "group" and self.chosen_algorithm != "grpo":
-            raise ValueError(f"scale_rewards: expected group for algorithm {self.chosen_algorithm}: it is GRPO's")
-        if self.loss_mean != "answer" and self.chosen_algorithm != "grpo":
-            raise ValueError(f"loss_mean: expected answer for algorithm {self.chosen_algorithm}: it is GRPO's")
+        for key, default in (
+            ("scale_rewards", "group"),
+            ("loss_mean", "answer"),
+            ("ratio", "token"),
+            ("loss_form", "clip"),
+        ):
+            if getattr(self, key) != default and self.chosen_algorithm != "grpo":
+                raise ValueError(f"{key}: expected {default} for algorithm {self.chosen_algorithm}: it is GRPO's")
+        self._check_lengths_and_groups()
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
             raise ValueError(
                 f"unfinished_penalty: expected none together with unfinished_reward, which replaces it, not "
                 f"{self.unfinished_penalty:g}"
             )
-        if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft")):
+        if self.whole_groups and (self.chosen_algorithm in ("ppo", "raft") or self.answers_per_prompt == 1):
             raise ValueError("whole_groups: expected false: ppo and raft learn from one answer to a prompt")
         if self.whole_groups and self.minibatch_answers % self.answers_per_prompt:
             raise ValueError(

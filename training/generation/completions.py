@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from training.train_modules.kl import exact_kl
 from training.train_modules.scorer import Scorer
 
 _BATCH = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,20 @@ class Completions:
     ids: list[list[int]]
     finished: Tensor
     logprobs: list[list[float]] | None = None
+
+    def replaced(self, rows: Sequence[int], others: Completions) -> Completions:
+        """Return these answers with those of `rows` replaced by `others`, in order."""
+        source = {row: number for number, row in enumerate(rows)}
+
+        def column(ours: Sequence[T], theirs: Sequence[T]) -> list[T]:
+            return [theirs[source[row]] if row in source else value for row, value in enumerate(ours)]
+
+        finished = self.finished.clone()
+        finished[list(rows)] = others.finished
+        logprobs = None
+        if self.logprobs is not None and others.logprobs is not None:
+            logprobs = column(self.logprobs, others.logprobs)
+        return Completions(column(self.prompts, others.prompts), column(self.ids, others.ids), finished, logprobs)
 
 
 @dataclass

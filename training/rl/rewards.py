@@ -150,6 +150,8 @@ class Rewards:
             if abstained.any():
                 metrics[f"rlhf/abstained/{path}"] = float(abstained.float().mean())
             scores = scores + config.reward_functions[path] * values.nan_to_num(0.0)
+        if config.overlong_tokens:
+            scores = scores - config.overlong_penalty * overlong(answers, config)
         if config.unfinished_reward is not None:
             scores = torch.where(answers.finished, scores, config.unfinished_reward)
         else:
@@ -175,3 +177,11 @@ class Rewards:
         own_rows = ranks.own_part(len(texts))
         rules = [prompt.rule for prompt in prompts[own_rows]]
         return ranks.join_parts(torch.from_numpy(right_answers(texts[own_rows], rules, self._graders)))
+
+
+def overlong(answers: Completions, config: RlhfConfig) -> Tensor:
+    """Return the share (B,) of `overlong_penalty` that each answer loses for its length: 0 up to `overlong_tokens`
+    before `answer_max_tokens`, then rising to 1 there (DAPO, equation 13)."""
+    lengths = torch.tensor([len(ids) for ids in answers.ids])
+    over = lengths - (config.answer_max_tokens - config.overlong_tokens)
+    return (over / config.overlong_tokens).clamp(0, 1)

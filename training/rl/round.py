@@ -4,7 +4,7 @@
     2. sample      an answer to each, from the policy at the start of the round (`training.generation`)
     3. score       a reward for each answer (`training.rl.rewards`)
     4. look        log-probabilities of the answers' tokens under policy and reference, and the value function's values
-    5. advantages  by the algorithm: PPO, RLOO, GRPO or RAFT (a file each in `training.rl.algorithms`)
+    5. advantages  by the algorithm: PPO, RLOO, GRPO, REINFORCE++ or RAFT (a file each in `training.rl.algorithms`)
     6. update      an optimizer step on each minibatch, `epochs` times over the round; its loss is the algorithm's
 
 `Rollouts` is the data set of the training and does steps 1 to 5: an epoch of it is a round. `training.trainer.fit`
@@ -56,6 +56,10 @@ from training.train_modules.scorer import Scorer
 _BATCH = 64
 """Answers of one forward pass without gradients."""
 _FILE = "round.safetensors"
+_EQUAL = 1e-6
+"""Largest difference of equal rewards."""
+_REFILL = 0x5EF1
+"""Separates the random numbers of refilled groups from those of the round."""
 
 Beside = Callable[[Mapping[str, Tensor], int, int], dict[str, Tensor]]
 """(a whole minibatch, its round, its number in the round) → further columns to learn from."""
@@ -152,21 +156,30 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         # 2. Sample, by our own sampler or by vLLM, once they have the trained weights.
         self.times.begin()
         self._refresh()
-        ids, step = [prompt.ids for prompt in prompts], self._round * self._batches
-        if (vllm := self._vllm) is not None:
-            vllm.update(step)
-            return self.times.generate(lambda: vllm.sample(ids, seed), step)
+        step = self._round * self._batches
+        if self._vllm is not None:
+            self._vllm.update(step)
+        return self.times.generate(lambda: self._generated(prompts, seed), step)
+
+    def _generated(self, prompts: Sequence[Prompt], seed: int) -> Completions:
+        """Return an answer to each prompt, by a sampler that has the policy of this round."""
+        ids = [prompt.ids for prompt in prompts]
+        if self._vllm is not None:
+            return self._vllm.sample(ids, seed)
         policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
-        return self.times.generate(lambda: generate(policy, ids, chat, config, hardware, seed, in_ranks=True), step)
+        return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
 
     def _experience(self, answers: Completions, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         """Return all that the loss needs of the answers that are learnt from, by name, each (K, …)."""
         config, step = self._config, self._round * self._batches
-        batch = AnswerBatch.of(answers, self._chat.pad)
 
-        # 3. Score: rewards (B,), of reward models, rules and functions.
+        # 3. Score: rewards (B,), of reward models, rules and functions. Groups of equal rewards make room for others.
         rewarded = self._rewards.of(answers, prompts)
-        metrics = dict(rewarded.metrics)
+        metrics, scores = dict(rewarded.metrics), rewarded.scores
+        if config.refill_groups:
+            answers, scores, refilled = self._refilled(answers, prompts, scores)
+            metrics |= refilled
+        batch = AnswerBatch.of(answers, self._chat.pad)
 
         # 4. Look: log-probabilities, entropies and values (B, T) before the update. What vLLM reports is compared.
         logprobs, reference, entropies, values = self._look(batch)
@@ -175,7 +188,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
         # 5. Advantages, and the answers that are kept: of RAFT the best of each prompt, else all.
         kl_coef = float(self._scale.kl_coef)
-        sampled = Sampled(rewarded.scores, logprobs, reference, batch.mask, values, kl_coef)
+        sampled = Sampled(scores, logprobs, reference, batch.mask, values, kl_coef)
         learning, kept = self._algorithm.learn(sampled), self._algorithm.kept(sampled)
         if len(kept) < len(sampled.scores):
             metrics["rlhf/kept_reward"] = float(sampled.scores[kept].mean())
@@ -206,6 +219,33 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             **learning,
         }
         return {name: value[kept] for name, value in columns.items()}
+
+    def _refilled(
+        self, answers: Completions, prompts: Sequence[Prompt], scores: Tensor
+    ) -> tuple[Completions, Tensor, dict[str, float]]:
+        """Return answers and scores in which groups of equal scores are replaced by answers to other prompts, at most
+        `refill_groups` times, and the round's figures: how many groups were left out, and how many equal ones remain.
+
+        Every rank must call.
+        """
+        config, prompts, scores = self._config, list(prompts), scores.clone()
+        left_out = 0
+        for attempt in range(config.refill_groups):
+            equal = equal_groups(scores, config.answers_per_prompt)
+            if not len(equal):
+                break
+            random = np.random.default_rng([config.seed, self._round, _REFILL, attempt])
+            chosen = random.choice(len(self._prompts), len(equal), replace=len(self._prompts) < len(equal))
+            others = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt).tolist()]
+            seed = int(random.integers(2**62))
+            further = self.times.generate_more(lambda others=others, seed=seed: self._generated(others, seed))
+            rows = torch.arange(len(scores)).view(-1, config.answers_per_prompt)[equal].flatten()
+            answers = answers.replaced(rows.tolist(), further)
+            scores[rows] = self._rewards.of(further, others).scores
+            left_out += len(equal)
+        remaining = len(equal_groups(scores, config.answers_per_prompt))
+        figures = {"rlhf/groups_left_out": float(left_out), "rlhf/groups_equal": float(remaining)}
+        return answers, scores, figures
 
     def _look(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return log-probabilities under policy and reference, the policy's entropies, and values if any, each (B,
@@ -256,6 +296,12 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         """Read the round from a checkpoint."""
         if self._read:
             self._rows = load_file(folder / _FILE)
+
+
+def equal_groups(scores: Tensor, group: int) -> Tensor:
+    """Return the numbers of the groups of answers to one prompt whose scores (B,) are all equal."""
+    grouped = scores.view(-1, group)
+    return (grouped.amax(1) - grouped.amin(1) <= _EQUAL).nonzero()[:, 0]
 
 
 def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:

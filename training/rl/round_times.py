@@ -46,6 +46,14 @@ class RoundTimes(Callback):
         self._run.metric("rlhf/generated_tokens_per_s", self._tokens / self._generating_s, step)
         return answers
 
+    def generate_more(self, answer: Callable[[], Completions]) -> Completions:
+        """Return the result of `answer`, whose time and tokens are added to those of the round."""
+        began = self._clock()
+        answers = answer()
+        self._generating_s += self._clock() - began
+        self._tokens += sum(map(len, answers.ids))
+        return answers
+
     def batch_end(self, state: TrainState) -> None:
         if self._began is None or state.clock.batch % self._batches:
             return

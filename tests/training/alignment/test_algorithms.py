@@ -1,4 +1,5 @@
-"""Rewards, advantages and losses of PPO, RLOO, GRPO and RAFT by themselves; best of n; a bandit that each solves."""
+"""Rewards, advantages and losses of PPO, RLOO, GRPO's family, REINFORCE++ and RAFT by themselves; best of n; a bandit
+that each solves."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from training.chat.base import Chat
 from training.config import RlhfConfig
 from training.core.hardware import Hardware
 from training.generation.completions import Completions
-from training.rl.algorithms import algorithm_of
+from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.algorithms.base import Sampled
 from training.rl.algorithms.grpo import group_advantages, kl_k3
 from training.rl.best_of import best_of, best_of_figures, counts, kl_of_best
 from training.rl.ensemble import Ensemble
 from training.rl.reward_functions import Answered, call, reward_function
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.round import minibatches
+from training.rl.round import equal_groups, minibatches
 from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 
 RANDOM = np.random.default_rng(11)
@@ -203,6 +204,12 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
         ({"reward_functions": {"os.getcwd()": 1.0}}, "expected package.module:name"),
         ({"scale_rewards": "none"}, "scale_rewards: expected group for algorithm ppo"),
         ({"loss_mean": "token", "answers_per_prompt": 2}, "loss_mean: expected answer for algorithm rloo"),
+        ({"ratio": "sequence", "answers_per_prompt": 2}, "ratio: expected token for algorithm rloo"),
+        ({"loss_form": "cispo"}, "loss_form: expected clip for algorithm ppo"),
+        ({"overlong_tokens": 64}, "overlong_tokens: expected fewer than the 64 of answer_max_tokens"),
+        ({"overlong_penalty": 2.0}, "overlong_penalty: expected overlong_tokens together with it"),
+        ({"refill_groups": 1}, "refill_groups: expected 0: ppo has no groups"),
+        ({"refill_groups": 1, "algorithm": "reinforce++"}, "refill_groups: expected answers_per_prompt of at least 2"),
         ({"unfinished_reward": -1.0, "unfinished_penalty": 2.0}, "unfinished_penalty: expected none together with"),
         ({"whole_groups": True}, "whole_groups: expected false"),
         ({"whole_groups": True, "answers_per_prompt": 128}, "128 does not divide 64"),
@@ -211,6 +218,29 @@ def test_the_file_of_a_reward_function_is_part_of_what_names_the_model() -> None
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said.replace("(", r"\(")):
         RlhfConfig.model_validate(settings)
+
+
+def test_a_long_answer_loses_what_dapo_s_and_trl_s_equation_says(tokenizer_dir: Path) -> None:
+    from trl.rewards import get_soft_overlong_punishment
+
+    chat = Chat.load(tokenizer_dir)
+    settings: dict[str, Any] = {"answer_max_tokens": 12, "overlong_tokens": 5, "overlong_penalty": 0.5}
+    config = RlhfConfig(**settings, reward_functions={f"{HERE}:abstains": 1.0}, unfinished_penalty=0.0)
+    answers = Completions([[1]] * 12, [[7] * length for length in range(1, 13)], torch.ones(12).bool())
+    rewards = Rewards(Ensemble({}, config), RewardScale(0.0), chat, config, Hardware(torch.device("cpu"), bf16=False))
+    scores = rewards.of(answers, [Prompt("", [1], "", None)] * 12).scores
+    wanted = get_soft_overlong_punishment(12, 5)(answers.ids)
+    assert scores.tolist() == pytest.approx([0.5 * value for value in wanted]) and min(wanted) == -1
+
+
+def test_groups_of_equal_rewards_are_found_and_their_answers_replaced() -> None:
+    scores = torch.tensor([1.0, 1.0, 0.5, 1.0, -1.0, -1.0])
+    assert equal_groups(scores, 2).tolist() == [0, 2] and equal_groups(scores, 3).tolist() == []
+    answers = Completions([[number] for number in range(4)], [[0], [1], [2], [3]], torch.ones(4).bool())
+    others = Completions([[8], [9]], [[18], [19]], torch.tensor([True, False]))
+    replaced = answers.replaced([2, 3], others)
+    assert replaced.prompts == [[0], [1], [8], [9]] and replaced.ids == [[0], [1], [18], [19]]
+    assert replaced.finished.tolist() == [True, True, True, False] and answers.finished.all()
 
 
 def test_without_a_name_the_algorithm_follows_from_the_answers_to_a_prompt() -> None:
@@ -287,6 +317,72 @@ def test_grpo_s_loss_is_that_of_its_parts_by_their_weight(mean: str) -> None:
     each = (each - np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)) * mask
     wanted = each.sum() / mask.sum() if mean == "token" else (each.sum(1) / mask.sum(1)).mean()
     assert loss == pytest.approx(wanted) and parted_loss == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "paper"),
+    [
+        ({"scale_rewards": "none", "loss_mean": "constant"}, "Dr. GRPO"),
+        ({"clip_ratio_high": 0.28, "loss_mean": "token"}, "DAPO"),
+        ({"ratio": "sequence", "clip_ratio": 0.03, "clip_ratio_high": 0.04}, "GSPO"),
+        ({"loss_form": "cispo", "clip_ratio_high": 0.3, "loss_mean": "token"}, "CISPO"),
+    ],
+)
+def test_grpo_s_family_is_that_of_its_papers_in_numpy(settings: dict[str, Any], paper: str) -> None:
+    """Losses and gradients; gradients by the derivative of each paper's loss, written out."""
+    common = {"algorithm": "grpo", "answers_per_prompt": 3, "rollout_prompts": 6, "minibatch_answers": 6}
+    algorithm = algorithm_of(RlhfConfig.model_validate({**common, **settings, "answer_max_tokens": 9}))
+    sampled, numbers = _sampled()
+    batch = {**algorithm.learn(sampled), "mask": sampled.mask, "logprobs": sampled.logprobs}
+    now = torch.from_numpy(numbers["now"]).requires_grad_()
+    losses = algorithm.loss(now, None, batch)
+    losses["policy"].backward()
+    groups, mask = numbers["scores"].reshape(2, 3), numbers["mask"]
+    above = groups - groups.mean(1, keepdims=True)
+    spread = 1.0 if paper == "Dr. GRPO" else groups.std(1, ddof=1, keepdims=True) + 1e-4
+    advantages = (above / spread).reshape(6, 1) * mask
+    log_ratio, lengths = numbers["now"] - numbers["logprobs"], mask.sum(1, keepdims=True)
+    ratio = np.exp((log_ratio * mask).sum(1, keepdims=True) / lengths) if paper == "GSPO" else np.exp(log_ratio)
+    ratio = ratio * np.ones_like(mask)
+    low, high = {"Dr. GRPO": (0.8, 1.2), "DAPO": (0.8, 1.28), "GSPO": (0.97, 1.04), "CISPO": (0.0, 1.3)}[paper]
+    if paper == "CISPO":
+        weight = np.minimum(ratio, high) * advantages
+        each, slope = -weight * numbers["now"], -weight
+    else:
+        each = -np.minimum(ratio * advantages, np.clip(ratio, low, high) * advantages)
+        slope = -ratio * advantages * (ratio * advantages <= np.clip(ratio, low, high) * advantages)
+    each, slope = each * mask, slope * mask
+    match paper:
+        case "Dr. GRPO":
+            wanted, gradient = each.sum() / (6 * 9), slope / (6 * 9)
+        case "GSPO":  # the same at each token of an answer: its mean by answer, and its slope at each of them
+            wanted, gradient = each.sum(1).dot(1 / lengths[:, 0]) / 6, slope / lengths / 6
+        case _:
+            wanted, gradient = each.sum() / mask.sum(), slope / mask.sum()
+    assert float(losses["policy"].detach()) == pytest.approx(wanted)
+    assert now.grad is not None and np.abs(gradient).max() > 1e-3
+    np.testing.assert_allclose(now.grad.numpy(), gradient, atol=1e-12)
+    clipped = ((ratio < low) | (ratio > high)) * mask
+    assert float(losses[CLIPPED]) == pytest.approx(clipped.sum() / mask.sum())
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_reinforce_is_hu_s_equations_in_numpy(group: int) -> None:
+    """Of each token the rewards from it on, less the mean reward of the prompt's answers where there are several."""
+    settings = {"algorithm": "reinforce++", "answers_per_prompt": group, "rollout_prompts": 6, "minibatch_answers": 6}
+    algorithm = algorithm_of(RlhfConfig.model_validate(settings))
+    sampled, numbers = _sampled()
+    mask = numbers["mask"].astype(bool)
+    returns = np.zeros((6, 4))
+    for row, length in enumerate(mask.sum(1)):
+        for token in range(length):
+            later = slice(token, length)
+            penalty = (numbers["logprobs"][row, later] - numbers["reference"][row, later]).sum()
+            returns[row, token] = numbers["scores"][row] - 0.3 * penalty
+    if group > 1:
+        returns -= np.repeat(returns[:, 0].reshape(-1, group).mean(1), group)[:, None]
+    wanted = (returns - returns[mask].mean()) / np.sqrt(returns[mask].var() + 1e-8) * mask
+    np.testing.assert_allclose(algorithm.learn(sampled)["advantages"].numpy(), wanted)
 
 
 def test_an_answer_without_an_end_loses_the_penalty_or_has_a_reward_of_its_config(tokenizer_dir: Path) -> None:
@@ -366,11 +462,32 @@ def optimum(kl_coef: float) -> torch.Tensor:
     return (PAYS / kl_coef).softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["ppo", "rloo", "grpo", "raft"])
-def test_a_bandit_s_best_arm_is_found_by_sampling(name: str) -> None:
-    """With a KL penalty all end at the known optimum but GRPO, which scales rewards, so that its own lies elsewhere."""
-    generator, group, kl_coef = torch.Generator().manual_seed(3), 1 if name == "ppo" else 8, 0.3
-    settings = {"algorithm": name, "answers_per_prompt": group, "rollout_prompts": 64, "minibatch_answers": 8}
+DR_GRPO: dict[str, Any] = {"scale_rewards": "none", "loss_mean": "constant", "answer_max_tokens": 2}
+DAPO: dict[str, Any] = {"clip_ratio_high": 0.28, "loss_mean": "token"}
+GSPO: dict[str, Any] = {"ratio": "sequence", "clip_ratio": 3e-4, "clip_ratio_high": 4e-4}
+CISPO: dict[str, Any] = {"loss_form": "cispo", "clip_ratio_high": 0.3, "loss_mean": "token"}
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "keys"),
+    [
+        ("ppo", 1, {}),
+        ("rloo", 8, {}),
+        ("grpo", 8, {}),
+        ("raft", 8, {}),
+        pytest.param("grpo", 8, DR_GRPO, id="Dr. GRPO"),
+        pytest.param("grpo", 8, DAPO, id="DAPO"),
+        pytest.param("grpo", 8, GSPO, id="GSPO"),
+        pytest.param("grpo", 8, CISPO, id="CISPO"),
+        ("reinforce++", 1, {}),
+        ("reinforce++", 8, {}),
+    ],
+)
+def test_a_bandit_s_best_arm_is_found_by_sampling(name: str, group: int, keys: dict[str, Any]) -> None:
+    """With a KL penalty all end at the known optimum but GRPO, which scales rewards, so that its own lies elsewhere.
+    Dr. GRPO does not scale them."""
+    generator, kl_coef = torch.Generator().manual_seed(3), 0.3
+    settings = {"algorithm": name, "answers_per_prompt": group, "rollout_prompts": 64, "minibatch_answers": 8, **keys}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings | {"value_coef": 1.0, "clip_value": 10.0}))
     bandit = Bandit()
     optimizer, mask = torch.optim.Adam(bandit.parameters(), lr=0.05), torch.ones(64, 1)
@@ -389,7 +506,7 @@ def test_a_bandit_s_best_arm_is_found_by_sampling(name: str) -> None:
         optimizer.step()
     found = bandit.logits.detach().softmax(-1)
     assert int(found.argmax()) == BEST
-    if name != "grpo":
+    if name != "grpo" or keys.get("scale_rewards") == "none":
         torch.testing.assert_close(found, optimum(kl_coef), atol=0.12, rtol=0)
 
 

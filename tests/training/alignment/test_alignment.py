@@ -418,6 +418,25 @@ def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     assert rewards == sorted(rewards) and best["best_of_4_kl"] == pytest.approx(math.log(4) - 0.75)
 
 
+def test_groups_of_equal_rewards_make_room_for_others_and_a_round_continues_with_the_same_weights(
+    prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
+) -> None:
+    """More groups differ with refilling than without, and a round that was stopped keeps what it was refilled with."""
+    function = "tests.training.alignment.test_grading:few_letters"
+    settings = {"algorithm": "grpo", "answers_per_prompt": 2, "reward_functions": {function: 1.0}, "rollouts": 2}
+    settings |= {"unfinished_penalty": 0.0, "overlong_tokens": 0, "epochs": 1, "refill_groups": 3}
+    inputs = {name: prompts[name] for name in ("model", "prompts")}
+    config = RlhfConfig.model_validate(RLHF | settings | {"checkpoint_every": "1 batches"})
+    rlhf(config, inputs, tmp_path / "unbroken", Run(tmp_path / "other", run.launch, journal=journal))
+    left_out, equal = (journal.metric(f"rlhf/groups_{name}") for name in ("left_out", "equal"))
+    assert len(left_out) == len(equal) == 2 and left_out[0] > equal[0]
+    with pytest.raises(Cancelled):
+        rlhf(config, inputs, tmp_path / "stopped", StoppedAt(3, run))
+    rlhf(config, inputs, tmp_path / "continued", run)
+    first, second = weights(tmp_path / "unbroken"), weights(tmp_path / "continued")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_raft_learns_the_best_of_its_answers_and_continues_within_a_round_with_the_same_weights(
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:

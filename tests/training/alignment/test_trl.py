@@ -1,5 +1,5 @@
 """Losses and gradients of every alignment stage against trl's on the same batch, to 1e-5: SFT, reward model, DPO, IPO,
-KTO, ORPO, GRPO; RAFT's against transformers' own.
+KTO, ORPO, GRPO, GKD; RAFT's against transformers' own.
 
 Its trainers compute them on a copy of the model, as far as they can be made without a training; else their loss
 functions.
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from training.chat.base import Chat, Conversation, pad
-from training.config import PreferenceTuningConfig, RlhfConfig
+from training.config import DistillConfig, PreferenceTuningConfig, RlhfConfig
 from training.core.hardware import Hardware
 from training.data.preferences import Pair, Preferred, Ranking, ranking_batch
 from training.generation.completions import AnswerBatch, Completions
@@ -30,6 +30,7 @@ from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
 from training.rl.rewards import RewardScale
 from training.rl.round import PolicyAndValue
 from training.train_modules.answer_logprobs import answer_logprobs
+from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import kto_kl
 from training.train_modules.preference_model import Example, PreferenceTuned, preference_batch
@@ -256,6 +257,42 @@ def test_raft_is_transformers_cross_entropy_on_the_best_answer_to_each_prompt(
     _same(model.loss(model(minibatch), minibatch)["total"], theirs, policy, copied)
 
 
+@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_distillation_is_trl_s_gkd(
+    beta: float, pieces: bool, policy: PreTrainedModel, chat: Chat, base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    if pieces:
+        monkeypatch.setattr("training.train_modules.distillation.chunk_size", lambda weight: 3)
+    teacher, copied = _moved(_moved(load(base_dir).eval(), 8), 9), copy.deepcopy(policy)
+    config = DistillConfig(beta=beta, loss_temperature=1.5)
+    model = Distilled(LanguageModel(policy, CPU), LanguageModel(copy.deepcopy(teacher), CPU), config)
+    batch = chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    with torch.no_grad():
+        known = teacher(batch["input_ids"]).logits
+    logits = copied(batch["input_ids"]).logits
+    expected = GKDTrainer.generalized_jsd_loss(logits, known, batch["labels"], beta=beta, temperature=1.5)
+    assert expected.item() > 0.01
+    _same(model.loss(model(batch), batch), expected, policy, copied)
+
+
+def test_the_teacher_s_likeliest_tokens_alone_are_learnt(policy: PreTrainedModel, chat: Chat, base_dir: Path) -> None:
+    """As KL from the teacher's distribution over them, in numpy."""
+    teacher, batch = _moved(load(base_dir).eval(), 8), chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    distilled = Distilled(LanguageModel(policy, CPU), LanguageModel(teacher, CPU), DistillConfig(top_k=5))
+    labelled = batch["labels"] != IGNORE
+    with torch.no_grad():
+        loss = distilled.loss(distilled(batch), batch).item()
+        logits = [model(batch["input_ids"]).logits[labelled].double().numpy() for model in (policy, teacher)]
+    likeliest = np.argsort(-logits[1], 1)[:, :5]
+    kept = np.exp(np.take_along_axis(logits[1], likeliest, 1))
+    kept /= kept.sum(1, keepdims=True)
+    logprobs = np.take_along_axis(logits[0] - np.log(np.exp(logits[0]).sum(1, keepdims=True)), likeliest, 1)
+    assert loss == pytest.approx((kept * (np.log(kept) - logprobs)).sum(1).mean(), rel=1e-4)
+
+
 def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair], chat: Chat) -> None:
     from trl import RewardTrainer
 
@@ -280,16 +317,33 @@ def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize(
-    ("scale", "high", "mean"),
-    [("group", None, "answer"), ("batch", 0.6, "answer"), ("none", 0.6, "answer"), ("none", 0.6, "token")],
+    ("scale", "high", "mean", "keys", "theirs"),
+    [
+        ("group", None, "answer", {}, {}),
+        ("batch", 0.6, "answer", {}, {}),
+        ("none", 0.6, "answer", {}, {}),
+        ("none", 0.6, "token", {}, {}),
+        pytest.param("none", None, "constant", {}, {}, id="Dr. GRPO"),
+        pytest.param("group", 0.3, "answer", {"ratio": "sequence"}, {}, id="GSPO"),
+        pytest.param("group", 0.1, "token", {"loss_form": "cispo"}, {"loss_type": "cispo"}, id="CISPO"),
+    ],
 )
 def test_grpo_is_trl_s_from_rewards_to_gradients(
-    policy: PreTrainedModel, chat: Chat, base_dir: Path, tmp_path: Path, scale: str, high: float | None, mean: str
+    policy: PreTrainedModel,
+    chat: Chat,
+    base_dir: Path,
+    tmp_path: Path,
+    scale: str,
+    high: float | None,
+    mean: str,
+    keys: dict[str, Any],
+    theirs: dict[str, Any],
 ) -> None:
     """Two prompts with three answers each that are given to both, their rewards too. trl's own advantages and
     log-probabilities of the policy that sampled; then both policies are moved, past the clip here and there.
 
-    trl weighs the KL penalty by the ratio unless told not to; DeepSeekMath does not."""
+    trl weighs the KL penalty by the ratio unless told not to; DeepSeekMath does not. Its `epsilon_high` is the bound
+    itself for CISPO, not its distance from 1."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -306,9 +360,11 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
         return scores
 
     config = GRPOConfig(
-        output_dir=str(tmp_path), **SILENT, loss_type={"answer": "grpo", "token": "dapo"}[mean], beta=0.3,
-        epsilon=0.2, epsilon_high=high, scale_rewards=scale, temperature=0.7, num_generations=3, num_iterations=2,
-        per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
+        output_dir=str(tmp_path), **SILENT, beta=0.3, epsilon=0.2,
+        loss_type=theirs.get("loss_type", {"answer": "grpo", "token": "dapo", "constant": "dr_grpo"}[mean]),
+        importance_sampling_level=keys.get("ratio", "token"), max_completion_length=16,
+        epsilon_high=1 + high if high and theirs else high, scale_rewards=scale, temperature=0.7, num_generations=3,
+        num_iterations=2, per_device_train_batch_size=6, per_device_eval_batch_size=6, use_bias_correction_kl=False,
     )  # fmt: skip
     asked = [{"prompt": PROMPTS[number // 3]} for number in range(6)]
     trainer = GRPOTrainer(
@@ -322,6 +378,7 @@ def test_grpo_is_trl_s_from_rewards_to_gradients(
     settings: dict[str, Any] = {"algorithm": "grpo", "answers_per_prompt": 3}
     settings |= {"rollout_prompts": 6, "minibatch_answers": 6}
     settings |= {"clip_ratio": 0.2, "clip_ratio_high": high, "scale_rewards": scale, "loss_mean": mean}
+    settings |= {"answer_max_tokens": 16, **keys}
     algorithm = algorithm_of(RlhfConfig.model_validate(settings))
     batch = AnswerBatch.of(answers, chat.pad)
     with torch.no_grad():

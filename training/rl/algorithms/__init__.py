@@ -11,9 +11,16 @@ from training.rl.algorithms.base import CLIPPED, Algorithm, Sampled
 from training.rl.algorithms.grpo import Grpo
 from training.rl.algorithms.ppo import Ppo
 from training.rl.algorithms.raft import Raft
+from training.rl.algorithms.reinforce import Reinforce
 from training.rl.algorithms.rloo import Rloo
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"ppo": Ppo, "rloo": Rloo, "grpo": Grpo, "raft": Raft}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "ppo": Ppo,
+    "rloo": Rloo,
+    "grpo": Grpo,
+    "reinforce++": Reinforce,
+    "raft": Raft,
+}
 
 __all__ = ["ALGORITHMS", "CLIPPED", "Algorithm", "Sampled", "algorithm_of"]
 

@@ -15,8 +15,12 @@ _LEAST_SPREAD = 1.0e-4
 
 
 class Grpo(Algorithm):
-    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2); with
-    `loss_mean: token` the mean over all tokens of DAPO (Yu et al. 2025, section 3.3)."""
+    """DeepSeekMath (Shao et al. 2024), equations 3 and 4 with outcome supervision (section 4.1.2).
+
+    By keys of the config also: the mean over all tokens and the wider upper clip of DAPO (Yu et al. 2025), undivided
+    advantages and the constant divisor of Dr. GRPO (Liu et al. 2025), the ratio of whole answers of GSPO (Zheng et al.
+    2025), and the weighted log-probabilities of CISPO (MiniMax 2025).
+    """
 
     def learn(self, sampled: Sampled) -> dict[str, Tensor]:
         advantages = group_advantages(sampled.scores, self.config.answers_per_prompt, self.config.scale_rewards)
@@ -25,14 +29,26 @@ class Grpo(Algorithm):
 
     def loss(self, logprobs: Tensor, values: Tensor | None, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         mask, (low, high) = batch["mask"], self.config.ratio_bounds
-        ratio = torch.exp(logprobs - batch["logprobs"])
+        log_ratio = logprobs - batch["logprobs"]
+        if self.config.ratio == "sequence":  # of each answer (B, 1), the geometric mean of its tokens' ratios
+            log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None]
+        ratio = torch.exp(log_ratio)
         advantages = batch["advantages"]
-        surrogate = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+        if self.config.loss_form == "cispo":
+            low = 0.0
+            surrogate = ratio.clamp(max=high).detach() * advantages * logprobs
+        else:
+            surrogate = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
         penalty = batch["kl_coef"] * kl_k3(logprobs, batch["reference"])
         clipped = masked_mean(outside(ratio, low, high), mask)
-        mean = masked_mean if self.config.loss_mean == "token" else mean_of_answers
-        policy, kl = mean(-surrogate, mask), mean(penalty, mask)
+        policy, kl = self._mean(-surrogate, mask), self._mean(penalty, mask)
         return {"policy": policy, "kl_penalty": kl, CLIPPED: clipped, "total": policy + kl}
+
+    def _mean(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean of values (B, T) that `loss_mean` names."""
+        if self.config.loss_mean == "constant":
+            return (values * mask).sum() / (len(mask) * self.config.answer_max_tokens)
+        return masked_mean(values, mask) if self.config.loss_mean == "token" else mean_of_answers(values, mask)
 
     def weight(self, batch: Mapping[str, Tensor]) -> int:
         """Number of answers, each of which counts as much whatever its length; with `loss_mean: token` of tokens."""
