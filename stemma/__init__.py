@@ -8,7 +8,7 @@
     stemma.metrics("pretrain").query("metric == 'train/loss'").plot(x="step", y="value")
 
 Importing this package imports nothing else of Stemma and starts nothing. `run` and `check` are the commands of the same
-names, in processes of their own; all else works in this process and only reads.
+names, in separate processes; all else works in this process and only reads.
 """
 
 from __future__ import annotations

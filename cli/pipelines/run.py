@@ -74,7 +74,7 @@ def command(
 
 
 def _unfinished(runs: Path, pipeline: str) -> str:
-    """What the last run of a pipeline left to continue; empty if it ended well, still runs, or there is none."""
+    """The last run of a pipeline if it left work to continue; empty if it ended well, still runs, or there is none."""
     from flows.runs.journal import latest
 
     journal = next(latest(runs, pipeline), None)

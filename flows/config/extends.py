@@ -106,10 +106,10 @@ class _Layer:
 def _request(file: Path, value: Any) -> tuple[Path, tuple[str, ...]]:
     """The file that a value of `extends` names, and the keys to leave out of it."""
     expected = "expected the path of a config, or {config: PATH, without: [KEY, …]}"
-    asked = {"config": value} if isinstance(value, str) else value
-    if not isinstance(asked, Mapping) or "config" not in asked or set(asked) - set(_KEYS):
+    request = {"config": value} if isinstance(value, str) else value
+    if not isinstance(request, Mapping) or "config" not in request or set(request) - set(_KEYS):
         raise _bad(file, expected)
-    name, without = asked["config"], asked.get("without") or []
+    name, without = request["config"], request.get("without") or []
     if not isinstance(name, str) or not name:
         raise _bad(file, expected)
     if not isinstance(without, list) or not all(isinstance(key, str) and key for key in without):
