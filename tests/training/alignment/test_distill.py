@@ -142,6 +142,7 @@ def _config(folder: Path, teacher: Path, student: Path) -> dict[str, Any]:
         "name": "distilled",
         "base_model": {"path": str(student)},
         "instructions": {"read": [source], "heldout_share": 0.3},
+        "report": {},
         "steps": {
             "teacher": {"uses": "base_model", "path": str(teacher)},
             "small": {"uses": "distill", "inputs": given, **small},
