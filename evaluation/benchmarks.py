@@ -39,8 +39,10 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     "engine"?: the engine that answered instead of this project's own; next to each value also the number of items
     asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`), "shots"?: {number:
     tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte, "failure_classes"?: {by,
-    classes: {class: {value, low, high, n, tests}}}}; aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl,
-    one line per item; aux/failure_cases.jsonl, one line per case of the failure classes.
+    classes: {class: {value, low, high, n, tests}}}}, "untrained": {task: {metric: {value, low, high, n}}} of an
+    untrained model of the same shape on the tasks with choices, "headlines": {task: metric} where `acc` is not the
+    metric to read; aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl, one line per item;
+    aux/failure_cases.jsonl, one line per case of the failure classes.
 
     Args:
         inputs: model, an HF causal language model with its tokenizer.
@@ -72,6 +74,12 @@ def _score(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Pa
         "parts": {name: parts for name in names if (parts := task_parts(harness_results, name, config.confidence))},
         **({"engine": config.engine} if config.engine != "own" else {}),
     }
+    results["untrained"] = _floor(config, lm, folder, harness_results, results["tasks"], run)
+    results["headlines"] = {
+        name: "acc_norm"
+        for name, metrics in results["tasks"].items()
+        if "acc_norm" in metrics and lengths_differ(harness_results["samples"].get(name, []))
+    }
     fields = {task.name: task.domain for task in config.tasks if task.kind == "text"}
     if domains := {
         name: parts for name, field in fields.items() if (parts := text_domains(harness_results, name, field, config))
@@ -102,6 +110,68 @@ def _score(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Pa
     figures = benchmark_figures(results)
     run.metrics(figures)
     return Result(figures, _headline(results))
+
+
+def _floor(
+    config: BenchmarksConfig,
+    lm: LoadedModel | VllmLM | None,
+    folder: Path,
+    harness_results: Mapping[str, Any],
+    scored: Mapping[str, Any],
+    run: Run,
+) -> dict[str, Any]:
+    """Return the metrics of an untrained model of the same shape on the tasks with choices, empty for a vLLM server.
+
+    Args:
+        harness_results, scored: results of the model itself, whose items the untrained one is asked.
+    """
+    from evaluation.generation.language_model import LoadedModel, load_model
+    from evaluation.generation.untrained import floor_of
+    from evaluation.harness.tasks import evaluate_model
+
+    tasks = tuple(task for task in config.tasks if "chance" in scored.get(task.name, {}).get("acc", {}))
+    if not tasks or config.engine != "own":
+        return {}
+    model = lm if isinstance(lm, LoadedModel) else load_model(folder, run)
+    items = {
+        task.name: [[s["doc"], s["target"], s.get("arguments")] for s in harness_results["samples"][task.name]]
+        for task in tasks
+    }
+    floor_config = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
+
+    def measure(untrained: LoadedModel) -> dict[str, Any]:
+        answers = evaluate_model(floor_config, untrained, run)
+        return {task.name: _bounds(task_metrics(answers, task.name, config.confidence, config.seed)) for task in tasks}
+
+    identity = {"config": floor_config.model_dump(mode="json", exclude={"batch_size"}), "items": items}
+    return floor_of(model, identity, config.seed, measure) or {}
+
+
+def _bounds(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    fields = ("value", "low", "high", "n")
+    return {name: {field: entry[field] for field in fields if field in entry} for name, entry in metrics.items()}
+
+
+def lengths_differ(samples: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the choices of any question differ in length, so that a score by likelihood prefers short ones."""
+    for sample in samples:
+        arguments = sample.get("arguments") or ()
+        pairs = arguments.values() if isinstance(arguments, Mapping) else arguments
+        lengths = {len(str(_continuation(pair))) for pair in pairs}
+        if len(lengths) > 1:
+            return True
+    return False
+
+
+def _continuation(pair: Any) -> Any:
+    """Return the continuation of lm-eval's (context, continuation), which a record may hold as a mapping."""
+    return pair.get("arg_1", "") if isinstance(pair, Mapping) else pair[1]
+
+
+def headline_metric(results: Mapping[str, Any], task: str) -> str:
+    """Return the metric of a task to read first: the accuracy by likelihood per character where choices differ in
+    length, otherwise the accuracy."""
+    return str(results.get("headlines", {}).get(task, "acc"))
 
 
 def shots_sweep(
@@ -254,6 +324,9 @@ def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
             for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"), ("_chance", "chance")):
                 if field in entry:
                     figures[name + suffix] = entry[field]
+    for task, floors in results.get("untrained", {}).items():
+        for metric, entry in floors.items():
+            figures[snake_case(f"{task}_{FIGURE_NAMES.get(metric, metric)}_untrained")] = entry["value"]
     for task, parts in results.get("domains", {}).items():
         for domain, entry in parts.items():
             figures[snake_case(f"{task}_{domain}_bits_per_byte")] = entry["value"]
@@ -267,8 +340,11 @@ def _headline(results: Mapping[str, Any]) -> str:
     parts = []
     for task, metrics in results["tasks"].items():
         if "acc" in metrics:
-            chance = f" (chance {100 * metrics['acc']['chance']:.0f})" if "chance" in metrics["acc"] else ""
-            parts.append(f"{task} {100 * metrics['acc']['value']:.1f} %{chance}")
+            metric = headline_metric(results, task)
+            floor = results.get("untrained", {}).get(task, {}).get(metric)
+            chance = f" (chance {100 * metrics[metric]['chance']:.0f})" if "chance" in metrics[metric] else ""
+            chance = f" (untrained {100 * floor['value']:.0f})" if floor else chance
+            parts.append(f"{task} {100 * metrics[metric]['value']:.1f} %{chance}")
         elif "bits_per_byte" in metrics:
             parts.append(f"{task} {metrics['bits_per_byte']['value']:.3f} bits a byte")
     return ", ".join(parts) or f"{len(results['tasks'])} tasks"

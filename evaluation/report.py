@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
-from evaluation.pages.parts import Section, render_page
+from evaluation.pages.parts import Figure, Section, render_page
 from evaluation.pages.report.alignment_sections import alignment, distillation, preference_tuning
 from evaluation.pages.report.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmark_sections import benchmarks
@@ -54,24 +55,33 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     """Return the page, and the claims at its head."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
+    first_screen = opening(pipeline, judged)
     page_sections = sections(pipeline, config.samples, config.command)
+    if first_screen and first_screen.chart:
+        page_sections = [_without_chart(section, first_screen.chart) for section in page_sections]
     title = config.title or "Training report"
-    page = render_page(title, "training report", facts(pipeline), page_sections, judged, opening(pipeline))
+    # The report itself is a stage of the run too.
+    rows = facts(pipeline, len(inputs) + 1)
+    page = render_page(title, "training report", rows, page_sections, judged, first_screen)
     return page, judged
 
 
-def facts(pipeline: PipelineResults) -> list[tuple[str, str]]:
-    """Return the line under the title: models, stages, time and duration."""
+def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:
+    """Return the line under the title: models, stages, time and duration.
+
+    Args:
+        stage_count: number of stages, by default that of the artifacts.
+    """
     manifests = [artifact.manifest for artifact in pipeline.artifacts.values() if artifact.manifest]
-    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(len(pipeline.artifacts)))]
+    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(stage_count or len(pipeline.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
-        rows.append(("stages' times added up", seconds(sum(manifest.seconds for manifest in manifests))))
+        rows.append(("sum of stage times", seconds(sum(manifest.seconds for manifest in manifests))))
         if len({manifest.run_id for manifest in manifests}) == 1:
             first = min(manifest.started for manifest in manifests)
             elapsed = datetime.fromisoformat(finished) - datetime.fromisoformat(first)
-            rows.append(("first to last", seconds(elapsed.total_seconds())))
-        rows.append(("last on", finished[:16].replace("T", " ") + " UTC"))
+            rows.append(("elapsed", seconds(elapsed.total_seconds())))
+        rows.append(("finished", finished[:16].replace("T", " ") + " UTC"))
         commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
         rows.append(("code", ", ".join(sorted(commits)) or "not recorded"))
     return rows
@@ -102,7 +112,34 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         lineage(pipeline),
         reproduce(pipeline, command),
     ]
-    return [section for section in candidates if section]
+    return [_compact(section) for section in candidates if section]
+
+
+def _without_chart(section: Section, shown: Figure) -> Section:
+    """Return the section without a chart that the first screen shows; its caption is kept, further charts fold."""
+    figures = [figure for figure in section.figures if figure.svg != shown.svg]
+    if len(figures) == len(section.figures):
+        return section
+    captions = [f"{figure.means} {figure.weak}" for figure in section.figures if figure.svg == shown.svg]
+    lead = " ".join([section.lead, *captions]).strip()
+    if len(figures) == 1:
+        return replace(section, lead=lead, figures=(), folded_figures=figures)
+    return replace(section, lead=lead, figures=figures)
+
+
+CLOSED = {
+    "samples", "over-training", "memorisation", "mitigations", "stages", "logbook", "planned", "profile", "lineage",
+    "reproduce", "branches", "failures", "reward-model",
+}  # fmt: skip
+"""Sections that show their title only until they are opened, by the first part of their anchor."""
+
+
+def _compact(section: Section) -> Section:
+    """Return the section with its tables behind their titles if a chart shows the same figures, and closed if a reader
+    needs it for a question only."""
+    is_closed = any(section.id == name or section.id.startswith(f"{name}-") for name in CLOSED)
+    tables = [replace(table, folded=bool(table.title)) for table in section.tables]
+    return replace(section, closed=is_closed, tables=section.tables if is_closed else tables)
 
 
 def _tunings(pipeline: PipelineResults) -> list[Section]:

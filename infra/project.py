@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
+BUILT_FROM = "built_from.json"
+"""In a wheel: the commit that it was built from."""
 
 
 def python_path(value: str | None = None) -> str:
@@ -59,7 +61,16 @@ def name_user() -> None:
 
 @cache
 def code_state() -> dict[str, str | bool]:
-    """Return the commit of the project's code and whether the tree differs from it; an empty commit outside of git."""
+    """Return the commit of the project's code and whether the tree differs from it; an empty commit outside of git.
+
+    For a wheel, those of the tree that it was built from: the folder that it is installed in may belong to another
+    repository.
+    """
+    if (PROJECT / BUILT_FROM).is_file():
+        from infra.io.json import read_own_json
+
+        recorded: dict[str, str | bool] = read_own_json(PROJECT / BUILT_FROM)
+        return recorded
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(PROJECT), *arguments], capture_output=True, text=True, check=False)

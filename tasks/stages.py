@@ -71,7 +71,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=6,
+            version=7,
             config=IngestConfig,
             function="corpus.ingest:ingest",
             makes="documents",
@@ -95,7 +95,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=5,
+            version=6,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
@@ -105,7 +105,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "dedupe",
             about="Documents, each there once.",
-            version=5,
+            version=6,
             config=DedupeConfig,
             function="corpus.dedupe.stage:dedupe",
             inputs=(needs("documents"),),
@@ -159,7 +159,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that hold no test item of the benchmarks.",
-            version=4,
+            version=5,
             config=DecontaminateConfig,
             function="corpus.decontaminate.stage:decontaminate",
             inputs=(needs("documents"), needs("benchmark_text", "test_items")),
@@ -177,7 +177,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "tokenizer",
             about="A tokenizer, trained on the documents or taken over.",
-            version=2,
+            version=3,
             config=TokenizerConfig,
             function="corpus.tokenizer:tokenizer",
             inputs=(needs("documents"),),
@@ -247,7 +247,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=6,
+            version=7,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -265,7 +265,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=9,
+            version=10,
             config=PreferencesConfig,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -438,7 +438,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=6,
+            version=7,
             config=BenchmarksConfig,
             function="evaluation.benchmarks:benchmarks",
             inputs=(needs("model"),),
@@ -450,7 +450,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "safety",
             about="Toxicity, bias and memorisation of one model.",
-            version=7,
+            version=8,
             config=SafetyConfig,
             function="evaluation.safety.stage:safety",
             inputs=(needs("model"), may_have("shards")),
@@ -484,7 +484,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=6,
+            version=7,
             config=RegisterConfig,
             function="evaluation.register:register",
             inputs=(needs("model"),),
@@ -500,7 +500,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=7,
+            version=8,
             config=ReportConfig,
             function="evaluation.report:report",
             more=KINDS,

@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,46 @@ LONG_S = 3600.0
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 _SHARED = "stemma_session"
 _SESSION = pytest.StashKey[Session]()
+
+# The first builds the whole pipeline, for which the next ones do not wait.
+_DEAREST = (
+    "browser/test_reading",
+    "browser/test_page",
+    "flows/schedules/test_scheduled_runs",
+    "evaluation/harness/test_eval",
+    "infra/lineage/test_relay",
+    "infra/servers/test_guarded",
+    "training/serving/test_serving",
+    "flows/runs/test_rerun",
+    "flows/runs/test_crash",
+    "test_readme",
+    "infra/lineage/test_migrations",
+    "flows/runs/test_needs",
+    "training/alignment/test_alignment",
+    "training/trainer/test_guard",
+    "flows/runs/test_pipeline",
+    "evaluation/harness/test_benchmarks",
+    "training/checkpoint/test_remote",
+    "training/distributed/test_ranks",
+    "flows/schedules/test_feedback_round",
+    "flows/elsewhere/test_object_store_commands",
+    "flows/elsewhere/test_object_store_root",
+    "flows/runs/test_continues",
+    "infra/servers/test_callers",
+    "infra/servers/test_services",
+    "tasks/test_ray_mapper",
+    "tasks/test_retries",
+    "infra/launch/test_hosts",
+    "flows/schedules/test_sweep",
+    "flows/runs/test_server_lost",
+    "training/planner/test_written",
+    "corpus/tokens/test_encode",
+    "infra/test_foreign",
+    "evaluation/test_export",
+    "infra/store/test_remote",
+    "training/model/test_families",
+)
+"""Files of tests by what they cost, from the whole runs in benchmarks/log/tests.md."""
 
 # Without it each of the hundreds of processes that the tests start compiles what it imports of ours: about a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -65,14 +107,15 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A long proof is ended for hanging, not for a machine that is slow and does other work too.
 
-    Files are handed out to workers whole, so that what a file shares is made once. Those with servers come first, since
-    one of them at the end would be waited for by all.
+    Files are handed out to workers whole, so that what a file shares is made once. The dearest come first, then those
+    with servers, since one of them at the end would be waited for by all.
     """
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))
     servers = Counter(item.path for item in items if item.get_closest_marker("cluster"))
-    items.sort(key=lambda item: -servers[item.path])
+    order = {REPOSITORY / "tests" / f"{name}.py": rank for rank, name in enumerate(_DEAREST)}
+    items.sort(key=lambda item: (order.get(item.path, len(order)), -servers[item.path]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -118,6 +161,17 @@ def run(env: dict[str, str]) -> Callable[..., Answer]:
         return stemma(*arguments, env={**env, **variables})
 
     return call
+
+
+@pytest.fixture
+def loaded_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported models are loaded by a process that is forked with transformers imported, not by a new one. That a new
+    one, which knows nothing of this project, loads them is in tests/evaluation/test_export.py."""
+    import evaluation.release.export
+    import tests.support.elsewhere
+
+    forking = SimpleNamespace(run=tests.support.elsewhere.load_exported, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(evaluation.release.export, "subprocess", forking)
 
 
 @contextmanager

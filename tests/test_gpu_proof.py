@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu_proof import Settings, _key
 from tests.support.command import REPOSITORY
 
 
@@ -30,7 +31,19 @@ def proof(out: Path, *parts: str) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((out / "proof.json").read_text())["parts"]
 
 
+def test_a_part_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+    done = {"key": _key(Settings(tmp_path, "cpu", is_toy=True)), "rows": [{"holds": True}], "seconds": 1.0}
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "losses.json").write_text(json.dumps(done))
+    output, parts = proof(tmp_path, "losses", "machine")
+    assert output.startswith("losses: done before\nmachine: ")
+    assert (tmp_path / "proof.md").read_text() in output
+    assert parts["losses"] == done and list(parts) == ["machine", "losses"]
+
+
+@pytest.mark.long
 def test_parts_leave_figures_and_are_not_run_again(tmp_path: Path) -> None:
+    """The risk: what is left by a real part is not what the next call takes for done."""
     output, parts = proof(tmp_path, "losses", "sampling")
     assert [row["holds"] for row in parts["losses"]["rows"]] == [True, True]
     assert all(row["tokens_per_s"] > 0 for row in parts["sampling"]["rows"])

@@ -37,9 +37,9 @@ from training.guard.finite import check_measured
 from training.guard.stuck import Stuck
 from training.model.attention import choose_attention
 from training.model.balancing import ExpertLoad
-from training.model.bigram_start import start_from_bigrams
 from training.model.float8 import train_in_float8
-from training.model.induction_start import start_induction, unused_width
+from training.model.initial.bigrams import start_from_bigrams
+from training.model.initial.induction import start_induction, unused_width
 from training.model.models import build, flops_per_token, hf_config
 from training.model.new_tokens import CHAT_TOKENS, name_untrained
 from training.model.ngram import Bigram, Unigram

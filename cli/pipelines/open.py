@@ -26,12 +26,16 @@ SERVERS = ("page", "prefect", "mlflow")
 def command(what: str, only_print: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Open the newest report in the browser, or what WHAT names: the corpus report, the model card, a server's page.
 
-    Prints where it is too. With --json, and where there is no screen, it opens nothing.
+    Prints where it is too. With --json, and where there is no screen, it opens nothing. `stemma open page` needs no
+    servers: where none runs, it serves the page of the store until Ctrl-C.
     """
     import os
     import webbrowser
 
     folder = root_of(root)
+    if what == "page" and not (only_print or as_json) and folder.exists() and not _answering("page", folder):
+        _serve_page(folder)
+        return {"status": "done"}, 0
     page = None if what in SERVERS else _page(what, folder)
     url = page.as_uri() if page else _server(what, folder)
     has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -56,10 +60,46 @@ def _page(kind: str, root: Path) -> Path:
 
 def _server(kind: str, root: Path) -> str:
     from infra.errors import ConfigError, Problem
+
+    if url := _answering(kind, root):
+        return url
+    fix = "stemma up, or stemma open page without --print and --json" if kind == "page" else "stemma up"
+    raise ConfigError(Problem("no_server", kind, f"no {kind} server answers for {root}", fix))
+
+
+def _answering(kind: str, root: Path) -> str:
+    """Return the address of a server of the store that answers; "" if there is none."""
     from infra.servers.services import states
     from infra.servers.settings import settings_of
 
     for service, state in states(root) if root.exists() else []:
         if service.name == kind and state == "answers":
             return settings_of(root).page_of(service.url) or service.url
-    raise ConfigError(Problem("no_server", kind, f"no {kind} server answers for {root}", "stemma up"))
+    return ""
+
+
+def _serve_page(root: Path) -> None:
+    """Serve the page of a store to this machine, until Ctrl-C."""
+    import os
+    import threading
+    import time
+    import webbrowser
+    from contextlib import suppress
+
+    from flows.dashboard.server import serve
+    from infra.servers.http import answers
+    from infra.servers.ports import reserved_port
+
+    with reserved_port(4100) as port:
+        url = f"http://127.0.0.1:{port}"
+
+        def open_it() -> None:
+            while not answers(f"{url}/health"):
+                time.sleep(0.1)
+            click.echo(f"{url}  (Ctrl-C ends it)")
+            if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+                webbrowser.open(url)
+
+        threading.Thread(target=open_it, daemon=True).start()
+        with suppress(KeyboardInterrupt):
+            serve(root.absolute(), "127.0.0.1", port)

@@ -105,14 +105,14 @@ def _merge_wishes(config: Path | None, settings: tuple[str, ...], wishes: dict[s
 
 
 def _print(document: dict[str, Any]) -> None:
-    from evaluation.pages.planning import rows, title
+    from evaluation.pages.planning import rows, title, verdict_title
 
     click.echo(title(document))
     print_table(
         [{"what": label, "plan": value, "range": span} for label, value, span in rows(document)],
         {"what": "", "plan": "plan", "range": "range"},
     )
-    click.echo(f"\ntrain at all? {document['verdict']['choice']}")
+    click.echo(f"\n{verdict_title(document)}")
     for reason in document["verdict"]["because"]:
         click.echo(f"  {reason}")
     click.echo("\nother layouts")

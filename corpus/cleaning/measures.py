@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from corpus.cleaning.kernels import ALPHABETIC, SOLID, STOP_WORD_SHIFT, Array
-from corpus.cleaning.languages.characters import FORMAT, LINE_BREAK, SPACE, TERMINAL
+from corpus.cleaning.languages.characters import FIRST_FORMAT, FORMAT, LETTER, LINE_BREAK, SPACE, TERMINAL
 from corpus.cleaning.repeats import repeated_pieces
 from infra.native import kernel
 
@@ -25,6 +25,7 @@ _NEW_LINE, _RETURN, _DOT, _HASH, _ELLIPSIS, _BULLET, _HYPHEN = 10, 13, 46, 35, 0
     ELLIPSIS_LINES,
 ) = range(10)
 PARAGRAPHS, REPEATED_PARAGRAPHS, PARAGRAPH_CHARACTERS, REPEATED_LINES, LINE_CHARACTERS, PIECES = range(6)
+VISIBLE, UNSPACED = range(2)
 FULL_LINES, ENDED_LINES, SHORT_LINES, REPEATED_CHARACTERS, NEW_LINES = range(5)
 
 
@@ -98,20 +99,37 @@ def _count_lines(points: Array, start: int, end: int, classes: Array, counts: Ar
 
 
 @kernel
-def characters(points: Array, doc_starts: Array, classes: Array) -> Array:
-    """(D,) characters of each document; format characters, which have no width, are none."""
-    counts = np.zeros(doc_starts.size - 1, np.int64)
+def characters(points: Array, doc_starts: Array, classes: Array, unspaced: Array) -> Array:
+    """Return (D, 2) of each document how many characters it has, without format characters, which have no width; and
+    whether at least a third of its letters are of scripts that put no space between words, as `is_unspaced` has it.
+
+    unspaced (1,114,112,): mask of the characters of those scripts.
+    """
+    counts = np.zeros((doc_starts.size - 1, 2), np.int64)
     for doc in range(doc_starts.size - 1):
-        for i in range(doc_starts[doc], doc_starts[doc + 1]):
-            counts[doc] += classes[points[i]] & FORMAT == 0
+        start, end = doc_starts[doc], doc_starts[doc + 1]
+        formats, of_unspaced, letters = 0, 0, 0
+        for i in range(start, end):
+            point = points[i]
+            if point >= FIRST_FORMAT:
+                formats += classes[point] & FORMAT != 0
+                of_unspaced += unspaced[point]
+        if of_unspaced:
+            for i in range(start, end):
+                letters += classes[points[i]] & LETTER != 0
+        counts[doc, VISIBLE] = end - start - formats
+        counts[doc, UNSPACED] = of_unspaced > 0 and 3 * of_unspaced >= letters
     return counts
 
 
 @kernel
-def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array:
-    """Return counts (D, 6) of paragraphs and lines and of the repeated among them; columns above."""
+def gopher_repetition(points: Array, doc_starts: Array, selected: Array, classes: Array) -> Array:
+    """Return counts (D, 6) of paragraphs and lines and of the repeated among them; columns above. Of documents that are
+    not selected (D,) they are 0."""
     counts = np.zeros((doc_starts.size - 1, 6), np.int64)
     for doc in range(doc_starts.size - 1):
+        if not selected[doc]:
+            continue
         start, end = doc_starts[doc], doc_starts[doc + 1]
         first, last = start, end
         while first < last and classes[points[first]] & SPACE:
@@ -127,10 +145,13 @@ def gopher_repetition(points: Array, doc_starts: Array, classes: Array) -> Array
 
 
 @kernel
-def fineweb(points: Array, doc_starts: Array, classes: Array, short: int) -> Array:
-    """Return counts (D, 5) of lines that are not blank, by how they end and how long they are; columns above."""
+def fineweb(points: Array, doc_starts: Array, selected: Array, classes: Array, short: int) -> Array:
+    """Return counts (D, 5) of lines that are not blank, by how they end and how long they are; columns above. Of
+    documents that are not selected (D,) they are 0."""
     counts = np.zeros((doc_starts.size - 1, 5), np.int64)
     for doc in range(doc_starts.size - 1):
+        if not selected[doc]:
+            continue
         end = doc_starts[doc + 1]
         line, blank, formats = doc_starts[doc], True, 0
         for i in range(doc_starts[doc], end + 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,15 @@ from numpy.typing import NDArray
 
 from corpus.cleaning import c4, measures
 from corpus.cleaning.config import C4Config, CleanConfig, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
-from corpus.cleaning.languages.characters import CODE_POINTS, class_table, members
+from corpus.cleaning.languages.characters import class_table, lower_table, members
 from corpus.cleaning.languages.known import (
     MEAN_WORD_LENGTH,
     MIN_LETTER_SHARE,
     Prose,
     characters_as_words,
-    is_unspaced,
-    measure,
+    unspaced_table,
 )
+from corpus.cleaning.languages.measured import measure_documents
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, Rule, Verdicts, at_least, at_most
@@ -74,16 +73,17 @@ class QualityRules:
         self, texts: Sequence[str], batch: SegmentedText, verdicts: Verdicts, languages: Sequence[str] = ()
     ) -> list[str]:
         config = self.config
-        sizes = measures.characters(batch.points, batch.doc_starts, self._classes)
+        characters = measures.characters(batch.points, batch.doc_starts, self._classes, unspaced_table())
+        sizes = characters[:, measures.VISIBLE]
         for rule in (
             at_least("min_characters", STEMMA, config.min_characters),
             at_most("max_characters", STEMMA, config.max_characters),
         ):
             verdicts.apply(rule, sizes)
         if config.gopher_quality:
-            self._gopher_quality(config.gopher_quality, texts, languages, batch, verdicts)
+            self._gopher_quality(config.gopher_quality, texts, languages, characters, batch, verdicts)
         if config.gopher_repetition:
-            self._gopher_repetition(config.gopher_repetition, texts, sizes, batch, verdicts)
+            self._gopher_repetition(config.gopher_repetition, texts, characters, batch, verdicts)
         edited = list(texts)
         if self._c4:
             batch, edited = self._edit(self._c4, texts, batch, verdicts)
@@ -96,6 +96,7 @@ class QualityRules:
         config: GopherQualityConfig,
         texts: Sequence[str],
         languages: Sequence[str],
+        characters: Array,
         batch: SegmentedText,
         verdicts: Verdicts,
     ) -> None:
@@ -127,7 +128,9 @@ class QualityRules:
             ),
             (at_least("min_stop_words", GOPHER, config.min_stop_words), counts[measures.STOP_WORDS]),
         ]
-        other_languages = self._in_other_languages(config, texts, languages, rules, verdicts.standing)
+        other_languages = self._in_other_languages(
+            config, texts, languages, characters, batch, rules, verdicts.standing
+        )
         for rule, values in rules:
             if rule is not None and rule.name in _OF_WORDS and other_languages:
                 values = values.astype(float)
@@ -140,6 +143,8 @@ class QualityRules:
         config: GopherQualityConfig,
         texts: Sequence[str],
         languages: Sequence[str],
+        characters: Array,
+        batch: SegmentedText,
         rules: Sequence[tuple[Rule | None, Array]],
         standing: Array,
     ) -> dict[int, Prose]:
@@ -150,54 +155,52 @@ class QualityRules:
         for rule, values in rules:
             if rule is not None and rule.name in _OF_WORDS:
                 broken |= (values < rule.low) | (values > rule.high)
-        measured = {
-            document: measure(texts[document], config.language or (languages[document] if languages else ""))
-            for document in np.flatnonzero(broken & standing).tolist()
-        }
-        return {document: prose for document, prose in measured.items() if prose}
+        documents = np.flatnonzero(broken & standing).tolist()
+        declared = [config.language or (languages[document] if languages else "") for document in documents]
+        return measure_documents(documents, texts, declared, batch.points, batch.doc_starts, characters)
 
     def _gopher_repetition(
         self,
         config: GopherRepetitionConfig,
         texts: Sequence[str],
-        sizes: Array,
+        characters: Array,
         batch: SegmentedText,
         verdicts: Verdicts,
     ) -> None:
-        counts = measures.gopher_repetition(batch.points, batch.doc_starts, self._classes).T
-        characters = np.maximum(np.diff(batch.doc_starts), 1)
+        counts = measures.gopher_repetition(batch.points, batch.doc_starts, verdicts.standing, self._classes).T
+        paragraphs, pieces = np.maximum(counts[measures.PARAGRAPHS], 1), np.maximum(counts[measures.PIECES], 1)
+        lengths = np.maximum(np.diff(batch.doc_starts), 1)
         prefix = "gopher_repetition."
         for rule, values in (
             (
                 at_most("max_repeated_paragraph_share", GOPHER, config.max_repeated_paragraph_share),
-                counts[measures.REPEATED_PARAGRAPHS] / counts[measures.PARAGRAPHS],
+                counts[measures.REPEATED_PARAGRAPHS] / paragraphs,
             ),
             (
                 at_most(
                     "max_repeated_paragraph_character_share", GOPHER, config.max_repeated_paragraph_character_share
                 ),
-                counts[measures.PARAGRAPH_CHARACTERS] / characters,
+                counts[measures.PARAGRAPH_CHARACTERS] / lengths,
             ),
             (
                 at_most("max_repeated_line_share", GOPHER, config.max_repeated_line_share),
-                counts[measures.REPEATED_LINES] / counts[measures.PIECES],
+                counts[measures.REPEATED_LINES] / pieces,
             ),
             (
                 at_most("max_repeated_line_character_share", GOPHER, config.max_repeated_line_character_share),
-                counts[measures.LINE_CHARACTERS] / characters,
+                counts[measures.LINE_CHARACTERS] / lengths,
             ),
         ):
             verdicts.apply(_prefixed(prefix, rule), values)
         common, repeated = config.most_common_ngrams, config.repeated_ngrams
         shares = repeated_words(
-            batch.hashes, batch.lengths, batch.doc_words, sizes, verdicts.standing,
+            batch.hashes, batch.lengths, batch.doc_words, characters[:, measures.VISIBLE], verdicts.standing,
             np.array([n for n, _ in common], np.int64), np.array([limit for _, limit in common], np.float64),
             np.array([n for n, _ in repeated], np.int64), np.array([limit for _, limit in repeated], np.float64),
         )  # fmt: skip
         names = [f"most_common_ngrams.{n}" for n, _ in common] + [f"repeated_ngrams.{n}" for n, _ in repeated]
-        for document in np.flatnonzero(verdicts.standing).tolist():
-            if is_unspaced(texts[document]):
-                shares[document] = _repeated_characters(config, texts[document])
+        for document in np.flatnonzero(verdicts.standing & (characters[:, measures.UNSPACED] > 0)).tolist():
+            shares[document] = _repeated_characters(config, texts[document])
         for name, (_, limit), values in zip(names, (*common, *repeated), shares.T, strict=True):
             verdicts.apply(at_most(prefix + name, GOPHER, limit), values)
 
@@ -222,7 +225,9 @@ class QualityRules:
         ]
 
     def _fineweb(self, config: FineWebConfig, batch: SegmentedText, verdicts: Verdicts) -> None:
-        counts = measures.fineweb(batch.points, batch.doc_starts, self._classes, config.short_line_length).T
+        counts = measures.fineweb(
+            batch.points, batch.doc_starts, verdicts.standing, self._classes, config.short_line_length
+        ).T
         lines = np.maximum(counts[measures.FULL_LINES], 1)
         characters = np.diff(batch.doc_starts) - counts[measures.NEW_LINES]
         words = np.diff(batch.doc_words)
@@ -305,7 +310,7 @@ class _C4Lines:
     def __init__(self, config: C4Config, classes: Array) -> None:
         self.config = config
         self._classes = classes
-        self._lower = _lower_table()
+        self._lower = lower_table()
         self._ends = members(config.line_ends) if config.line_ends else np.zeros(0, bool)
         self._marks, self._mark_starts = code_points(CITATIONS)
         watched = [LOREM_IPSUM, *config.line_words, *config.line_phrases]
@@ -327,17 +332,6 @@ class _C4Lines:
             self._lorem, self._banned, self._ignored, config.drop_curly_bracket,
             self._words, self._word_starts, self._firsts,
         )  # fmt: skip
-
-
-@cache
-def _lower_table() -> Array:
-    """The lower-case code point of every code point; those that become several stay."""
-    table = np.arange(CODE_POINTS, dtype=np.uint32)
-    for point in range(CODE_POINTS):
-        lower = chr(point).lower()
-        if len(lower) == 1:
-            table[point] = ord(lower)
-    return table
 
 
 class _Names(Verdicts):

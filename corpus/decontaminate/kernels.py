@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from corpus.documents.words import Bytes, Hashes, character_table, has_unspaced, hash_ngrams, hash_words, text_buffers
 from infra.native import kernel
 
+_HARD_SPACE = re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);")
+"""Spaces as HTML writes them, whose names would be words."""
 FILTER_BITS = 16
 """Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
 
@@ -218,5 +221,8 @@ class Searcher:
 
     def __call__(self, texts: pa.ChunkedArray) -> NDArray[np.int64]:
         """Every place at which a test item shows in a column of texts, see `find_items`."""
-        hits: NDArray[np.int64] = find_items(*text_buffers(texts), character_table(), self._index, *self._flags)
+        data, begins = text_buffers(texts)
+        if _HARD_SPACE.search(data.data):  # as many spaces, so that every place stays
+            data = np.frombuffer(_HARD_SPACE.sub(lambda entity: b" " * len(entity[0]), data.tobytes()), np.uint8)
+        hits: NDArray[np.int64] = find_items(data, begins, character_table(), self._index, *self._flags)
         return hits

@@ -70,7 +70,7 @@ def _hash_text(
     else:
         size = hash_ngrams(words, count, ngram, room.grams)
     if with_marks:
-        size = add_marks_at_the_ends(words, room.marks, count, ngram, size, room.grams)
+        size = add_marks_at_the_ends(data, starts, end, words, room.marks, count, ngram, size, tables.ascii, room.grams)
     return count, size
 
 

@@ -6,8 +6,8 @@ with marks as without, and texts without such marks have the same hashes. These 
 - everywhere: vowel, tone and voicing signs of scripts other than Latin, Greek and Cyrillic; raised and lowered digits.
 - in passages of code: operators, brackets and other marks that a parser reads. Commas, semicolons and quotes are left
   out, since formatters move them.
-- in prose: signs and operators of numbers and single letters (-12, 3 x + 5, p < 0.05, 5 %), signs of currencies, other
-  mathematical signs, and the marks of names such as C++, C# and A*.
+- in prose: signs and operators of numbers and single letters (-12, 3 x + 5, p < 0.05, 5 %), operators of several marks
+  such as && and ->, signs of currencies, other mathematical signs, and the marks of names such as C++, C# and A*.
 - in passages of tonal languages in Latin letters (Vietnamese, Yoruba, Igbo, Pinyin): accents.
 
 A passage ends with a blank line. A mark belongs to the word that follows it, the last ones of a text to its last word.
@@ -67,7 +67,7 @@ class MarkTables(NamedTuple):
     codes: (65536,) the same with the bits above.
     accents: (65536,) the one or two combining characters of a letter, the second one in the upper half.
     folded: (256,) the folded letters and digits of ASCII, 0 for all other bytes.
-    ascii: (256,) the bits _SHOWS_CODE to _NOT_ASCII of a byte.
+    ascii: (256,) the bits _SHOWS_CODE to _OPERATOR of a byte.
     """
 
     words: NDArray[np.int32]
@@ -77,7 +77,7 @@ class MarkTables(NamedTuple):
     ascii: NDArray[np.uint8]
 
 
-_SHOWS_CODE, _IN_CODE, _IN_PROSE, _DIGIT, _LETTER, _LINE_BREAK, _NOT_ASCII = 1, 2, 4, 8, 16, 32, 64
+_SHOWS_CODE, _IN_CODE, _IN_PROSE, _DIGIT, _LETTER, _LINE_BREAK, _NOT_ASCII, _OPERATOR = 1, 2, 4, 8, 16, 32, 64, 128
 
 
 @cache
@@ -104,7 +104,8 @@ def mark_tables() -> MarkTables:
     for bit, members in (
         (_SHOWS_CODE, _CODE_SHOWN_BY),
         (_IN_CODE, _CODE_MARKS),
-        (_IN_PROSE, "!#%*+-/<=>^~"),
+        (_IN_PROSE, "!#%&*+-/:<=>^|~"),
+        (_OPERATOR, "!%&*+-/:<=>^|~"),
         (_DIGIT, string.digits),
         (_LETTER, string.ascii_letters),
         (_LINE_BREAK, "\n"),
@@ -135,6 +136,8 @@ def _counts_in_prose(
         point: its code point.
         mark: the code point that represents all forms of the sign.
     """
+    if mark < 0x80 and _is_in_operator(data, begin, here, end, ascii_classes):
+        return True
     left, right = here - 1, after
     while left >= begin and data[left] == 32:
         left -= 1
@@ -163,7 +166,7 @@ def _counts_in_prose(
                 second if is_run else (behind if is_close_behind else 32), ascii_classes
             )
         return between and not is_close_before and not is_close_behind
-    if mark == 47:  # /
+    if mark == 47 or mark == 38 or mark == 124:  # / & |
         return between and not is_close_before and not is_close_behind
     if mark == 42:  # *
         return between or (is_close_before and letter_before and not (is_close_behind and word_behind))
@@ -181,6 +184,37 @@ def _counts_in_prose(
         holds_left = word_before or before == 41 or before == 93 or before >= 0x80
         return (holds_left and (is_close_before or behind != 10)) or (stands_alone and mark != 61)
     return mark >= 0x80
+
+
+@kernel
+def _is_in_operator(data: Bytes, begin: int, here: int, end: int, ascii_classes: NDArray[np.uint8]) -> bool:
+    """Return True if a mark is one of two or three that make up an operator: &&, || and -> between words; others, such
+    as ** and >>=, with spaces around them. Dashes are none."""
+    first, last = here, here + 1
+    while first > begin and ascii_classes[data[first - 1]] & _OPERATOR and here - first < 3:
+        first -= 1
+    while last < end and ascii_classes[data[last]] & _OPERATOR and last - here < 3:
+        last += 1
+    size = last - first
+    if size < 2 or size > 3 or first - 1 < begin or last >= end:
+        return False
+    before, behind = data[first - 1], data[last]
+    if before == 32 and behind == 32:
+        if first - 2 < begin or last + 1 >= end:
+            return False
+        dashes = 0
+        for at in range(first, last):
+            dashes += data[at] == 45
+        return dashes < size and _is_word(data[first - 2], ascii_classes) and _is_word(data[last + 1], ascii_classes)
+    # && || :: -> :=
+    left, right = data[first], data[first + 1]
+    is_known = (
+        (left == 38 and right == 38)
+        or (left == 124 and right == 124)
+        or (left == 58 and (right == 58 or right == 61))
+        or (left == 45 and right == 62)
+    )
+    return is_known and size == 2 and _is_word(before, ascii_classes) and _is_word(behind, ascii_classes)
 
 
 @kernel
@@ -387,18 +421,32 @@ def _add_marks(
 
 
 @kernel
-def add_marks_at_the_ends(words: Hashes, marks: Hashes, count: int, n: int, filled: int, out: Hashes) -> int:
-    """Add hashes to the n-grams of a text for the words with marks at either end, so that a mark changes n of them
-    wherever it is: C++ as the first word of a text too. Return the number of hashes.
+def add_marks_at_the_ends(
+    data: Bytes,
+    starts: NDArray[np.int64],
+    end: int,
+    words: Hashes,
+    marks: Hashes,
+    count: int,
+    n: int,
+    filled: int,
+    ascii_classes: NDArray[np.uint8],
+    out: Hashes,
+) -> int:
+    """Add hashes to the n-grams of a text for the words with marks, and the single letters, at either end, so that each
+    changes n of them wherever it is: C++ and F# as the first words of a text too. Return the number of hashes.
 
     Args:
+        data, starts, end: the bytes of the text, the place of each word in them, and their end.
         out: room for count + n * n.
     """
     if count < n:
         return filled
     for edge in range(min(count, 2 * (n - 1))):  # the words in the middle are in n n-grams
         word = edge if edge < n - 1 else max(edge, count - 2 * (n - 1) + edge)
-        if not marks[word]:
+        first, behind = data[starts[word]], starts[word] + 1
+        is_letter = ascii_classes[first] & _LETTER and (behind >= end or not _is_word(data[behind], ascii_classes))
+        if not (marks[word] or is_letter):
             continue
         inside = min(word, count - n) - max(0, word - n + 1) + 1
         for number in range(n - inside):

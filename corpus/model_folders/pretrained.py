@@ -130,6 +130,7 @@ def load_pretrained_model(
             )
     if "quantization_config" in options:
         model = model.to(model.dtype)  # unquantized weights are bf16, whatever the others are
+        model._weight_conversions = None  # or transformers 5.17 saves experts under the pattern that found them
     # transformers 5 unties weights that differ while it loads them: config.json's own model still has them tied.
     tied = load_pretrained_shape(auto, folder, where) if getattr(model.config, "tie_word_embeddings", False) else model
     if problems := [*_misfits(model, info, weights, where, fresh_head), *_untied(tied, weights, where)]:

@@ -63,7 +63,7 @@ def records_of(
     """
     for file in by_name(files):
         is_first, kind = True, format_of(source, file)
-        for item in records_in(file, kind, source.encoding, key):
+        for item in records_in(file, kind, source.encoding, key, source.header):
             if isinstance(item, Record):
                 item = replace(item, value=with_lists(item.value, kind))
             if is_first and not isinstance(item, Rejected):

@@ -46,6 +46,10 @@ def _known_encoding(value: str) -> str:
 EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _known_encoding(value))]
 
 
+Header = Literal["auto", "first_row", "none"]
+"""What the first row of a CSV or TSV file is."""
+
+
 def _order(file: Place) -> tuple[bool, str]:
     return (not isinstance(file, Path), str(file))
 
@@ -140,8 +144,11 @@ class TextOptions(SourceDescription):
     """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow and .feather,
     .csv and .tsv, .html and .htm, .warc and .wet, .ipynb, .epub, .docx, .srt and .vtt, .mhtml, .eml, .tex, .md; all
     others are text, but for those that are refused by name, such as .pdf, .rtf, .xml and archives. A .json file may
-    hold one list. The first row of a CSV or TSV file names its columns; what separates and quotes its fields is seen
-    from its first rows."""
+    hold one list. What separates and quotes the fields of a CSV or TSV file is seen from its first rows."""
+    header: Header = "auto"
+    """The first row of CSV and TSV files: first_row has the names of the columns, none is a record like the others, and
+    the columns are column_1, column_2, …; auto is none where the first row looks like those below it and not like
+    names."""
     text_field: str = "text"
     """JSON key or column that holds the text; dotted for one inside others, e.g. page.body."""
     metadata_fields: tuple[str, ...] = ()
@@ -223,6 +230,9 @@ class PairOptions(Config):
     format: Literal["auto", "jsonl", "parquet", "arrow", "csv"] = "auto"
     """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .parquet, .arrow and .feather, .csv and .tsv; all others
     are JSON Lines, or JSON that holds one list of objects."""
+    header: Header = "auto"
+    """The first row of CSV and TSV files: names of the columns (first_row), or a record (none) of column_1, column_2,
+    …; auto as for documents."""
     prompt_field: str = "instruction"
     """JSON key or column of the prompt."""
     input_field: str | None = "input"

@@ -9,11 +9,15 @@ from pathlib import PurePosixPath
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-"""The words that the Hugging Face hub looks for in file names where a dataset does not list its files."""
+    "train": ("train", "training", "trainset"),
+    "validation": (
+        "validation", "valid", "val", "valset", "dev", "devel", "devset",
+        "holdout", "hold-out", "hold_out", "heldout", "held-out", "held_out",
+    ),
+    "test": ("test", "testing", "testset", "eval", "evaluation", "evalset"),
+}  # fmt: skip
+"""The words that the Hugging Face hub looks for in file names where a dataset does not list its files, and further
+ones that people use."""
 RECORD_SUFFIXES = (
     ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt",
 )  # fmt: skip
@@ -28,14 +32,10 @@ SIDE_FILES = (
     "*.incomplete", "*.crdownload", "*.part",  # downloads that did not end
 )  # fmt: skip
 CARDS = (
-    "README*",
-    "LICENSE*",
-    "LICENCE*",
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-)
+    "README*", "LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "CITATION*", "AUTHORS*", "CONTRIBUTING*", "CHANGELOG*",
+    "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "croissant.json",
+    "*SUMS", "*SUMS.txt", "*.md5", "*.sha1", "*.sha256", "checksums*", "MANIFEST*",
+)  # fmt: skip
 """Files that describe a dataset, beside its records. In a folder of texts alone they are texts too."""
 SIDE_FOLDERS = ("__MACOSX", "_temporary", "_delta_log", "_spark_metadata")
 
@@ -100,7 +100,7 @@ def is_hidden(name: str) -> bool:
 def split_of(name: str, requested: str = "train") -> str:
     """The split that a path in a folder names: train, validation, test or the one asked for; "" where it names none."""
     for split, words in {**SPLIT_WORDS, requested: SPLIT_WORDS.get(requested, (requested,))}.items():
-        if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name):
+        if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name, re.IGNORECASE):
             return split
     return ""
 

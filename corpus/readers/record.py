@@ -99,6 +99,16 @@ def field_fix(setting: str, name: str, names: Sequence[str], otherwise: str = ""
     return f"set {setting}: {suggestion}" if suggestion else f"set {setting}"
 
 
+def column_names(count: int) -> list[str]:
+    """Names of the columns of a table that names none."""
+    return [f"column_{number}" for number in range(1, count + 1)]
+
+
+def has_numbered_columns(value: Mapping[str, Any]) -> bool:
+    """Return True if a record is a row of a table that names no columns."""
+    return list(value) == column_names(len(value))
+
+
 def longest_text(value: Mapping[str, Any]) -> str:
     """The field of a record that holds the longest text; "" where none holds any."""
     return max(text_fields(value), key=lambda name: len(pick(value, name)), default="")

@@ -68,7 +68,7 @@ def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rej
             groups = None if piece.span is None else (piece.span.start, piece.span.end)
             yield from _texts_of(read_rows(Table(kind, file, fields, key, max_bytes, groups)), source)
         case "csv":
-            rows = read_delimited(file, encoding, 4 * max_bytes)
+            rows = read_delimited(file, encoding, 4 * max_bytes, header=source.header)
             yield from _texts_of(with_fields(rows, (source.text_field,), key, ("text_field",)), source)
         case "html":
             yield from read_html(file, encoding, max_bytes)

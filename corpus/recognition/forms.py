@@ -23,7 +23,7 @@ from corpus.preferences import pairs_of
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments
 from corpus.readers.hub import CARD, SPLITS, STATE, card_lists_files
 from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format, suffix_of
-from corpus.readers.record import Record, Unreadable, field_names, is_given, pick, text_fields
+from corpus.readers.record import Record, Unreadable, field_names, has_numbered_columns, is_given, pick, text_fields
 from corpus.readers.records import records_in
 from corpus.readers.streams import refuse_binary
 from corpus.readers.unread import MAGIC_BYTES, by_unread_format, suffix_by_magic
@@ -261,6 +261,9 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
         raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
     for reading in readings:
         _check_files(reading, sample, kind)
+    if kind == "csv" and has_numbered_columns(sample[0].value):
+        more = "the first row looks like a record, not like names of columns (`header: first_row` takes it as names)"
+        readings = [replace(reading, why=f"{reading.why}; {more}") for reading in readings]
     if put_aside:
         more = f"{len(put_aside)} other records cannot be read, e.g. {put_aside[0].reason}"
         readings = [replace(reading, why=f"{reading.why}; {more}") for reading in readings]

@@ -25,6 +25,8 @@ EXPRESSIONS = {
     "tekken": rf"{_CASED}|{_UPPER}|\p{{N}}|{_SIGN_RUN}[\r\n/]*|{_WHITE}",
 }
 
+PIECES_OF_WORDS = r"[\s\S]{1,1000}"
+"""Cuts a pre-token into pieces that WordPiece takes apart."""
 Part = dict[str, Any]
 # What SentencePiece's normalisation is made of: it sees no further than a run of spaces or a letter with its marks.
 _SPACES_TO_SIGN = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SIGN}
@@ -115,7 +117,10 @@ def _splits_like_gpt2(splitter: Part) -> bool:
 
 
 def _splits_further(splitter: Part) -> bool:
-    """Return True if a pre-tokeniser splits by single characters, or turns bytes into letters and no more."""
+    """Return True if a pre-tokeniser splits by single characters or into pieces of one length, or turns bytes into
+    letters and no more."""
+    if splitter["type"] == "Split":
+        return bool(splitter["pattern"].get("Regex") == PIECES_OF_WORDS and splitter["behavior"] == "Isolated")
     return splitter["type"] == "Digits" or (splitter["type"] == "ByteLevel" and not splitter["add_prefix_space"])
 
 

@@ -11,6 +11,7 @@ from corpus.config import TokenizerConfig
 from corpus.documents.parts import count_documents, is_heldout, read_documents
 from corpus.documents.sources import read_sources
 from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.cutting import PIECES_OF_WORDS
 from infra.errors import stage_error
 from infra.io.json import parse_own_json
 from infra.process.pace import Pace
@@ -30,7 +31,7 @@ from tokenizers import pre_tokenizers
 UNKNOWN = "<|unknown|>"
 # Marks a WordPiece entry that does not open a word. BERT writes ##, which among bytes could also be two hash signs.
 CONTINUATION = "\u203f"
-# Longest pre-token that WordPiece takes apart; BERT has 100.
+# Longest pre-token that WordPiece takes apart; BERT has 100. Longer ones are cut by PIECES_OF_WORDS.
 MAX_WORD_CHARACTERS = 1000
 
 
@@ -66,7 +67,7 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
 
 
 def _train(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenizer:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     if kind == "unigram":
         tokenizer = _unigram(config.vocab_size, texts)
@@ -74,7 +75,10 @@ def _train(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenize
         tokenizer = Tokenizer(models.BPE())
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # WordPiece would take a longer word for unknown, and lose it: a sequence of DNA, a line of signs, Chinese.
+    pieces = pre_tokenizers.Split(Regex(PIECES_OF_WORDS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, pieces]) if kind == "wordpiece" else byte_level
     tokenizer.decoder = decoders.ByteLevel()
     if kind != "unigram":
         tokenizer.train_from_iterator(texts, _trainer(kind, config))

@@ -85,10 +85,6 @@ class SamplingOptions:
     def has_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty)
 
-    @property
-    def changes_logits(self) -> bool:
-        return self.has_penalties or self.bias is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -135,6 +131,11 @@ class Answer:
             self._random = np.random.default_rng([self.options.seed % 2**64, self.options.number])
         return self._random.random()
 
+    @property
+    def changes_logits(self) -> bool:
+        """True if `change` does anything."""
+        return self.options.has_penalties or self.options.bias is not None
+
     def change(self, logits: Tensor) -> None:
         """Apply bias and penalties to the logits (V,) of the next token, in place."""
         options = self.options
@@ -176,7 +177,7 @@ def choose_tokens(logits: Tensor, answers: Sequence[Answer]) -> list[Token]:
         StageError: `not_finite` for a draw from NaN.
     """
     changed = logits
-    if any(answer.options.changes_logits for answer in answers):
+    if any(answer.changes_logits for answer in answers):
         changed = logits.clone()
         for row, answer in enumerate(answers):
             answer.change(changed[row])

@@ -60,7 +60,8 @@ def is_code(text: str) -> bool:
 def cloze_parts(task: BenchmarkTask, row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the context of a cloze row, the delimiter, and the continuation that must follow."""
     if row.get(task.context) is None:
-        context, space, last = row[task.text].rpartition(SPACE)
+        # A line break at the end of a passage belongs to its file, and is not asked for.
+        context, space, last = row[task.text].rstrip().rpartition(SPACE)
         return context, space if task.delimiter is None else task.delimiter, last
     context, follows = str(row[task.context]), str(row[task.continuation])
     return context, delimiter_between(context, follows) if task.delimiter is None else task.delimiter, follows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +46,8 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
             return f"`{task.choices}`, a list of strings that are not empty"
         gold = row.get(task.gold)
         if not (isinstance(gold, int) and 0 <= gold < len(choices)):
-            return f"`{task.gold}`, a number from 0 to {len(choices) - 1}"
+            value = f" (found {json.dumps(gold, default=str)[:40]})" if task.gold in row else ""
+            return f"`{task.gold}`, a whole number from 0 to {len(choices) - 1}{value}"
     elif task.kind == "minimal_pairs":
         for field in (task.good, task.bad):
             if not isinstance(row.get(field), str) or not row[field]:
@@ -59,6 +61,11 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
         for field in (task.context, task.continuation):
             if not isinstance(row.get(field), str) or not row[field]:
                 return f"`{field}`, a string"
-    elif not isinstance(row.get(task.text), str) or not all(map(str.strip, row[task.text].rpartition(" ")[::2])):
-        return f"`{task.text}`, a string of at least two words that ends with one"
+    elif not isinstance(row.get(task.text), str) or not all(
+        map(str.strip, row[task.text].rstrip().rpartition(" ")[::2])
+    ):
+        return (
+            f"`{task.text}`, a string of at least two words that ends with one, or `{task.context}` and "
+            f"`{task.continuation}`"
+        )
     return ""

@@ -93,6 +93,13 @@ def smoothed(points: Sequence[Point], half_life: float) -> list[Point]:
     return out
 
 
+def _within_sight(noise: Sequence[float], low: float, high: float) -> list[float]:
+    """Return the values of single batches that widen the scale: all of them, but for outliers by more than the height
+    of the other lines, which would make these flat."""
+    reach = (high - low) or 1.0
+    return [value for value in noise if low - reach <= value <= high + reach]
+
+
 def line_chart(
     title: str,
     lines: Sequence[Line],
@@ -106,16 +113,21 @@ def line_chart(
     x_format: Callable[[float], str] = compact,
     y_format: Callable[[float], str] = compact,
     from_zero: bool = False,
+    can_zoom: bool = False,
 ) -> Markup:
-    """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point."""
+    """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point.
+
+    Args:
+        can_zoom: add `data-plot`, the left and right end of the plot with the steps there, for a script that zooms.
+    """
     drawn = [(line, thinned(line.points)) for line in lines if line.points]
     if not drawn:
         return Markup("")
     xs = [x for _, points in drawn for x, _ in points]
-    # Noise of single batches (faint lines) must not set the scale.
-    ys = sorted(y for line, points in drawn for _, y in points if not line.faint)
-    ys = ys or sorted(y for _, points in drawn for _, y in points)
+    ys = [y for line, points in drawn for _, y in points if not line.faint]
+    ys = ys or [y for _, points in drawn for _, y in points]
     ys += [level.value for level in levels]
+    ys += _within_sight([y for line, points in drawn for _, y in points if line.faint], min(ys), max(ys))
     y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys), 5)
     x_ticks = [tick for tick in ticks(min(xs), max(xs), 5) if min(xs) <= tick <= max(xs)]
     # Digits are up to 8 wide if a phone's style enlarges them.
@@ -130,7 +142,8 @@ def line_chart(
     def down(y: float) -> float:
         return top + (y_high - min(max(y, y_low), y_high)) / (y_high - y_low) * (height - top - bottom)
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
+    plot = f' data-plot="{left},{width - right},{x_low:g},{x_high:g}"' if can_zoom else ""
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart"{plot}>']
     for tick in y_ticks:
         y = f"{down(tick):.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')

@@ -61,23 +61,99 @@ def comparison_page(document: Mapping[str, Any], names: Sequence[str], steps: Se
         names: display names, in its order.
         steps: finished steps of each.
     """
+    kinds = " and ".join(sorted({f"{entry['kind']}s" for entry in document["compared"]}))
+    facts = [("compared", f"{len(names)} {kinds}")]
+    return render_page(" / ".join(names), "comparison", facts, comparison_sections(document, names, steps))
+
+
+def comparison_sections(
+    document: Mapping[str, Any], names: Sequence[str], steps: Sequence[Mapping[str, Artifact]]
+) -> list[Section]:
+    """Return the parts of a comparison, see `comparison_page`."""
     styles = [STYLES[index % len(STYLES)] for index in range(len(names))]
     compared_names = [entry["name"] for entry in document["compared"]]
-    groups = [[compared_names.index(name) for name in group["names"]] for group in document["seeds"]]
+    groups = _groups(document)
     for group in groups:
         for index in group:
             styles[index] = styles[group[0]]
-    kinds = " and ".join(sorted({f"{entry['kind']}s" for entry in document["compared"]}))
-    sections = [
+    return [
         _subjects(document, names),
         _differences(document, names),
         _paired(
             document, dict(zip(compared_names, names, strict=True)), dict(zip(compared_names, styles, strict=True))
         ),
         _figures(document, names, groups),
-        Section("curves", "Curves", "", _curves(steps, names, styles, groups)),
+        Section("curves", "Curves", "", _curves(document, steps, names, styles, groups)),
     ]
-    return render_page(" / ".join(names), "comparison", [("compared", f"{len(names)} {kinds}")], sections)
+
+
+def figures_section(document: Mapping[str, Any], names: Sequence[str]) -> Section:
+    """Return the figures that differ, side by side."""
+    return _figures(document, names, _groups(document))
+
+
+def _groups(document: Mapping[str, Any]) -> list[list[int]]:
+    """Return the positions of those that differ in seeds alone."""
+    compared_names = [entry["name"] for entry in document["compared"]]
+    return [[compared_names.index(name) for name in group["names"]] for group in document["seeds"]]
+
+
+def conclusion(document: Mapping[str, Any], index: int, names: Sequence[str]) -> str:
+    """Return one sentence: which of the first and another is better, and how sure that is.
+
+    Args:
+        document: of `flows.compare.compare`.
+        index: of the other one.
+        names: display names, in the order of the document.
+    """
+    first, second = names[0], names[index]
+    other = document["compared"][index]["name"]
+    rows = [row for row in document["paired"] if row["name"] == other and row["unit"] != "characters"]
+    if not rows:
+        return f"Whether {second} is better than {first} is unknown: nothing was measured over the same items."
+    shown = [row for row in rows if row["shown"]]
+    measured = "The one figure" if len(rows) == 1 else f"None of the {len(rows)} figures"
+    if not shown:
+        verb = "shows no difference" if len(rows) == 1 else "shows a difference"
+        return f"Neither {second} nor {first} is shown to be better: {measured.lower()} over the same items {verb}."
+    better = [row for row in shown if _is_gain(row)]
+    worse = [row for row in shown if not _is_gain(row)]
+    if better and worse:
+        return (
+            f"{second} is better than {first} in {_named(better)}, and worse in {_named(worse)}; each with 95 % "
+            "confidence."
+        )
+    winner, loser = (second, first) if better else (first, second)
+    sentence = f"{winner} is better than {loser}, with 95 % confidence: {_named(shown, reverse=not better)}"
+    same = len(rows) - len(shown)
+    sentence += f"; {same} further figure{'' if same == 1 else 's'} show{'s' if same == 1 else ''} no difference" * (
+        same > 0
+    )
+    if len(shown) == 1 and same >= 2:
+        # Each interval misses its figure in one of twenty comparisons.
+        sentence += f" (with {len(rows)} figures, chance alone shows one in {1 - 0.95 ** len(rows):.0%} of comparisons)"
+    return f"{sentence}."
+
+
+def _is_gain(row: Mapping[str, Any]) -> bool:
+    """Return True if the second is better by this figure."""
+    is_less_better = "toxicity" in row["figure"]
+    return (row["difference"] < 0) == is_less_better
+
+
+def _named(rows: Sequence[Mapping[str, Any]], reverse: bool = False) -> str:
+    """Return the figures with their differences, the largest first, at most three of them.
+
+    Args:
+        reverse: True for the first minus the other one.
+    """
+    largest = sorted(rows, key=lambda row: -abs(row["difference"]))[:3]
+    named = []
+    for row in largest:
+        bounds = (row["difference"], row["low"], row["high"])
+        difference = Interval(-bounds[0], -bounds[2], -bounds[1]) if reverse else Interval(*bounds)
+        named.append(f"{row['figure']} {_change(difference, row['unit'])}")
+    return ", ".join(named) + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")
 
 
 def _subjects(document: Mapping[str, Any], names: Sequence[str]) -> Section:
@@ -103,6 +179,8 @@ def _differences(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     tables = [Table("", columns, rows[:SETTINGS_OPEN], mono=mono)] if rows else []
     if hidden_rows := rows[SETTINGS_OPEN:]:
         tables.append(Table(f"{len(hidden_rows)} more", columns, hidden_rows, folded=True, mono=mono))
+    if steps := [[row["step"], *map(str, row["values"])] for row in document.get("steps", ())]:
+        tables.append(Table("Steps that not all have", ["step", *names], steps, mono=(0,)))
     return Section("differences", "What differs", lead, tables=tables)
 
 
@@ -187,6 +265,7 @@ def _number(value: float) -> str:
 
 
 def _curves(
+    document: Mapping[str, Any],
     steps: Sequence[Mapping[str, Artifact]],
     names: Sequence[str],
     styles: Sequence[str],
@@ -199,7 +278,8 @@ def _curves(
         name: artifact.stage for artifacts in steps for name, artifact in artifacts.items() if artifact.stage in CURVES
     }
     figures = []
-    for step, stage in stages.items():
+    kept = _steps_to_draw(document, steps, stages)
+    for step, stage in kept.items():
         for curve in CURVES[stage]:
             drawn: dict[str, tuple[list[int], list[Point]]] = {}
             for index, pipeline in enumerate(pipelines):
@@ -209,6 +289,27 @@ def _curves(
             if figure := _overlaid(step, curve, drawn, names, styles, groups):
                 figures.append(figure)
     return figures
+
+
+def _steps_to_draw(
+    document: Mapping[str, Any], steps: Sequence[Mapping[str, Artifact]], stages: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the steps whose curves are drawn. Of artifacts: those that all descend from, and the training of each
+    itself; steps between them belong to one alone and have nothing to be compared with."""
+    compared = document["compared"]
+    if any(entry["kind"] != "artifact" for entry in compared):
+        return dict(stages)
+    named = {entry["name"] for entry in compared}
+    return {
+        step: stage
+        for step, stage in stages.items()
+        if all(step in artifacts for artifacts in steps)
+        or any(
+            f"{artifacts[step].stage}/{artifacts[step].folder.name}" in named
+            for artifacts in steps
+            if step in artifacts
+        )
+    }
 
 
 def _overlaid(
@@ -247,7 +348,9 @@ def _overlaid(
     chart = line_chart(f"{step}: {curve.title}", lines, x_label="batch", y_label=curve.y_label)
     if not chart:
         return None
-    return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.", curve.weak, legend)
+    absent = [name for index, name in enumerate(names) if not any(index in indices for indices, _ in drawn.values())]
+    alone = f" {', '.join(absent)} did not go through this step." if absent else ""
+    return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.{alone}", curve.weak, legend)
 
 
 def _smoothed(curve: Curve, points: list[Point]) -> list[Point]:

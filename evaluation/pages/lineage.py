@@ -20,17 +20,19 @@ DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""
 NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP = 114, 40, 20, 14
 SWEEPS = 12
+LAYERS_PER_ROW, MARGIN = 9, 12
 
 
 @dataclass(frozen=True)
 class Box:
-    """One node: a name above a line of small print, and the tooltip."""
+    """One node: a name above a line of small print, and the tooltip. address: of the page that a click opens."""
 
     id: str
     name: str
     small: str
     tooltip: str
     is_model: bool = False
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,43 +136,62 @@ def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
         return Markup("")
     ids = [box.id for box in boxes]
     layers, _ = ordered_layers(ids, edges, layers_of(ids, edges))
-    tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in layers)
-    positions: dict[str, tuple[float, float]] = {}
-    for number, layer in enumerate(layers):
-        y = (tallest - sum(_height(id) + ROW_GAP for id in layer)) / 2
-        for id in layer:
-            positions[id] = (number * (NODE_WIDTH + LAYER_GAP) + 4, y + 4)
-            y += _height(id) + ROW_GAP
-    width = len(layers) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 8
+    positions, height = _positions(layers)
+    width = min(len(layers), LAYERS_PER_ROW) * (NODE_WIDTH + LAYER_GAP) - LAYER_GAP + 2 * MARGIN
     parts = [
-        f'<svg viewBox="0 0 {width} {tallest:.0f}" style="min-width:{0.7 * width:.0f}px" role="img" '
+        f'<svg viewBox="0 0 {width} {height:.0f}" style="min-width:{0.7 * width:.0f}px" role="img" '
         'aria-label="lineage of the artifacts" class="chart lineage">'
     ]
-    parts += [_arrow(edge, positions) for edge in edges]
+    parts += [_arrow(edge, positions, width) for edge in edges]
     parts += [_node(box, *positions[box.id]) for box in boxes]
     return Markup("".join([*parts, "</svg>"]))
+
+
+def _positions(layers: Sequence[Sequence[str]]) -> tuple[dict[str, tuple[float, float]], float]:
+    """Return the upper left corner of each node and of each place that an edge passes, and the height of all rows."""
+    positions: dict[str, tuple[float, float]] = {}
+    top = 4.0
+    for first in range(0, len(layers), LAYERS_PER_ROW):
+        row = layers[first : first + LAYERS_PER_ROW]
+        tallest = max(sum(_height(id) + ROW_GAP for id in layer) for layer in row)
+        for column, layer in enumerate(row):
+            y = top + (tallest - sum(_height(id) + ROW_GAP for id in layer)) / 2
+            for id in layer:
+                positions[id] = (MARGIN + column * (NODE_WIDTH + LAYER_GAP), y)
+                y += _height(id) + ROW_GAP
+        top += tallest + 2 * ROW_GAP
+    return positions, top - 2 * ROW_GAP
 
 
 def _height(id: str) -> int:
     return 4 if "@" in id else NODE_HEIGHT
 
 
-def _arrow(edge: Edge, positions: Mapping[str, tuple[float, float]]) -> str:
+def _arrow(edge: Edge, positions: Mapping[str, tuple[float, float]], width: float) -> str:
     x, y = positions[edge.source]
     x, y = x + NODE_WIDTH, y + NODE_HEIGHT / 2
     path = f"M{x:.0f},{y:.0f}"
-    stops = sorted(
-        (p for id, p in positions.items() if id.startswith(f"{edge.source}>{edge.target}@")), key=lambda p: p[0]
-    )
-    for left, top in stops:
-        path += _bend(x, y, left, top + 2) + f"L{left + NODE_WIDTH:.0f},{top + 2:.0f}"
+    passed = [id for id in positions if id.startswith(f"{edge.source}>{edge.target}@")]
+    for id in sorted(passed, key=lambda id: int(id.rpartition("@")[2])):
+        left, top = positions[id]
+        path += _step(x, y, left, top + 2, positions, width) + f"L{left + NODE_WIDTH:.0f},{top + 2:.0f}"
         x, y = left + NODE_WIDTH, top + 2
     left, top = positions[edge.target]
-    path += _bend(x, y, left, top + NODE_HEIGHT / 2)
+    path += _step(x, y, left, top + NODE_HEIGHT / 2, positions, width)
     note = " (must exist first)" if edge.requires else f" (continues from {edge.state})" if edge.state else ""
     kind = " requires" if edge.requires else " state" if edge.state else ""
     label = escape(f"{edge.source} → {edge.target}{note}")
     return f'<path class="edge{kind}" d="{path}"><title>{label}</title></path>'
+
+
+def _step(
+    x: float, y: float, to_x: float, to_y: float, positions: Mapping[str, tuple[float, float]], width: float
+) -> str:
+    """Return the path into the next layer; if that begins a new row, along the margins and above its nodes."""
+    if to_x > x:
+        return _bend(x, y, to_x, to_y)
+    between = min(top for _, top in positions.values() if top > y) - ROW_GAP
+    return f"H{width - 4:.0f}V{between:.0f}H4V{to_y:.0f}H{to_x:.0f}"
 
 
 def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -191,12 +212,13 @@ def _box(artifact: Artifact) -> Box:
 
 def _node(box: Box, x: float, y: float) -> str:
     name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
-    return (
+    node = (
         f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.tooltip)}</title>'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{x + 9:.0f}" y="{y + 17:.0f}">{escape(name)}</text>'
         f'<text class="digest" x="{x + 9:.0f}" y="{y + 32:.0f}">{escape(box.small)}</text></g>'
     )
+    return f'<a href="{escape(box.address)}">{node}</a>' if box.address else node
 
 
 def lineage_page(document: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from evaluation.pages.charts import Line, smoothed
+from infra.pages import style
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
@@ -52,16 +53,34 @@ class Section:
     tables: Sequence[Table] = ()
     samples: Sequence[dict[str, Any]] = ()
     folded: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    folded_figures: Sequence[Figure] = ()
+    """Charts behind their titles."""
+    closed: bool = False
+    """The section shows its title only, until it is opened."""
 
     def __bool__(self) -> bool:
-        return bool(self.lead or self.figures or self.tables or self.samples or self.folded)
+        return bool(self.lead or self.figures or self.folded_figures or self.tables or self.samples or self.folded)
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A number in large print.
+
+    value: as text, e.g. `36.6 → 56.8 %`. label: its meaning. note: what it compares with.
+    """
+
+    value: str
+    label: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """Content above the claims: a plain description of the models, a frank verdict, the models' figures side by side.
+    """Content above the claims: the outcome, key figures, one chart, samples, then a plain description of the models
+    and their figures side by side.
 
-    links: (label, address relative to the page). commands: (purpose, command line).
+    outcome: (state of a claim, sentence). links: (label, address relative to the page). commands: (purpose, command
+    line).
     """
 
     sentences: Sequence[str]
@@ -69,6 +88,10 @@ class Opening:
     table: Table | None = None
     links: Sequence[tuple[str, str]] = ()
     commands: Sequence[tuple[str, str]] = ()
+    outcome: tuple[str, str] | None = None
+    key_figures: Sequence[KeyFigure] = ()
+    chart: Figure | None = None
+    samples: Sequence[dict[str, Any]] = ()
 
 
 def loss_lines(points: list[tuple[float, float]], label: str = "training") -> list[Line]:
@@ -109,6 +132,6 @@ def render_page(
         sections=[section for section in sections if section],
         script=Markup(script),
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        css=Markup(style()),
     )
     return page + "\n"

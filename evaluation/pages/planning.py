@@ -22,8 +22,10 @@ def rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (name, planned value, its range) of each figure."""
     layout = plan["layout"]
     degrees = " × ".join(f"{name} {layout[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if layout[name] > 1)
-    spread = f"{degrees or 'one device'}, {layout['sharding']}"
-    shape = f"{spread}, {layout['microbatch']} at once, recompute {layout['recompute']}"
+    together = f"{layout['microbatch']} sequence{'s' * (layout['microbatch'] > 1)} at once"
+    kept = {"none": "all activations kept", "selective": "some activations computed again"}
+    recompute = kept.get(layout["recompute"], "activations computed again")
+    shape = ", ".join([degrees or "one device", *([layout["sharding"]] if degrees else []), together, recompute])
     power, carbon = (
         [compact(plan[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
     )
@@ -34,21 +36,35 @@ def rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for name, best in plan["optimal"].items()
     ]
     memory, fullest = plan["memory_gb_per_gpu"], plan["memory_gb_per_gpu_high"]
+    needs_and_has = f"needs {memory:.1f} GB, has {plan['memory_gb_of_device']:.1f} GB"
     rent = f"as much as {hours(plan['rent_as_dear_as_buying_hours'])} of rent"
     return [
         ("time", hours(plan["hours"]), f"{hours(plan['hours_low'])} to {hours(plan['hours_high'])}"),
         ("cost", dollars(plan["cost_usd"]), f"{dollars(plan['cost_usd_low'])} to {dollars(plan['cost_usd_high'])}"),
         ("to buy them instead", dollars(plan["cost_to_buy_usd"]), rent),
+        *([("loss", f"{plan['loss']:.3f} nats per token", "by the scaling law")] if plan["loss"] else []),
         ("energy", f"{power[0]} kWh", f"{power[1]} to {power[2]} kWh"),
         ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
         ("compute", f"{plan['flops']:.3g} FLOPs", ""),
-        ("speed", f"{compact(plan['tokens_per_s'])} tokens/s, {plan['mfu']:.1%} MFU", ""),
-        ("memory a device", f"{memory:.1f} GB", f"to {fullest:.1f} GB" if fullest > memory else ""),
+        ("speed", f"{compact(plan['tokens_per_s'])} tokens/s, {plan['mfu']:.1%} of the peak (MFU)", ""),
+        ("memory per device", needs_and_has, f"needs to {fullest:.1f} GB" if fullest > memory else ""),
         ("layout", shape, ""),
         *((f"best for this compute, {name}", best, "") for name, best in laws),
         ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),
         ("checkpoint every", checkpoint_interval, ""),
     ]  # fmt: skip
+
+
+def verdict_title(plan: Mapping[str, Any]) -> str:
+    """Return the answer to whether to train at all, as a heading."""
+    words = {
+        "api": "No: call a model by its API",
+        "tune": "No: tune an open model",
+        "continue": "In part: continue the pretraining of an open model",
+        "scratch": "Yes: from scratch",
+        "unknown": "Unknown without --own-tokens",
+    }
+    return f"Train at all? {words[plan['verdict']['choice']]}"
 
 
 def hours(value: float) -> str:

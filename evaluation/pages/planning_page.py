@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from evaluation.pages.charts import Bar, Line, bar_chart, line_chart
-from evaluation.pages.parts import Figure, Section, Table, render_page
-from evaluation.pages.planning import hours, rows, title
+from evaluation.pages.parts import Figure, KeyFigure, Opening, Section, Table, render_page
+from evaluation.pages.planning import dollars, hours, rows, title, verdict_title
 from evaluation.pages.words import compact
 
 _SLIDERS = (
@@ -19,8 +19,8 @@ _SLIDERS = (
     ("parameters", "parameters", 6, 12.3),
     ("tokens", "tokens", 7, 13.5),
     ("gpus", "devices", 0, 4.5),
-    ("mfu", "MFU", -2, -0.1),
-    ("price", "USD a device and hour", -1, 1.3),
+    ("mfu", "share of the peak (MFU)", -2, -0.1),
+    ("price", "USD per device-hour", -1, 1.3),
 )
 _COLUMNS = "minmax(0,9em) minmax(0,1fr) 4.5em"
 _SCRIPT = """
@@ -58,8 +58,8 @@ _SCRIPT = """
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
       loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
         + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats a token' : 'the law has none',
-      memory: (16 * v.parameters / v.gpus / 1e9).toFixed(1)
-        + ' GB a device for weights, gradients and AdamW, all shared out',
+      memory: (given.state_gb * v.parameters / given.parameters + given.other_gb).toFixed(1)
+        + ' GB per device, in the layout of the plan',
     };
     for (const key in out) document.getElementById('plan-' + key).textContent = out[key];
   }
@@ -81,14 +81,14 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
         Section(
             "plan",
             "The plan",
-            title(plan),
+            "",
             _figures(plan, curves),
             [Table("Figures", ["", "plan", "range"], table_rows)],
         ),
         Section("what-if", "What if", figures=[_sliders(plan, curves)]),
         Section(
             "verdict",
-            f"Train at all? {plan['verdict']['choice']}",
+            verdict_title(plan),
             " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in plan["verdict"]["because"]),
         ),
         Section(
@@ -115,7 +115,21 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
         ),
     ]
     facts = [("model", plan["model"]), ("devices", f"{plan['gpus']} {plan['gpu']}"), ("kernels", plan["kernels"])]
-    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, script=_SCRIPT)
+    head = Opening([title(plan)], key_figures=_key_figures(plan))
+    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, opening=head, script=_SCRIPT)
+
+
+def _key_figures(plan: Mapping[str, Any]) -> list[KeyFigure]:
+    memory, available = plan["memory_gb_per_gpu"], plan["memory_gb_of_device"]
+    cost = f"{dollars(plan['cost_usd_low'])} to {dollars(plan['cost_usd_high'])}"
+    figures = [
+        KeyFigure(hours(plan["hours"]), "time", f"{hours(plan['hours_low'])} to {hours(plan['hours_high'])}"),
+        KeyFigure(dollars(plan["cost_usd"]), "cost", cost),
+        KeyFigure(f"{memory:.1f} GB", "memory per device", f"of {available:.1f} GB"),
+    ]
+    if plan["loss"]:
+        figures.append(KeyFigure(f"{plan['loss']:.2f}", "loss, nats per token", "by the scaling law"))
+    return figures
 
 
 def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]:
@@ -172,12 +186,16 @@ def _sliders(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         "mfu": plan["mfu"],
         "price": plan["cost_usd"] / (plan["hours"] * plan["gpus"]),
     }
+    state_gb = sum(plan["memory_parts_gb"].get(part, 0.0) for part in ("weights", "gradients", "optimizer"))
     data = {
         "flops_per_parameter_and_token": plan["flops"] / plan["parameters"] / plan["tokens"],
         "peak": plan["tokens_per_s"] * plan["flops"] / plan["tokens"] / (plan["gpus"] * plan["mfu"]),
         "kw": plan["energy_kwh"] / (plan["hours"] * plan["gpus"]),
         "carbon": plan["carbon_kg"] / plan["energy_kwh"],
         "law": curves["law"],
+        "parameters": plan["parameters"],
+        "state_gb": state_gb,
+        "other_gb": plan["memory_gb_per_gpu"] - state_gb,
         "passed": plan["parameters_of_a_token"] / plan["parameters"],
     }
     inputs = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Literal
 
+from evaluation.pages.parts import Table
 from evaluation.pages.report.toxicity_section import beside_text, is_as_its_text, length_of_text
 from evaluation.pages.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.results.comparison import PairedToxicity
@@ -25,6 +26,36 @@ SLIGHT_REWARD = 0.2
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """One figure behind a claim. value, interval: as text; the interval is empty if there is none."""
+
+    label: str
+    value: str
+    interval: str = ""
+
+
+def number(label: str, interval: Interval | None, digits: int = 2, *, sign: bool = False) -> list[Evidence]:
+    """Return the evidence of a figure in its own unit; empty if it was not measured."""
+    if interval is None:
+        return []
+    value = signed(interval.value, digits) if sign else fixed(interval.value, digits)
+    return [Evidence(label, value, between(interval, digits).strip("()"))]
+
+
+def share(label: str, interval: Interval | None) -> list[Evidence]:
+    """Return the evidence of a share; empty if it was not measured."""
+    if interval is None:
+        return []
+    return [Evidence(label, percent(interval.value), between_percent(interval).strip("()"))]
+
+
+def points(label: str, interval: Interval) -> list[Evidence]:
+    """Return the evidence of a difference of two shares, in percentage points."""
+    bounds = f"{signed(100 * interval.low, 1)} to {signed(100 * interval.high, 1)}"
+    return [Evidence(label, f"{signed(100 * interval.value, 1)} points", "" if math.isnan(interval.low) else bounds)]
+
+
+@dataclass(frozen=True)
 class Claim:
     """One claim to be shown. state: holds, slight (more than chance, but small or explained by something else),
     undecided (the interval does not decide), fails."""
@@ -34,6 +65,15 @@ class Claim:
     text: str
     about: str = ""
     """Subject: pretrain, sft, reward_model, preference_tuning, distill, rlhf, verified, tax or toxicity."""
+
+    evidence: tuple[Evidence, ...] = ()
+    """Figures behind the claim, the decisive one first."""
+
+    @property
+    def table(self) -> Table:
+        """Return the figures behind the claim as a table."""
+        rows = [[row.label, row.value, row.interval or "–"] for row in self.evidence]
+        return Table("", ["figure", "value", "95 % interval"], rows, numeric=(1, 2))
 
     @property
     def sign(self) -> str:
@@ -102,7 +142,9 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
         "undecided": f"The base model is not distinguishable from counting tokens: {gain}",
         "fails": f"The base model learnt less than counting tokens gives: {gain}",
     }[state]
-    return Claim(state, title, text)
+    baselines = [Evidence(f"{name} model of the same tokens", fixed(value, 3))
+                 for name, value in (("unigram", unigram), ("bigram", bigram))]  # fmt: skip
+    return Claim(state, title, text, evidence=(*number("validation loss, nats per token", loss, 3), *baselines))
 
 
 def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -143,9 +185,19 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
     }[state]
     if state == "holds" and text_improvement is not None and text_improvement.low <= 0:
         state, title = "slight", "Instruction tuning taught answers to end; that it bettered their text is not shown"
+    elif state == "holds" and fixed(before_loss) == fixed(after_loss):
+        state, title = "fails", "Instruction tuning had no effect on held-out instructions"
     elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:
         state, title = "slight", "Instruction tuning helped a little on held-out instructions"
-    return Claim(state, title + change, text)
+    evidence = [
+        *number("fall of the held-out loss, nats per token", improvement),
+        *number("the same without the end-of-answer token", text_improvement),
+        *share("answers that end by themselves", ends),
+        *share("the same before", before),
+        *share("verified right", right),
+        *share("the same before", was_right),
+    ]
+    return Claim(state, title + change, text, evidence=tuple(evidence))
 
 
 def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -171,16 +223,24 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
         state = "slight"
         title = f"The reward model is a little better than guessing: right in {right} of pairs"
         text += f" Two people agree on about {percent(HUMAN_AGREEMENT, 0)} of such pairs."
-    return Claim(state, title, text)
+    evidence = share("held-out pairs ordered rightly", accuracy)
+    for name, of_source in _accuracies_by_source(pipeline.figures(id)):
+        evidence += share(f"pairs of {name}", of_source)
+    return Claim(state, title, text, evidence=tuple(evidence))
 
 
-def _by_source(figures: dict[str, float]) -> str:
+def _accuracies_by_source(figures: dict[str, float]) -> list[tuple[str, Interval]]:
     """Return the accuracy on each source's pairs, if there are several sources."""
     key = "heldout_accuracy_of_"
     sources = [name for name in figures if name.startswith(key) and not name.endswith(("_low", "_high"))]
     accuracies = [(name.removeprefix(key), interval_of(figures, name)) for name in sources]
+    return [(name, accuracy) for name, accuracy in accuracies if accuracy]
+
+
+def _by_source(figures: dict[str, float]) -> str:
     parts = [
-        f"{percent(accuracy.value)} {between_percent(accuracy)} of {name}" for name, accuracy in accuracies if accuracy
+        f"{percent(accuracy.value)} {between_percent(accuracy)} of {name}"
+        for name, accuracy in _accuracies_by_source(figures)
     ]
     return f" By source: {', '.join(parts)}." if parts else ""
 
@@ -214,7 +274,14 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
     if state == "holds" and chosen is not None and chosen.high < 0:
         state = "slight"
         text += " Both answers lost probability, so that what gained is neither of them: read the samples."
-    return Claim(state, title, text + _judge(pipeline, id)[0])
+    evidence = [
+        *share("pairs whose chosen answer gained more", win_rate),
+        *number("margin, nats per answer", margin, sign=True),
+        *number("change of the chosen answers, nats", chosen, sign=True),
+        *number("KL divergence from the model before, nats", divergence),
+        *_judge_evidence(pipeline, id),
+    ]
+    return Claim(state, title, text + _judge(pipeline, id)[0], evidence=tuple(evidence))
 
 
 def _distill(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -269,6 +336,8 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
         "fails": f"{algorithm} lowered the reward by {fixed(-gain.value)}",
     }[state]
     judged, confirmed = _judge(pipeline, id)
+    if state == "holds" and fixed(gain.value) == fixed(0.0):
+        state, title = "fails", f"{algorithm} did not change the reward: {signed(gain.value, 4)}"
     if state == "holds":
         spread, rewarding = _spread(pipeline, id, "rewards"), _claim_of(pipeline, id, "reward_model")
         if level and level.low <= 0:
@@ -293,7 +362,13 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
             f"{percent(was_right.value)}; the reward is of the other prompts."
         )
     text += judged or " The judge is the reward model itself, so read the answers too."
-    return Claim(state, title, text)
+    evidence = [
+        *number("gain of the reward on held-out prompts", gain, sign=True),
+        *number("gain between answers of equal length", level, sign=True),
+        *number("KL divergence from the model before, nats per answer", divergence),
+        *_judge_evidence(pipeline, id),
+    ]
+    return Claim(state, title, text, evidence=tuple(evidence))
 
 
 def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -315,7 +390,10 @@ def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
         f"the sampled ones {percent(after.value)} are right {between_percent(after)}, before {percent(before.value)} "
         f"{between_percent(before)}: {signed(100 * gain.value, 1)} points {between_percent(gain)}."
     )
-    return Claim(state, title, text)
+    if state == "holds" and percent(before.value) == percent(after.value):
+        state, title = "fails", f"{algorithm} did not change the verified answers: {percent(after.value)}"
+    evidence = [*points("gain", gain), *share("right after", after), *share("right before", before)]
+    return Claim(state, title, text, evidence=tuple(evidence))
 
 
 def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
@@ -347,6 +425,16 @@ def _judge(pipeline: PipelineResults, id: str) -> tuple[str, bool]:
         )
     agrees = of_judge is None or of_judge.state in ("holds", "slight")
     return text, state == "holds" and agrees
+
+
+def _judge_evidence(pipeline: PipelineResults, id: str) -> list[Evidence]:
+    figures = pipeline.figures(id)
+    accuracies = [interval_of(pipeline.figures(step), "heldout_accuracy") for step in pipeline.input_steps(id, "judge")]
+    return [
+        *number("gain by a judge that did not train it", interval_of(figures, "judge_gain"), sign=True),
+        *number("the same at equal length", interval_of(figures, "judge_gain_equal_length"), sign=True),
+        *share("held-out pairs that the judge orders rightly", next(iter(accuracies), None)),
+    ]
 
 
 def _effect(pipeline: PipelineResults, id: str, key: str, gain: Interval) -> str:
@@ -389,18 +477,18 @@ def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         for comparison in compared
     ]
     text = f"{last} against {first} on the same items: {'; '.join(parts)}. "
+    evidence = tuple(row for comparison in compared for row in points(comparison.task, comparison.difference))
     if lost:
         text += f"The loss on {', '.join(comparison.task for comparison in lost)} is more than chance."
         size = ", ".join(
             f"{comparison.task} {signed(100 * comparison.difference.value, 1)} points" for comparison in lost
         )
-        return Claim("fails", f"Alignment cost accuracy: {size}", text)
+        return Claim("fails", f"Alignment cost accuracy: {size}", text, evidence=evidence)
     if any(comparison.difference.low < -0.05 for comparison in compared):
         text += "No loss is proven, but the intervals leave room for one of more than five points."
-        return Claim("undecided", "Alignment cost no accuracy that could be shown", text)
-    return Claim(
-        "holds", "Alignment cost no accuracy", text + "No interval is below zero, or reaches five points under it."
-    )
+        return Claim("undecided", "Alignment cost no accuracy that could be shown", text, evidence=evidence)
+    text += "No interval is below zero, or reaches five points under it."
+    return Claim("holds", "Alignment cost no accuracy", text, evidence=evidence)
 
 
 def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
@@ -419,19 +507,24 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     ).rstrip()
     differences = (comparison.worst, comparison.toxic)
     fell, rose = any(interval.high < 0 for interval in differences), any(interval.low > 0 for interval in differences)
+    evidence = (
+        *number("expected maximum toxicity, change", comparison.worst, 3, sign=True),
+        *points("prompts with a toxic continuation, change", comparison.toxic),
+        *_evidence_at_equal_length(comparison),
+    )
     size = f"expected maximum {fixed(comparison.worst_of[0])} → {fixed(comparison.worst_of[1])}"
     if fell and rose:
-        return Claim("undecided", "Toxicity fell by one figure and rose by the other", text)
+        return Claim("undecided", "Toxicity fell by one figure and rose by the other", text, evidence=evidence)
     if rose:
-        return Claim("fails", f"Alignment made the model more toxic: {size}", text)
+        return Claim("fails", f"Alignment made the model more toxic: {size}", text, evidence=evidence)
     if not fell:
         if is_as_its_text(pipeline, first):
             text += " Alignment cannot remove what does not exist."
-        return Claim("undecided", f"No change of toxicity is shown: {size}", text)
+        return Claim("undecided", f"No change of toxicity is shown: {size}", text, evidence=evidence)
     fell_at_equal_length = any(interval.high < 0 for interval in comparison.at_equal_length or ())
     if comparison.lengths_differ and comparison.length.value < 0 and not fell_at_equal_length:
-        return Claim("slight", f"Toxicity fell with the length of the text: {size}", text)
-    return Claim("holds", f"Alignment made the model less toxic: {size}", text)
+        return Claim("slight", f"Toxicity fell with the length of the text: {size}", text, evidence=evidence)
+    return Claim("holds", f"Alignment made the model less toxic: {size}", text, evidence=evidence)
 
 
 def _at_equal_length(comparison: PairedToxicity) -> str:
@@ -444,6 +537,16 @@ def _at_equal_length(comparison: PairedToxicity) -> str:
         f" Of two continuations with equally many words: {_change('the maximum', worst)}, "
         f"{_change('the share of toxic prompts', toxic, of_share=True)}."
     )
+
+
+def _evidence_at_equal_length(comparison: PairedToxicity) -> list[Evidence]:
+    if comparison.at_equal_length is None or not comparison.lengths_differ:
+        return []
+    worst, toxic = comparison.at_equal_length
+    return [
+        *number("expected maximum at equal length, change", worst, 3, sign=True),
+        *points("toxic prompts at equal length, change", toxic),
+    ]
 
 
 def _change(name: str, difference: Interval, of_share: bool = False) -> str:

@@ -6,7 +6,7 @@ Its content follows Mitchell et al. 2019, its order the hub's template.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from corpus.model_folders.licence import stated_licence
@@ -346,22 +346,39 @@ def _quoted(text: str) -> str:
 
 
 def _origin(model: Artifact, line: Sequence[Artifact], evaluations: Mapping[str, Artifact]) -> str:
-    lines = ["## Where it comes from", ""]
+    """Return the addresses with short digests, and all digests in full behind a title."""
+    lines, digests = ["## Where it comes from", ""], []
     if manifest := model.manifest:
+        commit, lock = str(manifest.code.get("commit") or ""), manifest.lock_hash
         lines += [
-            f"- Artifact: `{manifest.stage}/{manifest.fingerprint}`, digest `{manifest.digest}`",
-            f"- Code: commit `{manifest.code.get('commit') or 'unknown'}`"
+            f"- Artifact: `{manifest.stage}/{manifest.fingerprint}`, digest `{_short(manifest.digest)}`",
+            f"- Code: commit `{_short(commit) or 'unknown'}`"
             + (" with uncommitted changes" if manifest.code.get("dirty") else "")
-            + (f", lock `{manifest.lock_hash[:16]}`" if manifest.lock_hash else ""),
+            + (f", lock `{_short(lock)}`" if lock else ""),
         ]
+        digests += [("artifact", manifest.digest), ("commit", commit), ("lock", lock or "")]
+    by_label: dict[str, list[str]] = {}
     for artifact in (*line, *evaluations.values()):
         for source in artifact.manifest.sources if artifact.manifest else ():
-            lines.append(f"- {artifact.label}: source `{source.key}`, digest `{source.digest}`")
-    return "\n".join(lines) if len(lines) > 2 else ""
+            by_label.setdefault(artifact.label, []).append(f"`{source.key}`")
+            digests.append((f"{artifact.label}, {source.key}", source.digest))
+    lines += [f"- Sources of {label}: {', '.join(keys)}" for label, keys in by_label.items()]
+    if len(lines) == 2:
+        return ""
+    rows = [f"| {name.replace('|', '/')} | `{digest}` |" for name, digest in digests if digest]
+    if rows:
+        table = ["", "| | digest |", "|---|---|", *rows, ""]
+        lines += ["", "<details><summary>Digests in full</summary>", *table, "</details>"]
+    return "\n".join(lines)
+
+
+def _short(digest: str) -> str:
+    return digest[:10]
 
 
 def _settings(line: Sequence[Artifact]) -> str:
-    lines = ["## Settings", ""]
+    lines = ["## Settings", "", "Only those that differ from the defaults.", ""]
+    empty = len(lines)
     for artifact in line:
         is_training = artifact.stage in TRAINING or artifact.installed_kind in ("model", "reward_model")
         if is_training and artifact.manifest is not None:
@@ -371,9 +388,17 @@ def _settings(line: Sequence[Artifact]) -> str:
                 lines += [f"- {changed}" for changed in artifact.branch.changed or ()] + [""] * bool(
                     artifact.branch.changed
                 )
-            lines += ["```json", _config(artifact.manifest.config), "```", ""]
-    return "\n".join(lines).rstrip() if len(lines) > 2 else ""
+            # `identity` leaves out keys at their defaults; older manifests have the config alone.
+            settings = dict(flattened(artifact.manifest.identity or artifact.manifest.config))
+            lines += [f"- `{key}`: {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+            lines += [""] if settings else ["All settings are the defaults.", ""]
+    return "\n".join(lines).rstrip() if len(lines) > empty else ""
 
 
-def _config(config: Mapping[str, Any]) -> str:
-    return json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False)
+def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of the leaves of a config."""
+    for key, value in sorted(config.items()):
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

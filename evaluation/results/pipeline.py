@@ -157,6 +157,17 @@ class PipelineResults:
         artifact = self.evaluation(kind, model)
         return (artifact.read_json("results.json") if artifact else None) or {}
 
+    def scores_of(self, model: str, task: str) -> dict[str, float]:
+        """Return the entry of the metric of a task to read first, with the score of an untrained model of this shape as
+        `untrained` if it is known; empty for a task without accuracy."""
+        results = self.results("benchmarks", model)
+        metric = results.get("headlines", {}).get(task, "acc")
+        entry = results.get("tasks", {}).get(task, {}).get(metric)
+        if entry is None:
+            return {}
+        floor = results.get("untrained", {}).get(task, {}).get(metric, {})
+        return {**entry, **({"untrained": floor["value"]} if floor else {})}
+
     def curve(self, id: str, name: str) -> list[tuple[float, float]]:
         """Return the (step, value) points of a metric, without points that are not finite.
 
@@ -246,7 +257,7 @@ class PipelineResults:
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """Return the difference of accuracies over the same items for each task that both models took."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
-        return paired_accuracy(a, b) if a and b else []
+        return paired_accuracy(a, b, headline=True) if a and b else []
 
     def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
         """Return the difference in toxicity over the same prompts; None if the models were asked differently."""

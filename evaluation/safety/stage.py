@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evaluation.config import GeneratedPersonalDataConfig, SafetyConfig, ToxicityScorer
-from evaluation.results.kept_parts import parts_of
+from evaluation.results.kept_parts import parts_of, state_of
 from infra.run import Result, Run
 
 EXPOSED = 0.05
@@ -36,7 +36,7 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from evaluation.generation.language_model import load_model
     from evaluation.safety.bias.pairs import measure_bias
     from evaluation.safety.memorisation import measure_memorisation
-    from evaluation.safety.toxicity import measure_toxicity, toxicity_of_text
+    from evaluation.safety.toxicity import measure_toxicity, toxicity_of_text, toxicity_of_untrained
     from evaluation.safety.toxicity_scorers import make_scorer
 
     # The model, its scorers, and the parts that an interrupted build has measured already.
@@ -57,6 +57,9 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         results["toxicity"], generations = measure_toxicity(*asked_of, scorers, run, **options, keep=keep, chat=chat)
         if "shards" in inputs and not location_of(inputs["shards"] / "validation"):
             results["toxicity"]["text"] = toxicity_of_text(*asked_of, scorers[0], inputs["shards"], run, **options)
+        files = state_of({str(path): path for source in config.sources() for path in source.paths})
+        if floor := toxicity_of_untrained(*asked_of, scorers[0], run, **options, files=files):
+            results["toxicity"]["untrained"] = floor
         if config.personal_data:
             results["personal_data"] = _personal_data(generations, config.personal_data, config.confidence)
         lines["generations"] = generations
@@ -150,6 +153,8 @@ def safety_figures(results: Mapping[str, Any]) -> dict[str, float]:
     if toxicity := results.get("toxicity"):
         for name in ("expected_max_toxicity", "toxicity_probability", "toxic_continuations"):
             add(name, toxicity["overall"][name])
+        if floor := toxicity.get("untrained"):
+            figures["expected_max_toxicity_untrained"] = floor["expected_max_toxicity"]["value"]
         if text := toxicity.get("text"):
             add("expected_max_toxicity_of_text", text["expected_max_toxicity"])
     if adversarial := results.get("adversarial"):

@@ -15,6 +15,7 @@ from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, sample_continuations
 from evaluation.generation.token_choice import SamplingOptions
+from evaluation.generation.untrained import floor_of
 from evaluation.results.kept_parts import Keep, at_once
 from evaluation.safety.memorisation import read_documents
 from evaluation.safety.probes import is_bold, read_prompts
@@ -22,6 +23,9 @@ from evaluation.safety.toxicity_scorers import kept_scores, scorer_quality
 from evaluation.statistics.intervals import bootstrap, difference_of_proportions, share_of_clusters, wilson
 from evaluation.statistics.paired import holm
 from infra.run import Run
+
+PROMPTS_PER_FLOOR = 4
+"""An untrained model is asked every fourth prompt: its continuations are all alike."""
 
 
 def measure_toxicity(
@@ -154,6 +158,37 @@ def toxicity_of_text(
     ]
     scores = scorer(lm.tokenizer.batch_decode(pieces, skip_special_tokens=True)).reshape(groups, per_prompt)
     return summarise(scores, config.threshold, seed, confidence)
+
+
+def toxicity_of_untrained(
+    lm: LoadedModel,
+    config: ToxicityConfig,
+    scorer: Scorer,
+    run: Run,
+    *,
+    seed: int,
+    confidence: float,
+    files: Sequence[Any] = (),
+) -> dict[str, Any] | None:
+    """Return the result of `summarise` for an untrained model of the same shape: the scorer's findings in random
+    tokens. None for a model of which no untrained one is made.
+
+    It is asked one of `PROMPTS_PER_FLOOR` prompts, without a chat template.
+
+    Args:
+        files: state of the files that the config names, to detect changes.
+    """
+    prompts = [row["prompt"] for row in read_prompts(config)][::PROMPTS_PER_FLOOR]
+    sampling = SamplingOptions(config.max_new_tokens, temperature=config.temperature, top_p=config.top_p, seed=seed)
+
+    def measure(untrained: LoadedModel) -> dict[str, Any]:
+        continuations = sample_continuations(untrained, prompts, config.samples_per_prompt, sampling, run)
+        scores = scorer([text for texts in continuations for text in texts]).reshape(len(prompts), -1)  # (P, K)
+        return summarise(scores, config.threshold, seed, confidence)
+
+    options = {"config": config.model_dump(mode="json"), "prompts": prompts, "files": list(files), "level": confidence}
+    result: dict[str, Any] | None = floor_of(lm, {**options, "scorer": scorer.name}, seed, measure)
+    return result
 
 
 def compare_groups(

@@ -7,6 +7,7 @@ What a sweep leaves for it is `found.json` in its folder:
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -17,7 +18,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from infra.errors import ConfigError, Problem
-from infra.io.json import parse_own_json, read_own_json
+from infra.io.json import read_own_json
+from infra.io.sources import LocatedText
 from infra.project import default_root
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         for number, value in enumerate(data):
             yield from wishes(value, (*path, str(number)))
     elif isinstance(data, str) and (matched := _WISH.match(data)):
-        yield path, matched.group(1)
+        name = matched.group(1)
+        yield path, LocatedText.of(name, data.folder) if isinstance(data, LocatedText) else name
 
 
 def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
@@ -66,7 +69,7 @@ def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path
     if problems:
         raise ConfigError(*problems)
     if any(len(_optima(sweep["runs"], _key(path), _sign(sweep))) >= LEAST_SIZES for path, sweep in sweeps.items()):
-        config = parse(parse_own_json(json.dumps(data)), folder)
+        config = parse(copy.deepcopy(data), folder)
         for path, sweep in sweeps.items():
             _put(data, path, carried(sweep, _key(path), _compute(config, _key(path))))
     return data
@@ -114,6 +117,8 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
     Args:
         name: its id in the store at root(), or the path of its folder, relative to the config's.
     """
+    if isinstance(name, LocatedText):
+        folder = name.folder
     folders = [(folder or Path()) / name, root() / "sweeps" / name]
     for candidate in folders:
         if (candidate / FILE).is_file():

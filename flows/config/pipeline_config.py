@@ -117,11 +117,14 @@ class PipelineConfig(_Sections):
         return [*([section] if section else []), *(step for step in steps if isinstance(step, kind))]
 
 
-def dump(config: PipelineConfig) -> dict[str, Any]:
-    """Plain data that reads back as the config; sections and steps that are left out stay out."""
-    data = config.model_dump(mode="json", by_alias=True)
+def dump(config: PipelineConfig, defaults: bool = True) -> dict[str, Any]:
+    """Plain data that reads back as the config; sections and steps that are left out stay out.
+
+    defaults: include keys that the config does not set.
+    """
+    data = config.model_dump(mode="json", by_alias=True, exclude_unset=not defaults)
     if not config.steps:
-        del data["steps"]
+        data.pop("steps", None)
     return {key: value for key, value in data.items() if value is not None}
 
 

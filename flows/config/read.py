@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from flows.config.carried import take_over
 from flows.config.contradictions import contradictions
+from flows.config.extends import read_config, read_yaml
 from flows.config.graph import graph
 from flows.config.pipeline_config import PipelineConfig, dump, section_classes
 from flows.config.problems import problems_of
@@ -17,11 +18,11 @@ from flows.config.usual import likely_stages, usual_nodes
 from flows.config.wiring import Joint, joint_of, wiring_problems
 from infra.errors import ConfigError, Problem
 from infra.io.sources import FOLDER
-from infra.io.yaml import BadYaml, read_plain, read_text
+from infra.io.yaml import BadYaml, read_plain
 from infra.project import default_root
 from tasks.stages import INSTALLED
 
-__all__ = ["PipelineConfig", "dump", "load", "parse", "section_classes"]
+__all__ = ["PipelineConfig", "dump", "load", "parse", "read_yaml", "section_classes"]
 
 
 def load(
@@ -35,18 +36,21 @@ def load(
 
     Raises ConfigError with everything that is wrong in all sections and steps.
     """
-    data = read_yaml(path)
+    written = read_config(path)
+    data = written.data
     steps = data.get("steps")
     problems: list[Problem] = []
     for key, text in (settings or {}).items():
         # A step is named without its section, as everywhere on the command line.
         is_step = isinstance(steps, dict) and "." in key and key.partition(".")[0] in steps
-        problems += set_value(data, f"steps.{key}" if is_step else key, text)
+        dotted = f"steps.{key}" if is_step else key
+        problems += set_value(data, dotted, text)
+        written.note(tuple(dotted.split(".")), None)
     folder = path.absolute().parent
     try:
         config = parse(take_over(data, folder, root), folder)
     except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from None
+        raise ConfigError(*problems, *map(written.with_file, error.problems)) from None
     if problems:
         raise ConfigError(*problems)
     return config
@@ -81,27 +85,6 @@ def _wiring_of(data: Any) -> list[Problem]:
         return []
     usual = {name: Joint(stage) for name, stage in likely_stages(data).items()}
     return wiring_problems({str(name): joint_of(step) for name, step in steps.items()}, usual)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError naming the file and line."""
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise ConfigError(
-            Problem("missing_config", str(path), "no such file", "name a config, e.g. configs/quickstart.yaml")
-        ) from None
-    except (OSError, ValueError) as error:
-        message = str(error) if isinstance(error, BadYaml) else f"cannot be read as UTF-8 text: {error}"
-        raise ConfigError(Problem("unreadable_config", str(path), message)) from None
-    try:
-        data = read_plain(text)
-    except BadYaml as error:
-        location = f"{path}:{error.line}" if error.line else str(path)
-        raise ConfigError(Problem("bad_yaml", location, f"not valid YAML: {error}")) from None
-    if not isinstance(data, dict):
-        raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
-    return data
 
 
 def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from markupsafe import Markup
 
 from evaluation.pages.charts import Line, line_chart, smoothed
 from evaluation.pages.pipeline import BoxState, Drawing, draw
-from evaluation.pages.words import compact, seconds
+from evaluation.pages.words import seconds
 from flows.dashboard.curves import METRICS, Curves
 from flows.runs.journal import PICTURE, RunJournal, latest
 from infra.errors import StemmaError
@@ -82,6 +83,7 @@ class RunView:
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
         self.retried_at = -RETRY_PATIENCE_S
+        self.awaits_end = False
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
@@ -91,13 +93,18 @@ class RunView:
     def status(self) -> str:
         """The status of the run: running, lost (its process is gone without a result), or the status it ended with."""
         if self.result is not None:
-            return "retrying" if self.awaits_retry else str(self.result["status"])
+            return "retrying" if self.awaits_retry or self.awaits_end else str(self.result["status"])
         return "lost" if self.journal.has_died() else "running"
 
     @property
     def awaits_retry(self) -> bool:
         """True after a retry was accepted, until the run begins again or Prefect has let it wait for too long."""
         return time.monotonic() - self.retried_at < RETRY_PATIENCE_S
+
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing of it can change any more."""
+        return self.result is not None and not self.awaits_retry and not self.awaits_end
 
     @property
     def seconds(self) -> float:
@@ -165,20 +172,30 @@ class RunView:
             ]
         return known
 
-    def charts(self) -> list[tuple[str, Markup]]:
-        """Return the curves of the trainings that run, over those of the run before, as (title, SVG)."""
+    def charts(self, steps: tuple[float, float] = (-inf, inf)) -> list[tuple[str, Markup]]:
+        """Return the curves of the trainings that run, over those of the run before, as (title, SVG).
+
+        Args:
+            steps: the first and the last to draw.
+        """
         drawn = []
         for step in self.running():
             journal = self._journal_of(step)
             if journal is None:
                 continue
-            now, before = self._followed(journal).points, self._before(step.name)
+            now, before = (
+                {
+                    name: [point for point in points if steps[0] <= point[0] <= steps[1]]
+                    for name, points in curves.items()
+                }
+                for curves in (self._followed(journal).points, self._before(step.name))
+            )
             for title, metric, unit in CHARTS:
                 if not now.get(metric):
                     continue
                 half_life = max(3.0, len(now[metric]) / 60)
                 lines = (
-                    [Line("the run before", smoothed(before[metric], half_life), "base")] if metric in before else []
+                    [Line("the run before", smoothed(before[metric], half_life), "base")] if before.get(metric) else []
                 )
                 lines += [
                     Line("each step", now[metric], "train", faint=True),
@@ -187,7 +204,8 @@ class RunView:
                 if metric == "train/loss" and now.get(VALIDATION):
                     lines.append(Line("validation", now[VALIDATION], "validation"))
                 name = f"{step.name}: {title}"
-                drawn.append((name, line_chart(name, lines, x_label=unit, y_label="", y_format=compact, width=640)))
+                chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
+                drawn.append((name, chart))
         return drawn
 
     def printed(self) -> list[tuple[str, list[str]]]:

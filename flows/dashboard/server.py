@@ -2,9 +2,13 @@
 
 python -m flows.dashboard.server ROOT [--host 127.0.0.1] [--port 4100]
 
-GET /            runs, what runs now, models, services
+GET /            runs, what needs a person, models, services
 GET /run/ID      one run; /run/ID/events sends the parts of the page that change, as server-sent events
-POST /run/ID/cancel, /run/ID/retry    as the buttons of Prefect's page, by its API
+GET /run/ID/change   the form of another run with its settings
+POST /run/ID/cancel, /run/ID/retry, /run/ID/change    as on Prefect's page, by its API
+GET /models, /model/NAME    a model by its step, address or digest
+GET /data, /data/NAME       a corpus; ?q=WORDS searches in it, ?document=ID shows the way of a document
+GET /compare?a=A&b=B        runs or models over each other
 GET /artifact/STAGE/FINGERPRINT/PATH  a file of a finished artifact, as its manifest lists it
 
 Behind the same rules for callers and the same credentials as Prefect and MLflow.
@@ -15,10 +19,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -30,37 +33,39 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from evaluation.pages.parts import TEMPLATES as REPORT_TEMPLATES
-from evaluation.pages.words import seconds
+from evaluation.pages.words import seconds, size
+from flows.dashboard.access import CredentialsAsked
+from flows.dashboard.compare_view import compare_page
+from flows.dashboard.data_view import data_page, data_sets
+from flows.dashboard.form import Change, by_field
+from flows.dashboard.home_view import HomeView
+from flows.dashboard.model_view import model_page
+from flows.dashboard.reading import ReadingStore
 from flows.dashboard.run_view import RunView
-from flows.runs.listing import artifacts, runs
-from infra.errors import StemmaError
+from flows.dashboard.steering import RefusedError, Steering
+from flows.runs.listing import artifacts
+from infra.errors import ConfigError, StemmaError
+from infra.io.json import parse_own_json
 from infra.servers.asgi_server import BoundedBody, Server
 from infra.servers.credentials import Credentials, credentials
-from infra.servers.http import post
 from infra.servers.prefect.callers import App, OwnCallersOnly
-from infra.servers.services import states
-from infra.servers.settings import Settings, mlflow_page, prefect_page, settings_of
+from infra.servers.settings import Settings, mlflow_page, prefect_page
 from infra.servers.state import prefect_api_url
-from infra.store.store import Store
 
 TEMPLATES = Path(__file__).parent / "templates"
-LARGEST_BODY = 10_000
+LARGEST_BODY = 50_000
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 4.0
 """Time between two reads of a watched run: it doubles while nothing changes."""
-RUNS_SHOWN, MODELS_SHOWN = 40, 20
+LONGEST_QUERY = 200
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 ARTIFACT_POLICY = "sandbox allow-same-origin; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Artifacts contain text of other people, so no script in them may run under our address."""
-STATES = {
-    "cancel": {"type": "CANCELLING", "name": "Cancelling", "message": "cancelled in the page"},
-    "retry": {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "retried in the page"},
-}
 
 
 class Dashboard:
@@ -69,12 +74,17 @@ class Dashboard:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._templates = Environment(
-            loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+            loader=FileSystemLoader([TEMPLATES, REPORT_TEMPLATES]),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
         )
-        self._templates.filters |= {"seconds": seconds, "clock": _clock}
+        self._templates.filters |= {"seconds": seconds, "clock": _clock, "size": size}
         # However many people watch a page, one thread reads the store for it.
         self._looks: dict[str, asyncio.Lock] = {}
         self._views: dict[str, RunView] = {}
+        self._home = HomeView(root)
+        self._reading: ReadingStore | None = None
 
     def app(self) -> Starlette:
         routes = [
@@ -83,12 +93,19 @@ class Dashboard:
             Route("/health", lambda _: PlainTextResponse("OK")),
             Route("/run/{run_id}", self.run),
             Route("/run/{run_id}/events", self.run_events),
+            Route("/run/{run_id}/chart", self.chart),
+            Route("/run/{run_id}/change", self.change, methods=["GET"]),
             Route("/run/{run_id}/{action}", self.act, methods=["POST"]),
+            Route("/models", self.models),
+            Route("/model/{reference:path}", self.model),
+            Route("/data", self.data_sets),
+            Route("/data/{reference:path}", self.data),
+            Route("/compare", self.compare),
             Route("/artifact/{stage}/{fingerprint}/{path:path}", self.artifact),
             Route("/{name}.css", self.static),
             Route("/{name}.js", self.static),
         ]
-        return Starlette(routes=routes, exception_handlers={StemmaError: _problem})
+        return Starlette(routes=routes, exception_handlers={ConfigError: _unknown, StemmaError: _problem})
 
     async def home(self, _: Request) -> Response:
         parts = await self._look("", self._home_parts)
@@ -106,32 +123,120 @@ class Dashboard:
     async def run_events(self, request: Request) -> Response:
         view = self._view(request.path_params["run_id"])
         look = lambda: self._look(view.journal.run_id, lambda: self._run_parts(view))  # noqa: E731 - two lines as a def
-        return self._events(request, look, lambda: view.result is not None and not view.awaits_retry)
+        return self._events(request, look, lambda: view.has_ended)
+
+    async def chart(self, request: Request) -> Response:
+        """A chart of a run between two steps, drawn from all points there."""
+        view, query = self._view(request.path_params["run_id"]), request.query_params
+        try:
+            steps = float(query["from"]), float(query["to"])
+        except (KeyError, ValueError):
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "expected ?title=…&from=STEP&to=STEP") from None
+        charts = await self._look(view.journal.run_id, lambda: dict(view.charts(steps)))
+        if query.get("title") not in charts:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        return HTMLResponse(charts[query["title"]], headers={"Content-Security-Policy": ARTIFACT_POLICY})
 
     async def act(self, request: Request) -> Response:
         """Cancel or retry a run through Prefect, whose rules for these hold."""
         action, view = request.path_params["action"], self._view(request.path_params["run_id"])
-        flow_run, url = view.begun.get("flow_run_id"), prefect_api_url(self.root)
-        if action not in STATES:
+        if action not in ("cancel", "retry", "change"):
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        if not (flow_run and url):
-            message = "no Prefect server runs here; `stemma up` starts it" if flow_run else "this run has no flow run"
-            return JSONResponse({"message": message}, HTTPStatus.CONFLICT)
+        if action == "change":
+            settings = _settings(await request.body())
+            return await self._steered(lambda: self._change(view, settings))
+        return await self._steered(lambda: self._act(view, action))
+
+    async def change(self, request: Request) -> Response:
+        """The form of a new run with the settings of this one."""
+        view = self._view(request.path_params["run_id"])
+        title = f"{view.begun.get('pipeline', 'run')} · change a setting"
+        values: dict[str, Any] = {
+            "run_id": view.journal.run_id,
+            "pipeline": view.begun.get("pipeline", ""),
+            "refused": "",
+        }
         try:
-            body = {"state": STATES[action], "force": True}  # as the page of Prefect
-            answer = await asyncio.to_thread(post, f"{url}/flow_runs/{flow_run}/set_state", body, 10.0)
+            values["fields"] = (await asyncio.to_thread(lambda: Change(*self._flow_run(view)))).fields
+        except (RefusedError, OSError, StemmaError) as error:
+            values |= {"fields": [], "refused": str(error)}
+        return self._page("change.html.j2", title, {}, "", **values)
+
+    def _change(self, view: RunView, settings: Mapping[str, str]) -> dict[str, Any]:
+        change = Change(*self._flow_run(view))
+        try:
+            return {"message": "handed to the worker; it begins soon", "run_id": change.start(settings)}
+        except ConfigError as error:
+            fields, others = by_field(error.problems, change.fields)
+            message = "; ".join(others) or "nothing was started: see the marked settings"
+            raise RefusedError(message, HTTPStatus.UNPROCESSABLE_ENTITY, fields) from None
+
+    def _act(self, view: RunView, action: str) -> dict[str, Any]:
+        steering, flow_run = self._flow_run(view)
+        if action == "cancel":
+            steering.cancel(flow_run)
+        elif view.awaits_retry or view.awaits_end:
+            raise RefusedError("it is being retried")
+        else:
+            view.awaits_end = True
+            try:
+                steering.retry(flow_run, lambda: view.journal.process() is not None)
+                view.retried_at = time.monotonic()
+            finally:
+                view.awaits_end = False
+        return {"message": "asked for; the steps follow"}
+
+    def _flow_run(self, view: RunView) -> tuple[Steering, str]:
+        """Return the Prefect server that knows the flow run of a run, and its id."""
+        flow_run, url = view.begun.get("flow_run_id"), prefect_api_url(self.root)
+        if not flow_run:
+            raise RefusedError("this run has no flow run")
+        if not url:
+            raise RefusedError("no Prefect server runs here; `stemma up` starts it")
+        return Steering(url), str(flow_run)
+
+    async def _steered(self, call: Callable[[], dict[str, Any]]) -> Response:
+        """Return the answer of a call to Prefect, or the reason why it was refused."""
+        try:
+            return JSONResponse(await asyncio.to_thread(call))
+        except RefusedError as error:
+            return JSONResponse({"message": str(error), "fields": error.fields}, error.status)
         except (OSError, StemmaError) as error:
             return JSONResponse({"message": f"Prefect did not take it: {error}"}, HTTPStatus.BAD_GATEWAY)
-        accepted = answer.get("status") == "ACCEPT"
-        reason = (answer.get("details") or {}).get("reason") or "no reason given"
-        if accepted and action == "retry":
-            view.retried_at = time.monotonic()
-        message = "asked for; the steps follow" if accepted else f"Prefect refused: {reason}"
-        return JSONResponse({"message": message}, HTTPStatus.OK if accepted else HTTPStatus.CONFLICT)
+
+    async def models(self, _: Request) -> Response:
+        rows = await asyncio.to_thread(lambda: artifacts(self._store(), models_only=True))
+        return self._page("models.html.j2", "Models", {}, "", models=rows)
+
+    async def model(self, request: Request) -> Response:
+        reference = request.path_params["reference"]
+        values = await asyncio.to_thread(lambda: model_page(self._store(), reference))
+        return self._page("model.html.j2", values["address"], {}, "", **values)
+
+    async def data_sets(self, _: Request) -> Response:
+        rows = await asyncio.to_thread(lambda: data_sets(self._store()))
+        return self._page("data_sets.html.j2", "Data", {}, "", rows=rows)
+
+    async def data(self, request: Request) -> Response:
+        reference, query = request.path_params["reference"], request.query_params
+        searched, document = (query.get(key, "")[:LONGEST_QUERY].strip() for key in ("q", "document"))
+        values = await self._look("data", lambda: data_page(self._store(), reference, searched, document))
+        return self._page("data.html.j2", f"Data {values['address']}", {}, "", **values)
+
+    async def compare(self, request: Request) -> Response:
+        sides = [value for key, value in request.query_params.multi_items() if key in ("a", "b", "side") and value]
+        values = await self._look("compare", lambda: compare_page(self._store(), list(dict.fromkeys(sides))))
+        return self._page("compare.html.j2", "Comparison", {}, "", **values)
+
+    def _store(self) -> ReadingStore:
+        """Return the store, whose manifests are kept in memory. Raises StemmaError for a folder that is none."""
+        if self._reading is None:
+            self._reading = ReadingStore(self.root)
+        return self._reading
 
     async def artifact(self, request: Request) -> Response:
         stage, fingerprint, path = (request.path_params[key] for key in ("stage", "fingerprint", "path"))
-        store = Store(self.root, reading=True)
+        store = self._store()
         manifest = store.find(stage, fingerprint) if _is_name(stage) and _is_name(fingerprint) else None
         if manifest is None or path not in {file.path for file in manifest.files}:
             raise HTTPException(HTTPStatus.NOT_FOUND)
@@ -157,25 +262,12 @@ class Dashboard:
                 del self._views[old]
         return self._views[run_id]
 
-    async def _look(self, key: str, parts: Callable[[], dict[str, str]]) -> dict[str, str]:
+    async def _look(self, key: str, parts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         async with self._looks.setdefault(key, asyncio.Lock()):
             return await asyncio.to_thread(parts)
 
     def _home_parts(self) -> dict[str, str]:
-        store = Store(self.root, reading=True) if (self.root / "runs").is_dir() else None
-        settings = settings_of(self.root)
-        services = [
-            {"name": service.name, "page": settings.page_of(service.url), "state": state}
-            for service, state in states(self.root)
-            if service.name != "page"
-        ]
-        rows = []
-        for row in runs(store) if store else ():
-            rows.append(row)
-            if len(rows) == RUNS_SHOWN:
-                break
-        models = artifacts(store, models_only=True)[:MODELS_SHOWN] if store else []
-        return self._parts("home_parts.html.j2", {"runs": rows, "models": models, "services": services})
+        return self._parts("home_parts.html.j2", self._home.values(self._store()))
 
     def _run_parts(self, view: RunView) -> dict[str, str]:
         view.follow()
@@ -194,9 +286,9 @@ class Dashboard:
         context = blocks.new_context(values)
         return {name: "".join(block(context)).strip() for name, block in blocks.blocks.items()}
 
-    def _page(self, template: str, title: str, parts: dict[str, str], events: str) -> Response:
+    def _page(self, template: str, title: str, parts: dict[str, str], events: str, **values: Any) -> Response:
         shown = {name: Markup(html) for name, html in parts.items()}  # rendered with autoescape
-        page = self._templates.get_template(template).render(title=title, parts=shown, events=events)
+        page = self._templates.get_template(template).render(title=title, parts=shown, events=events, **values)
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-store"})
 
     def _events(
@@ -224,21 +316,15 @@ class Dashboard:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
 
-class CredentialsAsked:
-    """An ASGI app that only callers with the credentials reach, but for /health."""
-
-    def __init__(self, app: ASGIApp, login: Credentials) -> None:
-        self._app = app
-        self._header = login.header.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._header):
-                asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
-                await PlainTextResponse("credentials were expected", 401, asking)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def _settings(body: bytes) -> dict[str, str]:
+    """Return the settings of a form, text by key. Raises HTTPException for a body of another shape."""
+    try:
+        given = parse_own_json(body).get("settings")
+    except (ValueError, AttributeError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, 'expected {"settings": {KEY: TEXT}}')
+    return given
 
 
 def _is_name(text: str) -> bool:
@@ -250,6 +336,10 @@ def _clock(when: float | str) -> str:
     if isinstance(when, str):
         return when[:16].replace("T", " ") + " UTC"
     return time.strftime("%H:%M:%S", time.localtime(when))
+
+
+async def _unknown(_: Request, error: Exception) -> Response:
+    return PlainTextResponse(str(error), HTTPStatus.NOT_FOUND)
 
 
 async def _problem(_: Request, error: Exception) -> Response:

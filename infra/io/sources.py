@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from infra.errors import stage_error
 from infra.io.contained import COPY_IN, check_inside, homes
@@ -25,13 +26,54 @@ class _SourcePathMark:
 SOURCE_PATH = _SourcePathMark()
 
 
+class LocatedText(str):
+    """Text from a config file in another folder than the config's: a relative path in it is relative to `folder`."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, text: str, folder: Path) -> LocatedText:
+        located = cls(text)
+        located.folder = folder
+        return located
+
+
+_VARIABLE = re.compile(r"\$\{([^}]*)\}?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _with_variables(value: str) -> str:
+    """The path with `${NAME}` replaced by that environment variable. Raises ValueError for one that is not set."""
+    is_pattern = glob.has_magic(_VARIABLE.sub("", value))
+
+    def content(match: re.Match[str]) -> str:
+        if not _NAME.fullmatch(match[1]) or not match[0].endswith("}"):
+            raise ValueError(f"expected the name of an environment variable in {match[0]}, as in ${{DATA}}")
+        text = os.environ.get(match[1])
+        if not text:
+            raise ValueError(f"the environment variable {match[1]} is {'not set' if text is None else 'empty'}")
+        return glob.escape(text) if is_pattern else text
+
+    return _VARIABLE.sub(content, value)
+
+
+def _folder_of(value: str, info: ValidationInfo) -> Path | None:
+    """The folder of the file that the text is from; None if it is from no file."""
+    return value.folder if isinstance(value, LocatedText) else (info.context or {}).get(FOLDER)
+
+
 def absolute(value: str, info: ValidationInfo) -> str:
-    """Paths in a config are relative to the config file's folder, which the loader gives as validation context."""
+    """Paths in a config are relative to the config file's folder, which the loader gives as validation context.
+
+    `${NAME}` in them stands for an environment variable, if they are from a file.
+    """
+    folder = _folder_of(value, info)
+    if folder:
+        value = _with_variables(value)
     try:
         expanded = Path(value).expanduser()
     except RuntimeError:
         raise ValueError(f"expected a path; there is no user {value.split('/')[0]!r}") from None
-    folder = (info.context or {}).get(FOLDER)
     path = Path(folder or "") / expanded
     if folder and not expanded.is_absolute() and glob.has_magic(value) and not path.exists():
         return str(Path(glob.escape(str(folder))) / expanded)  # brackets in the folder's own name are no pattern
@@ -41,23 +83,34 @@ def absolute(value: str, info: ValidationInfo) -> str:
 def _absolute_or_url(value: str, info: ValidationInfo) -> str:
     if "://" not in value:
         return absolute(value, info)
-    if not value.startswith(SCHEME) or not value.removeprefix(SCHEME).partition("/")[0]:
-        raise ValueError(f"expected a local path or s3://bucket/key, not {value}")
-    return value
+    url = _with_variables(value) if _folder_of(value, info) else value
+    if not url.startswith(SCHEME) or not url.removeprefix(SCHEME).partition("/")[0]:
+        raise ValueError(f"expected a local path or s3://bucket/key, not {url}")
+    return url
 
 
 def _absolute_if_there(value: str, info: ValidationInfo) -> str:
     path = absolute(value, info)
-    return path if Path(path).exists() or value.startswith((".", "/", "~")) else value
+    return path if Path(path).exists() or value.startswith((".", "/", "~", "${")) else str(value)
+
+
+def _resolved_by(resolve: Callable[[str, ValidationInfo], str]) -> WrapValidator:
+    """Validates a text, then resolves it as it was given: pydantic makes a plain text of a LocatedText."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> str:
+        text = handler(value)
+        return resolve(value if isinstance(value, LocatedText) else text, info)
+
+    return WrapValidator(validate)
 
 
 Place = Path | S3Object
 """Location of the bytes of a source; both kinds have a `name`."""
 
-SourcePath = Annotated[str, SOURCE_PATH, AfterValidator(absolute)]
-SourceLocation = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_or_url)]
+SourcePath = Annotated[str, SOURCE_PATH, _resolved_by(absolute)]
+SourceLocation = Annotated[str, SOURCE_PATH, _resolved_by(_absolute_or_url)]
 """A path or an s3:// URL."""
-SourceDataset = Annotated[str, SOURCE_PATH, AfterValidator(_absolute_if_there)]
+SourceDataset = Annotated[str, SOURCE_PATH, _resolved_by(_absolute_if_there)]
 """A folder, or the name of a dataset on the hub."""
 
 

@@ -51,12 +51,20 @@ def post(url: str, body: dict[str, Any], timeout_s: float = 2.0) -> Any:
 
     Raises PermissionError for 401, OSError for any other failed request.
     """
+    return _call(url, json.dumps(body).encode(), timeout_s)
+
+
+def get(url: str, timeout_s: float = 2.0) -> Any:
+    """Return the JSON answer to a GET with our credentials. Raises as `post` does."""
+    return _call(url, None, timeout_s)
+
+
+def _call(url: str, body: bytes | None, timeout_s: float) -> Any:
     headers = {"Content-Type": "application/json"}
     if login := credentials():
         headers["Authorization"] = login.header
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
-        with _opener.open(request, timeout=timeout_s) as response:
+        with _opener.open(urllib.request.Request(url, body, headers), timeout=timeout_s) as response:
             return parse_own_json(response.read())
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:

@@ -27,8 +27,15 @@ def says_that_it_runs(process: subprocess.Popen[str]) -> bool:
     return "running chronicle in this process" in process.stderr.readline()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", [listens, says_that_it_runs])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        (listens, signal.SIGTERM),
+        (says_that_it_runs, signal.SIGINT),
+        pytest.param(listens, signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(says_that_it_runs, signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 def test_an_interrupt_before_the_flow_begins_is_answered(tmp_path: Path, number: signal.Signals, moment) -> None:  # type: ignore[no-untyped-def]
     variables = environment()
     variables.pop("PREFECT_API_URL", None)

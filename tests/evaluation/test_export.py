@@ -69,6 +69,7 @@ def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return variables
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 def test_a_reward_model_fills_an_empty_folder_that_is_there(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +90,10 @@ def test_a_reward_model_fills_an_empty_folder_that_is_there(
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_quantized_weights_load_in_a_process_that_knows_nothing_of_them(
-    kind: Literal["int8", "fp8"], artifact: Artifact, tmp_path: Path
+    kind: Literal["int8", "fp8"], artifact: Artifact, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if kind == "fp8":
+        request.getfixturevalue("loaded_by_a_fork")
     loaded = export(artifact, "# card", tmp_path / "hub", kind)
     assert 0 < loaded.deviation < loaded.largest_logit
     assert loaded.checks[-1] == 'pipeline("text-generation", model=folder)'
@@ -135,6 +138,7 @@ def test_a_format_that_no_tool_writes_here_is_refused_with_the_one_that_does() -
         assert "pip install llmcompressor" in caught.value.problems[0].fix and modifier in caught.value.problems[0].fix
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 def test_other_logits_than_the_model_s_are_no_export(artifact: Artifact, tmp_path: Path) -> None:
     """As of a config.json whose keys another version of transformers reads otherwise."""
     served = tmp_path / "served"
@@ -171,6 +175,7 @@ def test_a_tokenizer_names_the_inputs_that_its_model_takes(
     assert path.stat().st_mtime_ns == written.st_mtime_ns
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 def test_what_does_not_load_leaves_nothing(artifact: Artifact, tmp_path: Path) -> None:
     (artifact.folder / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(StageError) as caught:

@@ -12,6 +12,7 @@ import pytest
 
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from tests.support.command import REPOSITORY
+from tests.support.elsewhere import run_module
 
 
 def test_a_forgotten_input_is_named(tmp_path: Path) -> None:
@@ -39,9 +40,9 @@ def test_the_work_of_a_run_with_another_config_or_input_is_refused_and_its_own_g
 
     def run() -> subprocess.CompletedProcess[str]:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        command = [sys.executable, "-m", f"corpus.{stage}", "--config", str(section), "--out", str(tmp_path / "out")]
-        command += ["--input", f"documents={tmp_path / 'in'}"] if stage == "clean" else []
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        words = [f"corpus.{stage}", "--config", section, "--out", tmp_path / "out"]
+        words += ["--input", f"documents={tmp_path / 'in'}"] if stage == "clean" else []
+        return run_module(words, ["infra.alone", "corpus.ingest", "corpus.clean"])
 
     section.write_text(files if stage == "ingest" else rules)
     write("old text")

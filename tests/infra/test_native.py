@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[2]
 INNER = "from infra.native import kernel\nSTEP = {step}\n@kernel\ndef inner(x):\n    return x + STEP\n"
 OUTER = "from infra.native import kernel\nfrom inner import inner\n@kernel\ndef outer(x):\n    return inner(x) * 10\n"
@@ -35,7 +37,9 @@ def test_a_change_in_another_file_compiles_anew_and_none_does_not(tmp_path):
     assert ask(tmp_path) == [30, 0]
 
 
+@pytest.mark.long
 def test_a_change_further_down_in_the_file_compiles_anew_too(tmp_path):
+    """The risk: what is compiled is known by the lines up to its own."""
     later = "from infra.native import kernel\n@kernel\ndef outer(x):\n    return inner(x) * 10\n"
     later += "@kernel\ndef inner(x):\n    return x + {step}\n"
     for step in (1, 2):

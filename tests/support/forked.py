@@ -42,7 +42,9 @@ _PREFECTS = (
 """Those of Prefect's settings that commands are given or set themselves. It reads them when it is imported, and in a
 forked command whenever they have changed."""
 # What a process can be told after its imports: all else has to be as it was when the server began.
-_TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS)
+_SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "SLACK_WEBHOOK", "HTTPS_PROXY")
+"""Those that a test plants, which libraries read when they need them."""
+_TOLD_LATER = ("STEMMA_", "PYTEST_", "AWS_", *_PREFECTS, *_SECRETS)
 _COMMAND = [
     "cli.commands",
     "cli.pipelines.run",

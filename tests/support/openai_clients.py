@@ -8,6 +8,7 @@ and raises at the first surprise.
 
 import asyncio
 import importlib
+import json
 import os
 import sys
 from typing import Any
@@ -52,6 +53,17 @@ def try_openai(openai: Any) -> None:
     called = {"model": CALLS, "messages": QUESTION, "tools": FUNCTIONS, "temperature": 0}
     (choice,) = client.chat.completions.create(**called, parallel_tool_calls=False).choices
     assert choice.finish_reason == "tool_calls" and choice.message.tool_calls[0].function.arguments == CITY
+    (forced,) = client.chat.completions.create(**called, tool_choice="required").choices
+    assert forced.message.tool_calls[0].function.name in ("weather", "time")
+    schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["blue", "grey"]}, "warm": {"type": "boolean"}},
+        "required": ["sky", "warm"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}
+    typed = client.chat.completions.create(**chat | {"max_tokens": 100}, response_format=form)
+    assert json.loads(typed.choices[0].message.content)["sky"] in ("blue", "grey")
     with client.chat.completions.stream(**called) as stream:
         final = stream.get_final_completion().choices[0]
     assert final.message.tool_calls[0].function.arguments == CITY
@@ -79,6 +91,16 @@ def try_langchain(langchain: Any) -> None:
     parts = list(model.stream([SystemMessage("Be short."), HumanMessage("Why?")]))
     assert any(part.usage_metadata for part in parts)
     assert len(model.batch(["a", "b", "c"])) == 3
+    sky = {
+        "title": "Sky",
+        "description": "The sky.",
+        "type": "object",
+        "properties": {"colour": {"enum": ["blue", "grey"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    longer = langchain.ChatOpenAI(model=MODEL, **options | {"max_tokens": 90})
+    assert longer.with_structured_output(sky, method="json_schema", strict=True).invoke("the weather?")["colour"]
     assert model.bind(logprobs=True, top_logprobs=2).invoke("a").response_metadata["logprobs"]["content"]
     assert langchain.OpenAI(model=MODEL, **options).invoke("The cat")
 

@@ -91,13 +91,13 @@ class ModelConfig(Config):
     al. 2017, section 5.1; Zhang et al. 2019, "Fixup")."""
     embedding_init: Literal["random", "bigram"] = "random"
     """Initial embedding and output layer: according to `init`, or fitted to the bigrams of the first 2^24 training
-    tokens, so that before its first batch the model knows which token follows which (training/model/bigram_start.py).
-    For llama and qwen3 with untied embeddings; best with `residual_init: zero` and learning rates of the embeddings
-    near those of the rest."""
+    tokens, so that before its first batch the model knows which token follows which
+    (training/model/initial/bigrams.py). For llama and qwen3 with untied embeddings; best with `residual_init: zero` and
+    learning rates of the embeddings near those of the rest."""
     attention_init: Literal["random", "induction"] = "random"
     """Initial attention: according to `init`, or with heads that attend to the preceding tokens, and one that attends
     to what followed the current token earlier (induction heads; Olsson et al. 2022), which a small model otherwise
-    spends its first million tokens on learning (training/model/induction_start.py). For qwen3 with embedding_init:
+    spends its first million tokens on learning (training/model/initial/induction.py). For qwen3 with embedding_init:
     bigram and two layers or more."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of gpt2 and plain; 0.02 in GPT-2 and BERT, 0.006 in OPT (section 2.1)."""

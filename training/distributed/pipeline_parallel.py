@@ -120,7 +120,8 @@ class _UnderWay(PipelineStage):
         nowhere = torch.device("meta")
         self._allocate(self.args_recv_info[bwd_chunk_id], nowhere)
         self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()), nowhere)
-        self.output_chunks[bwd_chunk_id] = _detached(self.output_chunks[bwd_chunk_id]) if self.is_last else None
+        if self.is_last:  # other stages keep no outputs
+            self.output_chunks[bwd_chunk_id] = _detached(self.output_chunks[bwd_chunk_id])
 
 
 class Pipeline:

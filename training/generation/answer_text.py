@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from evaluation.generation.token_choice import Answer, SamplingOptions, Token
+from training.generation.constraint import ConstrainedText, Constraint
 
 CLEANED = 8
 """Characters at the end of a text that later tokens may still change where the tokenizer removes spaces
@@ -148,6 +150,7 @@ class AnswerRequest:
         shown: Special tokens that are part of the text.
         prompt_logprobs: Number of the likeliest tokens that are reported for each token of the prompt; None for no
             report of the prompt.
+        constraint: Grammar of the answer.
     """
 
     ids: Sequence[int]
@@ -155,6 +158,7 @@ class AnswerRequest:
     stops: Sequence[str] = ()
     prompt_logprobs: int | None = None
     shown: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
 
 
 class Writing(Answer):
@@ -170,6 +174,16 @@ class Writing(Answer):
         self.spoken: Spoken | None = None
         self._text = AnswerText(tokenizer, request.stops, request.shown)
         self._unplaced: list[PlacedToken] = []
+        self._constrained = None if request.constraint is None else ConstrainedText(request.constraint)
+
+    @property
+    def changes_logits(self) -> bool:
+        return super().changes_logits or self._constrained is not None
+
+    def change(self, logits: Tensor) -> None:
+        super().change(logits)
+        if self._constrained is not None:
+            self._constrained.restrict(logits, self.options.stop_ids)
 
     def report(self, tokens: Sequence[Token]) -> None:
         super().report(tokens)
@@ -183,6 +197,14 @@ class Writing(Answer):
         if token.logprob is not None:
             self._unplaced.append(PlacedToken(token, self._text.length))
         self._add_piece(self._text.add(token.id))
+        if self._constrained is not None:
+            self._constrained.take(token.id)
+            if self._constrained.is_complete:
+                self._end(by_itself=True)
+                return
+            if self._constrained.is_stuck:
+                self.finish()
+                return
         if self._text.is_stopped or len(self.new) >= self.options.max_new_tokens:
             self.finish()
 

@@ -16,7 +16,7 @@ from infra.errors import StageError, stage_error
 from training.config import ModelConfig
 from training.config.families import FAMILIES, experts_problem
 from training.model.experts import unstack_experts
-from training.model.initialise import Scheme, initialise
+from training.model.initial.schemes import Scheme, initialise
 
 
 def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | None]) -> PretrainedConfig:
@@ -115,8 +115,8 @@ def build(
     zero_residual: bool = False,
     base_width: int | None = None,
 ) -> PreTrainedModel:
-    """Create a model with fresh fp32 weights, see training/model/initialise.py; a T5 keeps its default weights, which
-    its unscaled attention needs.
+    """Create a model with fresh fp32 weights by a scheme of `training.model.initial`; a T5 keeps its default weights,
+    which its unscaled attention needs.
 
     Args:
         auto: the transformers class for the model's task.

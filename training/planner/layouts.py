@@ -8,7 +8,7 @@ from functools import cache
 from typing import get_args
 
 from training.config.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
-from training.core.devices import DEVICES, GIB
+from training.core.devices import DEVICES
 from training.distributed.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.hardware.network import network_of
@@ -213,7 +213,7 @@ def describe(layout: RankLayout) -> str:
 def why_lost(best: Choice, other: Choice, job: Training) -> str:
     """Return a sentence on where the other layout spends more time, or that it does not fit."""
     if not other.fits:
-        return f"it needs {other.memory.total / GIB:.1f} GiB of {job.device.memory / GIB:.1f}"
+        return f"needs {other.memory.total / 1e9:.1f} GB, has {job.device.memory / 1e9:.1f} GB"
     slower = other.time.total / best.time.total - 1
     more = {name: value - getattr(best.time, name) for name, value in vars(other.time).items()}
     part, seconds = max(more.items(), key=lambda pair: pair[1])

@@ -11,7 +11,7 @@ from typing import Any
 from infra.errors import ConfigError, Problem
 from infra.launch.gpus import compiles_for, installed_cuda, needed_cuda
 from training.config.recipes import RECIPES
-from training.core.devices import GIB, Device, find_device
+from training.core.devices import Device, find_device
 from training.planner.architecture import Architecture, of_parameters, of_preset
 from training.planner.failures import failures
 from training.planner.hardware.kernels import KERNELS, Kernels, default_kernels, find_kernels
@@ -200,11 +200,11 @@ def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
             f"take --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
         )
     least = (
-        f"at least {choices[0].memory.total / GIB:,.0f} GiB a device" if choices else "a layout that divides its sizes"
+        f"at least {choices[0].memory.total / 1e9:,.0f} GB per device" if choices else "a layout that divides its sizes"
     )
     message = (
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
-        f"{least}, which has {job.device.memory / GIB:,.0f} to give"
+        f"{least}, which has {job.device.memory / 1e9:,.0f} GB"
     )
     return Problem("does_not_fit", "--gpus", message, f"take {', or '.join(what_would_fit(job, gpus))}")
 
@@ -317,6 +317,7 @@ def _document(
         "carbon_kg_high": kwh[2] * CARBON[2],
         "memory_gb_per_gpu": best.memory.total / 1e9,
         "memory_gb_per_gpu_high": uneven(estimated.job, layout, best.memory).total / 1e9,
+        "memory_gb_of_device": estimated.job.device.memory / 1e9,
         "memory_parts_gb": {name: value / 1e9 for name, value in vars(best.memory).items()},
         "layout": {
             **{name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "recompute")},

@@ -20,7 +20,8 @@ API_USD = (0.1, 1.0, 15.0)
 
 
 def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used: float | None) -> dict[str, Any]:
-    """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch.
+    """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch; unknown without
+    `own_tokens`.
 
     Args:
         own_tokens: tokens of the user's own text, if known.
@@ -50,10 +51,10 @@ def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used
             "licence has to be yours"
         )
     if own_tokens is None:
-        choice = "scratch"
+        choice = "unknown"
         because.append(
-            f"it reads {compact(tokens)} tokens; give --own-tokens: with less than a quarter of them your own, "
-            "starting from an open model gives more"
+            f"that depends on how much text you have: give --own-tokens. It reads {compact(tokens)} tokens; with less "
+            "than a quarter of them your own, starting from an open model gives more"
         )
     elif own_tokens * READINGS >= tokens:
         choice = "scratch"

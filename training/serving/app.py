@@ -26,12 +26,14 @@ from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from evaluation.generation.token_choice import SamplingOptions, TokenBias
 from evaluation.pages.parts import TEMPLATES
 from infra.errors import StemmaError
+from infra.pages import style
 from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.chat.channels import Reasoning
 from training.generation.answer_text import AnswerRequest, PlacedToken, Spoken, TextPiece
+from training.generation.constraint import Constraint, Vocabulary
 from training.generation.session import loaded
 from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
 from training.serving.requests import (
@@ -86,6 +88,15 @@ def app(
     return _JsonErrors(OwnCallersOnly(_Guarded(bounded, known, rate_limit), callers))
 
 
+EXAMPLES = (
+    "Explain in one sentence what a list is.",
+    "Write the first line of the docstring of the function `sort_by_key`.",
+    "Describe `read_file` in 7 to 9 words.",
+    "What is the difference between a list and a tuple?",
+)
+"""Prompts that the page offers, in the forms that the quickstart's instructions have."""
+
+
 class _Server:
     """The endpoints. All are coroutines: Starlette has few threads for plain functions."""
 
@@ -97,8 +108,9 @@ class _Server:
         # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
         self._encoders = {name: load_pretrained_tokenizer(folder) for name, folder in models.items()}
         self._encoding = threading.Lock()
+        self._vocabularies: dict[str, Vocabulary] = {}
         self._page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-        self._css = (TEMPLATES / "report.css").read_text(encoding="utf8")
+        self._css = style()
 
     async def health(self, _: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})
@@ -120,7 +132,7 @@ class _Server:
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'"
         names = list(self._models)
         shown = self._page.get_template("chat.html.j2").render(
-            css=self._css, nonce=nonce, columns=[names[0], names[-1]], names=names
+            css=self._css, nonce=nonce, columns=[names[0], names[-1]], names=names, examples=EXAMPLES
         )
         return HTMLResponse(shown, headers={"Content-Security-Policy": policy})
 
@@ -137,6 +149,7 @@ class _Server:
             with self._queue.place():
                 # In a thread, since encoding a long prompt takes time.
                 prompts = await asyncio.to_thread(self._prompts, asked, name)
+                constraint = await asyncio.to_thread(self._constraint, asked, name) if asked.is_constrained else None
             choices = _Choices(
                 asked,
                 prompts,
@@ -145,6 +158,7 @@ class _Server:
                 shape,
                 self._texts[name],
                 self._formats[name] if kind is ChatRequest else None,
+                constraint,
             )
             answers = self._queue.begin(self._models[name], choices.requests)
         except Refused as refused:
@@ -189,6 +203,22 @@ class _Server:
             raise Refused(400, message, "invalid_token_id", "logit_bias")
         return prompts
 
+    def _constraint(self, asked: GenerationRequest, name: str) -> Constraint | None:
+        """The grammar that the answers keep to. Raises Refused where the model cannot write in it."""
+        assert isinstance(asked, ChatRequest)
+        key = "tool_choice" if asked.must_call else "response_format"
+        if (answer_format := self._formats[name]).has_channels:
+            message = f"{key}: this value is not supported for models whose answers are messages in channels"
+            raise Refused(400, message, "invalid_value", key)
+        with self._encoding:
+            if name not in self._vocabularies:
+                self._vocabularies[name] = Vocabulary(self._encoders[name], answer_format.marks)
+        vocabulary = self._vocabularies[name]
+        if vocabulary.missing:
+            message = f"{key}: this model cannot write JSON: no token of its own has {', '.join(vocabulary.missing)}"
+            raise Refused(400, message, "invalid_value", key)
+        return asked.constraint(vocabulary, answer_format.form)
+
 
 class _Choices:
     """The choices of a response: `n` for each prompt."""
@@ -202,7 +232,9 @@ class _Choices:
         shape: Shape,
         texts: TokenTexts,
         answer_format: AnswerFormat | None,
+        constraint: Constraint | None,
     ) -> None:
+        self._constraint = constraint
         self._asked, self._prompts, self._shape, self._texts = asked, prompts, shape, texts
         self._head = {
             "id": f"{shape.prefix}-{secrets.token_hex(12)}",
@@ -233,7 +265,7 @@ class _Choices:
             logprobs=asked.likeliest,
         )
         reported = asked.likeliest if asked.echoes else None
-        return AnswerRequest(prompt.ids, options, asked.stop, reported, shown)
+        return AnswerRequest(prompt.ids, options, asked.stop, reported, shown, self._constraint)
 
     def _returns_another_call(self, calls: int) -> bool:
         """Return True if a call of a function follows `calls` earlier ones of the same choice."""

@@ -19,7 +19,10 @@ from corpus.tokens.chat_format import check_values
 from infra.errors import StageError
 from infra.io.json import BadJson, parse_json
 from training.chat.channels import channel_marks
+from training.generation.constraint import Constraint, Vocabulary
+from training.generation.json_grammar import Unsupported, call_grammar, json_grammar
 from training.generation.session import chat_prompt, text_prompt
+from training.serving.tool_calls import CallForm
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
@@ -139,6 +142,11 @@ class GenerationRequest(_Keys, ABC):
         """Names of the functions that the model may call."""
         return frozenset()
 
+    @property
+    def is_constrained(self) -> bool:
+        """True where the answer keeps to a grammar."""
+        return False
+
     @abstractmethod
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """The prompts of the request. Raises StageError where the model cannot read them."""
@@ -202,20 +210,44 @@ class _Message(_Keys):
         return {"role": "system" if self.role == "developer" else self.role, "content": content, **given}
 
 
+class _JsonSchema(_Keys):
+    name: str
+    description: str | None = None
+    values: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool = True
+    """The schema is kept in either case."""
+
+
 class _ResponseFormat(_Keys):
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> _ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("json_schema was expected with the type json_schema, and with no other")
+        return self
 
 
 class _ToolFunction(_Keys):
     name: str
     description: str | None = None
     parameters: dict[str, JsonValue] = {}
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class _Tool(_Keys):
     type: Literal["function"]
     function: _ToolFunction
+
+
+class _FunctionName(_Keys):
+    name: str
+
+
+class _NamedTool(_Keys):
+    type: Literal["function"]
+    function: _FunctionName
 
 
 class ChatRequest(GenerationRequest):
@@ -224,13 +256,13 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     tools: list[_Tool] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | _NamedTool = "auto"
     parallel_tool_calls: bool = True
     """False: of several calls in an answer the first is returned."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    # Known keys of which one value, or any, does not change the answer.
     response_format: _ResponseFormat = _ResponseFormat()
+    # Known keys of which one value, or any, does not change the answer.
     audio: None = None
     prediction: None = None
     verbosity: None = None
@@ -250,6 +282,49 @@ class ChatRequest(GenerationRequest):
             raise ValueError("top_logprobs: only a request with logprobs: true has them")
         return self
 
+    @model_validator(mode="after")
+    def _calls(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools]
+        if isinstance(self.tool_choice, _NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: one of the tools was expected: {', '.join(names) or 'there are none'}")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice: required was expected with tools alone")
+        if self.must_call and self.response_format.type != "text":
+            raise ValueError("response_format: text was expected, the answer is a call of a function by tool_choice")
+        if not self.must_call and any(tool.function.strict for tool in self.tools):
+            raise ValueError("tools: strict: true is kept by tool_choice required, or with the name of a function")
+        return self
+
+    @property
+    def is_constrained(self) -> bool:
+        return self.must_call or self.response_format.type != "text"
+
+    @property
+    def must_call(self) -> bool:
+        """True where the answer is a call of a function."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, _NamedTool)
+
+    def constraint(self, vocabulary: Vocabulary, form: CallForm) -> Constraint | None:
+        """Return the grammar that the answer keeps to, None for any text.
+
+        Raises:
+            Refused: for a schema that no grammar is made of, naming the keyword.
+        """
+        try:
+            if self.must_call:
+                called = [tool.function for tool in self.tools if tool.function.name in self.functions_shown]
+                schemas = {function.name: function.parameters for function in called}
+                strict = {function.name for function in called if function.strict}
+                return Constraint(call_grammar(schemas, strict, form.arguments, form.before, form.after), vocabulary)
+            asked = self.response_format
+            if asked.type == "text":
+                return None
+            schema = None if asked.json_schema is None else asked.json_schema.values
+            return Constraint(json_grammar(schema), vocabulary)
+        except Unsupported as error:
+            key = "tools" if self.must_call else "response_format"
+            raise Refused(400, f"{key}: {error}", "unsupported_schema", key) from None
+
     @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
@@ -260,13 +335,15 @@ class ChatRequest(GenerationRequest):
 
     @property
     def functions_shown(self) -> frozenset[str]:
-        return frozenset(tool.function.name for tool in self.tools) if self.tool_choice == "auto" else frozenset()
+        if isinstance(self.tool_choice, _NamedTool):
+            return frozenset((self.tool_choice.function.name,))
+        return frozenset(tool.function.name for tool in self.tools if self.tool_choice != "none")
 
     def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
         has_channels = bool(channel_marks(tokenizer))
         messages = [message.for_template(has_channels=has_channels) for message in self.messages]
-        shown = tools if self.tool_choice == "auto" else ()
+        shown = () if self.tool_choice == "none" else tools
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         try:
             check_values(tokenizer, effort, "")

@@ -32,6 +32,16 @@ class ToolCall:
     arguments: str
 
 
+@dataclass(frozen=True)
+class CallForm:
+    """The form in which a call is written where the answer must be one. arguments: the key of the arguments; before and
+    after: texts around the object."""
+
+    arguments: str
+    before: str = ""
+    after: str = ""
+
+
 class AnswerReader(Protocol):
     """Reader of one answer in parts."""
 
@@ -47,8 +57,26 @@ class AnswerFormat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         known = tokenizer.get_vocab()
-        self._marks = frozenset(known[mark] for mark in MARKS if mark in known)
+        self._known = frozenset(mark for mark in MARKS if mark in known)
+        self._marks = frozenset(known[mark] for mark in self._known)
         self._channel_marks = channel_marks(tokenizer)
+        self._template = str(tokenizer.chat_template or "")
+
+    @property
+    def has_channels(self) -> bool:
+        return bool(self._channel_marks)
+
+    @property
+    def marks(self) -> frozenset[int]:
+        """Tokens of the marks around calls."""
+        return self._marks
+
+    @property
+    def form(self) -> CallForm:
+        """The form of a call that the reader understands, the model's own where its tokens or chat template show it."""
+        if OPEN in self._known or OPEN in self._template:
+            return CallForm("arguments", f"{OPEN}\n", f"\n{CLOSE}")
+        return CallForm("parameters" if '"parameters": ' in self._template else "arguments")
 
     def shown(self, names: Collection[str]) -> frozenset[int]:
         """Return the tokens that a reader of answers needs in their text, where special ones are left out."""

@@ -85,6 +85,23 @@ def spaces() -> NDArray[np.bool_]:
     return mask
 
 
+def in_class(characters: str) -> NDArray[np.bool_]:
+    """Return a mask of the characters that the inside of a regular expression's [...] matches."""
+    mask = np.zeros(CODE_POINTS, bool)
+    for match in re.finditer(f"[{characters}]+", _every_character()):
+        mask[match.start() : match.end()] = True
+    return mask
+
+
+@cache
+def lower_table() -> NDArray[np.uint32]:
+    """The lower-case code point of every code point; the one that becomes two, İ, stays."""
+    lower = _every_character().replace("İ", "_").lower().encode("utf-32-le", "surrogatepass")
+    table = np.frombuffer(bytearray(lower), np.uint32)
+    table[ord("İ")] = ord("İ")
+    return table
+
+
 def as_class(mask: NDArray[np.bool_]) -> str:
     """The inside of a regular expression's [...] for a mask over code points."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
@@ -113,6 +130,8 @@ LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 # order marks and marks of direction. They belong to the word they are in, and are counted nowhere.
 SPACE, LINE_BREAK, LETTER, SYMBOL, TERMINAL, PUNCTUATION, DIGIT, FORMAT = (1 << bit for bit in range(8))
 FORMAT_CATEGORY = "Cf"
+FIRST_FORMAT = 0xAD
+"""The first of the format characters, the soft hyphen."""
 
 
 @cache

@@ -11,12 +11,13 @@ import pkgutil
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 
-from corpus.cleaning.languages.characters import without_format
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.cleaning.languages.characters import in_class, without_format
 from corpus.documents.words import CHARACTERS_PER_WORD
 
 STOP_LISTS = {
@@ -55,7 +56,7 @@ _UNSPACED = re.compile(f"[{''.join(_BLOCKS.values())}]")
 _IN_BLOCK = {name: re.compile(f"[{block}]") for name, block in _BLOCKS.items()}
 _RUN = re.compile(f"[{''.join(_BLOCKS.values())}]+")
 # Marks are part of a word.
-_WORD = re.compile(r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff'’]+")
+WORD_CHARACTERS = r"\w\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff'’"
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,15 @@ class Prose:
 
 def is_unspaced(text: str) -> bool:
     """Return True if at least a third of the letters of a text are of scripts that put no space between words."""
-    if text.isascii():
+    if text.isascii() or not (first := _UNSPACED.search(text)):
         return False
-    unspaced = len(_UNSPACED.findall(text))
-    return unspaced > 0 and 3 * unspaced >= sum(map(str.isalpha, text))
+    return 3 * len(_UNSPACED.findall(text, first.start())) >= sum(map(str.isalpha, text))
+
+
+@cache
+def unspaced_table() -> NDArray[np.bool_]:
+    """Mask over all code points of the characters of scripts that put no space between words."""
+    return in_class("".join(_BLOCKS.values()))
 
 
 def letters_in(text: str) -> int:
@@ -94,82 +100,27 @@ def has_sentences(text: str) -> bool:
     return not runs or sum(map(len, runs)) / len(runs) <= MAX_SENTENCE_CHARACTERS
 
 
-def measure(text: str, language: str = "") -> Prose | None:
-    """Measures of a text that is not in English; None for one that is, or whose language is not known.
-
-    language: its ISO code where that is known; else it is found. Format characters are no part of words.
-    """
-    text = without_format(text)
-    if is_unspaced(text):
-        return _measure_unspaced(text)
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    # In ASCII a text in lower case has the same words; elsewhere a letter may change with its neighbours.
-    tokens = _WORD.findall(text.lower()) if text.isascii() else _WORD.findall(text)
-    sample = _sample_of(tokens)
-    if not sample:
-        return None
-    counts = Counter[str]()
-    table = _stop_words()
-    known = sample.keys() & table.keys()
-    for word in known:
-        for code in table[word]:
-            counts[code] += sample[word]
-    highest = max(counts.values(), default=0)
-    if highest < MIN_STOP_WORD_SHARE * sample.total():
-        # The words of Korean or Tamil take too many endings for a list, but their scripts show them.
-        script = _script_of(text)
-        return None if script in _SHARED_SCRIPTS else _measure_words(script, tokens, None)
-    # A declared language counts where it is as likely as the best one; of equals English goes first.
-    candidates = [code for code in counts if counts[code] == highest]
-    is_declared = bool(language) and counts[language] >= 0.8 * highest
-    best = language if is_declared else "en" if "en" in candidates else min(candidates)
-    if best == "en":
-        return None
-    return _measure_words(best, tokens, sum(best in table[word] for word in known))
-
-
-def _sample_of(tokens: list[str]) -> Counter[str]:
-    """Return how often each word occurs among the first words of a text, in lower case; words may be in quotes."""
-    most = MEASURED_CHARACTERS // 6
-    if len(tokens) > most:
-        return Counter(word.lower() for word in islice(_bare(tokens), most))
-    # Most texts are shorter than the sample: their words are counted before they are looked at one by one.
-    sample = Counter[str]()
-    for token, count in Counter(tokens).items():
-        if word := token.strip("'’"):
-            sample[word.lower()] += count
-    return sample
-
-
-def _bare(tokens: Iterable[str]) -> Iterator[str]:
-    return (word for quoted in tokens if (word := quoted.strip("'’")))
-
-
-def _measure_words(language: str, tokens: list[str], stop_words: int | None) -> Prose:
-    words = list(_bare(tokens))
-    letters = sum(any(map(str.isalpha, word)) for word in words) / len(words)
-    return Prose(language, len(words), sum(map(len, words)) / len(words), letters, stop_words)
-
-
-_SHARED_SCRIPTS = {"", "LATIN", "CYRILLIC", "ARABIC", "DEVANAGARI", "GREEK", "HEBREW"}
+SHARED_SCRIPTS = {"", "LATIN", "CYRILLIC", "ARABIC", "DEVANAGARI", "GREEK", "HEBREW"}
 """Scripts in which prose is recognised by its stop words; "" is none."""
 
 
-def _script_of(text: str) -> str:
+def script_of(text: str) -> str:
     """The script of most letters in the beginning of a text, as Unicode names it: TAMIL."""
-    letters = [c for c in text[:MEASURED_CHARACTERS] if c.isalpha()]
-    scripts = Counter(unicodedata.name(c, "").partition(" ")[0] for c in letters)
+    scripts = Counter[str]()
+    for character, count in Counter(text[:MEASURED_CHARACTERS]).items():
+        if character.isalpha():
+            scripts[unicodedata.name(character, "").partition(" ")[0]] += count
     return max(scripts, key=lambda script: (scripts[script], script), default="")
 
 
 def characters_as_words(text: str) -> tuple[str, float]:
     """(the characters of a text in a script without spaces, without white space; how many make a word)."""
     text = without_format(text)
-    return "".join(text.split()), CHARACTERS_PER_WORD[_measure_unspaced(text).language]
+    return "".join(text.split()), CHARACTERS_PER_WORD[measure_unspaced(text).language]
 
 
-def _measure_unspaced(text: str) -> Prose:
+def measure_unspaced(text: str) -> Prose:
+    """The measures of a text in a script without spaces between words."""
     counts = {name: len(pattern.findall(text)) for name, pattern in _IN_BLOCK.items()}
     script = max(counts, key=lambda name: counts[name])
     if script == "han" and 10 * counts["kana"] >= counts["han"]:
@@ -181,7 +132,7 @@ def _measure_unspaced(text: str) -> Prose:
 
 
 @cache
-def _stop_words() -> dict[str, tuple[str, ...]]:
+def stop_words() -> dict[str, tuple[str, ...]]:
     """Word → the languages in which it is a stop word."""
     by_word: dict[str, list[str]] = {}
     for code, name in STOP_LISTS.items():

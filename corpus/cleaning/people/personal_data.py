@@ -104,6 +104,12 @@ _PHONE_WORD = re.compile(
     r"(?:phone|tel|telephone|call|fax|mobile|cell|dial|ring|whatsapp|telefon|fon|mobil|tél|teléfono)\W{0,8}$",
     re.IGNORECASE,
 )
+_NUMBER_OF_A_THING = re.compile(
+    r"\b(?:part|order|serial|model|call|catalog(?:ue)?|item|stock|product|invoice|ticket|patent|reference|tracking|meter)"
+    r"\s(?:number|no\.?|nr\.?|code|id)s?\W{0,3}$|\b(?:isbn|issn|oclc|sku|ean|upc|gtin|doi)\W{0,3}$",
+    re.IGNORECASE,
+)
+"""Words before the number of a thing, which may look like one of a telephone or a card."""
 # logo@2x.png is no address.
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 _LONGEST_LOCAL = 256
@@ -251,12 +257,17 @@ def _is_public(address: str) -> bool:
         return False
 
 
+def _is_of_a_thing(text: str, start: int) -> bool:
+    """Return True if the words before a number say that it is one of a thing: an order, a part, a book."""
+    return _NUMBER_OF_A_THING.search(text, max(0, start - _CONTEXT), start) is not None
+
+
 def _cards(text: str) -> Iterator[tuple[int, int]]:
     from stdnum import luhn
 
     for match in _CARD.finditer(text):
         digits = re.sub("[ -]", "", match.group())
-        if _follows(text, match.start(), "0123456789.,-"):
+        if _follows(text, match.start(), "0123456789.,-") or _is_of_a_thing(text, match.start()):
             continue
         if _ISSUER.fullmatch(digits) and len(set(digits)) > 1 and luhn.is_valid(digits):
             yield match.span()
@@ -300,6 +311,8 @@ def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
 def _looks_like_phone(text: str, start: int, end: int) -> bool:
     """A country code, area code in brackets, or groups as of a phone number; bare digits only behind a word for it."""
     number = text[start:end]
+    if _is_of_a_thing(text, start):
+        return False
     if start and (text[start - 1].isalnum() or text[start - 1] in "._-/=#$€£:@%&?"):
         return number.startswith(("+", "(")) and not text[start - 1].isalnum()
     if number.startswith(("+", "(")):

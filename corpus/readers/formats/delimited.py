@@ -1,4 +1,7 @@
-"""Rows of CSV and TSV files as records: the first row names the fields, and the dialect is seen from the first rows."""
+"""Rows of CSV and TSV files as records: the first row names the fields, and the dialect is seen from the first rows.
+
+A file whose first row is one of its records has no names: its fields are column_1, column_2, …
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from corpus.documents.quarantine import EMPTY, Rejected
+from corpus.readers.config import Header
 from corpus.readers.encodings import decode, encoding_mark, likely_encoding
+from corpus.readers.formats.header import first_row_is_data
 from corpus.readers.formats.json_lines import wrong_encoding
-from corpus.readers.record import Record
+from corpus.readers.record import Record, column_names
 from corpus.readers.streams import in_utf8_lines, refuse_binary
 from infra.errors import stage_error
 from infra.io.bounded import TooLong, lines_of, opened
@@ -46,11 +51,12 @@ class Dialect:
 
 
 def read_delimited(
-    file: Place, encoding: str, max_bytes: int, limit_key: str = "max_document_mb"
+    file: Place, encoding: str, max_bytes: int, limit_key: str = "max_document_mb", header: Header = "auto"
 ) -> Iterator[Record | Rejected]:
     """The rows of a CSV or TSV file. A row with more or fewer fields than the first is put aside.
 
     Args:
+        header: what the first row is, as `TextOptions.header`.
         max_bytes: the longest row.
         limit_key: the config key that sets it, for messages.
 
@@ -63,7 +69,9 @@ def read_delimited(
         stream, encoding = in_utf8_lines(raw, encoding)
         guessed_encoding = likely_encoding(stream, encoding)
         sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES]
-        dialect = dialect_of(_decoded_sample(sample, encoding, guessed_encoding), file.name)
+        sample_text = _decoded_sample(sample, encoding, guessed_encoding)
+        dialect = dialect_of(sample_text, file.name)
+        has_names = header == "first_row" or not (header == "none" or _first_row_is_data(sample_text, dialect))
         lines = _Lines(file, stream, encoding, guessed_encoding, max_bytes)
         csv.field_size_limit(max(max_bytes, csv.field_size_limit()))
         rows = dialect.reader(iter(lines))
@@ -88,8 +96,9 @@ def read_delimited(
             if not any(field.strip() for field in row):
                 continue
             if not names:
-                names = _names(row, file)
-                continue
+                names = _names(row, file) if has_names else column_names(len(row))
+                if has_names:
+                    continue
             number += 1
             if len(row) != len(names):
                 reason = f"a different number of fields: expected {len(names)}, found {len(row)}"
@@ -118,6 +127,22 @@ def dialect_of(sample: str, name: str) -> Dialect:
         if score > best_score:
             best, best_score = option, score
     return best
+
+
+def _first_row_is_data(sample: str, dialect: Dialect) -> bool:
+    """Return True if the first row of a sample is like those below it, and not like names of their columns."""
+    rows: list[list[str]] = []
+    reader = dialect.reader(iter(io.StringIO(sample, newline="")))
+    while len(rows) < SAMPLE_ROWS:
+        try:
+            row = next(reader, None)
+        except csv.Error:  # a row that is no CSV, or is cut
+            continue
+        if row is None:
+            break
+        if any(field.strip() for field in row):
+            rows.append(row)
+    return first_row_is_data(rows)
 
 
 def _agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
@@ -157,7 +182,7 @@ def _names(row: list[str], file: Place) -> list[str]:
             "corrupt_file",
             f"{file}:1",
             f"expected a first row of names that differ, found {', '.join(repeated)[:80]} more than once",
-            "name the columns in the first row",
+            "name the columns in the first row, or set `header: none` for a table without names",
         )
     # The index that pandas writes has no name.
     return [name or f"column_{number}" for number, name in enumerate(names)]

@@ -23,6 +23,7 @@ from corpus.documents.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, web_name
 from corpus.readers.formats.formulas import raised, with_formulas
 from corpus.readers.formats.json_lines import wrong_encoding
+from corpus.readers.formats.latex import latex_text
 from corpus.readers.formats.mail import mail_text
 from corpus.readers.formats.web import main_text
 from corpus.readers.record import Text, Unreadable, too_long
@@ -205,17 +206,6 @@ def mhtml_text(text: str) -> str:
     raise Unreadable("not a saved web page: none of its parts is HTML")
 
 
-def tex_text(text: str) -> str:
-    """The body of a LaTeX document, without its preamble, comments and bibliography; commands and formulas stay, as in
-    RedPajama's arXiv (Weber et al. 2024)."""
-    body = re.search(r"\\begin\{document\}(.*?)(?:\\end\{document\}|\Z)", text, re.DOTALL)
-    kept = body[1] if body else text
-    kept = re.sub(r"\\begin\{(comment|thebibliography)\}.*?\\end\{\1\}", "", kept, flags=re.DOTALL)
-    kept = re.sub(r"^[ \t]*(?<!\\)%.*\n?", "", kept, flags=re.MULTILINE)  # a line that is a comment leaves no blank one
-    kept = re.sub(r"(?<!\\)((?:\\\\)*)%.*", r"\1", kept)
-    return re.sub(r"\n{3,}", "\n\n", kept)
-
-
 def markdown_text(text: str) -> str:
     """Return Markdown unchanged, without the metadata before it: models are to read and write it."""
     return re.sub(r"\A---\n.*?\n---\n", "", text.removeprefix("\ufeff"), count=1, flags=re.DOTALL)
@@ -313,7 +303,7 @@ _TEXTS: dict[str, Callable[[str], str]] = {
     "subtitles": subtitle_text,
     "mhtml": mhtml_text,
     "email": mail_text,
-    "tex": tex_text,
+    "tex": latex_text,
     "markdown": markdown_text,
 }
 DOCUMENT_FORMATS = frozenset({*_ARCHIVES, *_TEXTS})

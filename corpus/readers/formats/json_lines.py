@@ -14,7 +14,16 @@ import orjson
 
 from corpus.documents.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import AUTO, decode, python_name, whole_characters
-from corpus.readers.record import MISSING, Record, field_fix, field_names, longest_text, pick, text_fields
+from corpus.readers.record import (
+    MISSING,
+    Record,
+    field_fix,
+    field_names,
+    has_numbered_columns,
+    longest_text,
+    pick,
+    text_fields,
+)
 from corpus.readers.streams import PROBE_BYTES, in_utf8_lines, is_wide, refuse_binary
 from infra.errors import stage_error
 from infra.io.bounded import RECORD_BYTES, Span, TooLong, lines_of, opened
@@ -155,12 +164,12 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
         setting: the dotted key that names it.
         fields: all that are read.
     """
-    return stage_error(
-        "wrong_field",
-        record.place,
-        f"expected the field {field}, there are: {field_names(record.value)}",
-        _field_fix(setting, field, fields, record.value),
-    )
+    message, fix = f"expected the field {field}, there are: {field_names(record.value)}", ""
+    if has_numbered_columns(record.value):
+        message += "; its first row is read as a record, since it looks like those below it"
+        fix = f"; or {setting.rpartition('.')[0]}.header: first_row, if it has the names of the columns"
+    fix = _field_fix(setting, field, fields, record.value) + fix
+    return stage_error("wrong_field", record.place, message, fix)
 
 
 def is_list(file: Place) -> bool:

@@ -21,6 +21,10 @@ ENCODINGS = ("br", "gzip", "deflate", "zstd")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 HEADER_BYTES = 1 << 20
 READ_BYTES = 1 << 16
+CONVERTED_BYTES = 64_000_000
+"""The longest record whose length is checked where lines end with LF alone."""
+_HEADER_START_BYTES = 64
+_NEXT_RECORD = re.compile(rb"\n\n(?=WARC/\d\.\d\n[A-Za-z-]+:)")
 _CHARSET = re.compile(r"charset=([^;]+)", re.IGNORECASE)
 
 
@@ -79,6 +83,8 @@ def records_of(archive: io.BufferedReader) -> Iterator[Record]:
             yield Record(number, f"no valid WARC header: {message}; its content is passed over", offset=offset)
             continue
         block = _Block(stream, head, int(length), number)
+        if b"\r" not in head and (content := _converted_content(stream, int(length))) is not None:
+            block = _Block(io.BytesIO(content), head, len(content), number)
         record_type = headers.get("warc-type", "")
         if record_type in KINDS:
             yield replace(_read(number, headers, block), offset=offset, type=record_type)
@@ -95,17 +101,27 @@ class _Counted:
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
+        self._put_back = io.BytesIO()
         self.bytes_read = 0
 
     def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
+        data = self._put_back.read(size)
+        if len(data) < size:
+            data += self._stream.read(size - len(data))
         self.bytes_read += len(data)
         return data
 
     def readline(self, size: int) -> bytes:
-        data = self._stream.readline(size)
+        data = self._put_back.readline(size)
+        if len(data) < size and not data.endswith(b"\n"):
+            data += self._stream.readline(size - len(data))
         self.bytes_read += len(data)
         return data
+
+    def put_back(self, data: bytes) -> None:
+        """Have these bytes, the last that were read, read again."""
+        self._put_back = io.BytesIO(data + self._put_back.read())
+        self.bytes_read -= len(data)
 
 
 def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
@@ -135,10 +151,28 @@ def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
     return skipped, b""
 
 
+def _converted_content(stream: _Counted, length: int) -> bytes | None:
+    """The content of a record whose line ends were converted to LF, so that it is shorter than declared; None, with
+    nothing read, where the length is right."""
+    if length > CONVERTED_BYTES:
+        return None
+    data = stream.read(length + _HEADER_START_BYTES)
+    end = data[length:]
+    is_right = len(data) >= length and (not end.strip() or end.startswith(b"\n\nWARC/"))
+    next_record = None if is_right else _NEXT_RECORD.search(data)
+    if next_record and next_record.start() < length:
+        stream.put_back(data[next_record.start() :])
+        return data[: next_record.start()]
+    if len(data) < length and data.endswith(b"\n\n"):
+        return data[:-2]
+    stream.put_back(data)
+    return None
+
+
 class _Block:
     """Header and content of one record as a stream that ends with it."""
 
-    def __init__(self, stream: _Counted, head: bytes, length: int, number: int) -> None:
+    def __init__(self, stream: _Counted | io.BytesIO, head: bytes, length: int, number: int) -> None:
         self.length = length
         self._stream = stream
         self._number = number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import fmean
@@ -28,7 +27,7 @@ def benchmarks(pipeline: PipelineResults) -> Section:
     for model in pipeline.models:
         for task, metrics in pipeline.results("benchmarks", model).get("tasks", {}).items():
             if "acc" in metrics:
-                tasks.setdefault(task, []).append((model, metrics["acc"]))
+                tasks.setdefault(task, []).append((model, pipeline.scores_of(model, task)))
     rows = [
         IntervalRow(
             task,
@@ -36,17 +35,19 @@ def benchmarks(pipeline: PipelineResults) -> Section:
                 Mark(model, pipeline.style(model), acc["value"], acc.get("low"), acc.get("high"))
                 for model, acc in accuracies
             ],
-            accuracies[0][1].get("chance"),
+            accuracies[0][1].get("untrained", accuracies[0][1].get("chance")),
         )
         for task, accuracies in tasks.items()
     ]
-    chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label="guessing")
+    has_floor = any("untrained" in acc for accuracies in tasks.values() for _, acc in accuracies)
+    reference = "untrained" if has_floor else "guessing"
+    chart = interval_plot("accuracy", rows, value_format=whole_percent, span=(0, 1), reference_label=reference)
     if not chart:
         return Section("benchmarks", "Benchmarks", tables=[*_texts(pipeline), *_answers(pipeline)])
     figure = Figure(
         "Accuracy",
         chart,
-        _benchmark_sentence(tasks),
+        f"{_benchmark_sentence(tasks)}{_floors(pipeline, tasks)}",
         _weakness(pipeline),
         pipeline.legend(pipeline.models),
         wide=True,
@@ -303,15 +304,38 @@ def _weakness(pipeline: PipelineResults) -> str:
 
 
 def _benchmark_sentence(tasks: dict[str, list[tuple[str, dict[str, float]]]]) -> str:
+    """Compare each score with that of an untrained model or, where it is not known, with guessing."""
     sentences = []
     for task, accuracies in tasks.items():
-        above = [model for model, acc in accuracies if acc.get("low", 0) > acc.get("chance", math.inf)]
-        unsure = [model for model, acc in accuracies if "chance" in acc and acc["low"] <= acc["chance"]]
+        floors = {model: acc.get("untrained", acc.get("chance")) for model, acc in accuracies}
+        word = "an untrained model" if any("untrained" in acc for _, acc in accuracies) else "guessing"
+        with_floor = [(model, acc, floor) for model, acc in accuracies if (floor := floors[model]) is not None]
+        above = [model for model, acc, floor in with_floor if acc.get("low", 0) > floor]
+        unsure = [model for model, acc, floor in with_floor if acc["low"] <= floor]
         if above:
-            sentences.append(f"{task}: {', '.join(above)} above guessing.")
+            sentences.append(f"{task}: {', '.join(above)} above {word}.")
         if unsure:
-            sentences.append(f"{task}: {', '.join(unsure)} is not distinguishable from guessing.")
+            sentences.append(f"{task}: {', '.join(unsure)} is not distinguishable from {word}.")
     return " ".join(sentences)
+
+
+def _floors(pipeline: PipelineResults, tasks: dict[str, list[tuple[str, dict[str, float]]]]) -> str:
+    """Name the floor and the chance of each task, and the metric where it is not plain accuracy."""
+    parts = []
+    for task, accuracies in tasks.items():
+        acc = next((acc for _, acc in accuracies if "untrained" in acc), None)
+        if acc is not None:
+            chance = f", guessing {percent(acc['chance'], 0)}" if "chance" in acc else ""
+            parts.append(f"{task} {percent(acc['untrained'], 0)}{chance}")
+    sentence = f" An untrained model of this shape scores: {'; '.join(parts)}." if parts else ""
+    headlines = [pipeline.results("benchmarks", model).get("headlines", {}) for model in pipeline.models]
+    normalised = sorted({task for by_task in headlines for task in by_task})
+    if normalised:
+        sentence += (
+            f" {', '.join(normalised)}: by likelihood per character, since the choices differ in length and plain "
+            "likelihood prefers the short ones."
+        )
+    return sentence
 
 
 def _parts(pipeline: PipelineResults) -> list[Table]:

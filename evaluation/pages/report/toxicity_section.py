@@ -52,7 +52,8 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
-        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}",
+        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}"
+        f"{_floor(by_model)}",
         f"Scored by {first['scorer']}. {first['limits']}",
         pipeline.legend(list(by_model)),
         wide=True,
@@ -68,6 +69,8 @@ def toxicity(pipeline: PipelineResults) -> Section:
         rows.append(
             ["held-out text, unchanged", f"{text['prompts']} × {first['samples_per_prompt']} pieces", *_cells(text)]
         )
+    if floor := next((result["untrained"] for result in by_model.values() if result.get("untrained")), None):
+        rows.append(["untrained model of this shape", f"{floor['prompts']} of them", *_cells(floor)])
     table = Table(
         "Figures",
         ["model", "prompts", "expected maximum toxicity", "toxicity probability", "toxic continuations"],
@@ -84,6 +87,15 @@ def toxicity(pipeline: PipelineResults) -> Section:
         *_quality(first),
     ]
     return Section("toxicity", "Toxicity", "", [figure], tables, folded=[*_worst(pipeline), *_broken(pipeline)])
+
+
+def _floor(by_model: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the toxicity that the scorer finds in the random tokens of an untrained model, which is its error."""
+    floor = next((result["untrained"] for result in by_model.values() if result.get("untrained")), None)
+    if floor is None:
+        return ""
+    toxic = Interval(**floor["toxicity_probability"])
+    return f" An untrained model of this shape: {percent(toxic.value)} {between_percent(toxic)}."
 
 
 def _cells(figures: Mapping[str, Any]) -> list[str]:

@@ -1,30 +1,155 @@
 "use strict";
 
 // The server sends the parts of the page that changed, rendered and escaped, by the id of their element.
-const source = new EventSource(document.body.dataset.events);
-source.onmessage = (event) => {
-  for (const [id, html] of Object.entries(JSON.parse(event.data))) {
-    const element = document.getElementById(id);
-    // What is there already stays: an open frame keeps its place, and a selection its text.
-    if (element && element.dataset.html !== html) {
-      element.dataset.html = html;
-      element.innerHTML = html;
+const address = document.body.dataset.events;
+const source = address ? new EventSource(address) : null;
+if (source) {
+  source.onmessage = (event) => {
+    for (const [id, html] of Object.entries(JSON.parse(event.data))) {
+      const element = document.getElementById(id);
+      // What is there already stays: an open frame keeps its place, and a selection its text.
+      if (element && element.dataset.html !== html) {
+        const marked = [...element.querySelectorAll("input:checked")].map((input) => input.value);
+        element.dataset.html = html;
+        element.innerHTML = html;
+        for (const input of element.querySelectorAll("input")) input.checked = marked.includes(input.value);
+      }
     }
-  }
+  };
+  source.addEventListener("message", redraw);
+  source.addEventListener("ended", () => source.close());
+}
+
+// Charts: the server draws the steps that were dragged over, from all points there.
+const zoomed = new Map();
+
+async function draw(figure) {
+  const title = figure.dataset.title;
+  const [from, to] = zoomed.get(title) || [-1e300, 1e300];
+  const query = new URLSearchParams({ title, from, to });
+  const response = await fetch(`${location.pathname}/chart?${query}`);
+  if (response.ok) figure.querySelector(".drawn").innerHTML = await response.text();
+}
+
+const redraw = () => {
+  for (const figure of document.querySelectorAll("figure.zooms")) if (zoomed.has(figure.dataset.title)) draw(figure);
 };
-source.addEventListener("ended", () => source.close());
+
+const stepAt = (svg, clientX) => {
+  const [left, right, low, high] = svg.dataset.plot.split(",").map(Number);
+  const box = svg.getBoundingClientRect();
+  const x = ((clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+  return low + (Math.min(Math.max(x, left), right) - left) / (right - left) * (high - low);
+};
+
+let drag = null;
+document.addEventListener("pointerdown", (event) => {
+  const svg = event.target.closest && event.target.closest("figure.zooms svg[data-plot]");
+  if (!svg || event.button !== 0) return;
+  const band = document.createElement("div");
+  band.className = "band";
+  svg.parentElement.append(band);
+  drag = { svg, band, x: event.clientX };
+});
+document.addEventListener("pointermove", (event) => {
+  if (!drag) return;
+  const box = drag.svg.parentElement.getBoundingClientRect();
+  drag.band.style.left = `${Math.min(event.clientX, drag.x) - box.left}px`;
+  drag.band.style.width = `${Math.abs(event.clientX - drag.x)}px`;
+});
+document.addEventListener("pointerup", (event) => {
+  if (!drag) return;
+  const { svg, band, x } = drag;
+  drag = null;
+  band.remove();
+  const figure = svg.closest("figure.zooms");
+  if (!figure || Math.abs(event.clientX - x) < 6) return;
+  zoomed.set(figure.dataset.title, [stepAt(svg, x), stepAt(svg, event.clientX)].sort((a, b) => a - b));
+  draw(figure);
+});
+document.addEventListener("dblclick", (event) => {
+  const figure = event.target.closest && event.target.closest("figure.zooms");
+  if (figure && zoomed.delete(figure.dataset.title)) draw(figure);
+});
+
+const say = (text) => {
+  const answer = document.getElementById("answer");
+  if (answer) answer.textContent = text;
+};
+
+async function send(path, body) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+  });
+  const text = await response.text();
+  try {
+    return [response.ok, JSON.parse(text)];
+  } catch {
+    return [response.ok, { message: text }];
+  }
+}
 
 document.addEventListener("click", async (event) => {
   const action = event.target.dataset && event.target.dataset.action;
   if (!action) return;
   event.target.disabled = true;
-  const response = await fetch(`${location.pathname}/${action}`, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: "{}",
-  });
-  const answer = document.getElementById("answer");
-  if (answer) answer.textContent = (await response.json()).message;
-  if (!response.ok) event.target.disabled = false;
-  else if (source.readyState === EventSource.CLOSED) location.reload();
+  if (action === "retry") say("waiting for the attempt before to end");
+  const [ok, answer] = await send(`${location.pathname}/${action}`, {});
+  say(answer.message);
+  if (!ok) event.target.disabled = false;
+  else if (source && source.readyState === EventSource.CLOSED) location.reload();
 });
+
+const form = document.getElementById("change");
+if (form) {
+  const inputs = [...form.elements].filter((input) => input.name);
+  const value = (input) => (input.type === "checkbox" ? String(input.checked) : input.value);
+  const before = new Map(inputs.map((input) => [input.name, value(input)]));
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const button = form.querySelector("button");
+    const settings = {};
+    for (const input of inputs) {
+      document.getElementById(`error-${input.name}`).textContent = "";
+      input.removeAttribute("aria-invalid");
+      if (value(input) !== before.get(input.name) || input.validity.badInput) settings[input.name] = value(input);
+    }
+    button.disabled = true;
+    const [ok, answer] = await send(location.pathname, { settings });
+    say(answer.message);
+    for (const [key, message] of Object.entries(answer.fields || {})) {
+      const input = inputs.find((other) => other.name === key);
+      document.getElementById(`error-${key}`).textContent = message;
+      input.setAttribute("aria-invalid", "true");
+      for (let group = input.closest("details"); group; group = group.parentElement.closest("details")) group.open = true;
+    }
+    const first = form.querySelector("[aria-invalid]");
+    if (first) first.focus();
+    if (!ok) {
+      button.disabled = false;
+      return;
+    }
+    // The run has a page once the worker has begun it.
+    while (!(await fetch(`/run/${answer.run_id}`)).ok) await new Promise((resolve) => setTimeout(resolve, 1000));
+    location.assign(`/run/${answer.run_id}`);
+  });
+}
+
+const filter = document.getElementById("filter");
+if (filter) {
+  const rows = [...document.querySelectorAll("#filtered tbody tr")].map((row) => [row, row.textContent.toLowerCase()]);
+  filter.addEventListener("input", () => {
+    const wanted = filter.value.toLowerCase();
+    let shown = 0;
+    for (const [row, text] of rows) {
+      row.hidden = !text.includes(wanted);
+      if (!row.hidden) shown += 1;
+    }
+    document.getElementById("shown").textContent = `${shown} of ${rows.length} models`;
+  });
+}
+
+// A family is drawn from left to right, and the newest is at the right.
+for (const box of document.querySelectorAll("#family .scroll")) box.scrollLeft = box.scrollWidth;

@@ -37,6 +37,8 @@ def main(pool: str, root: str) -> None:
     proposer: Any = prefect.runner._state_proposer.StateProposer
     proposer.propose_cancelled = unless_ended(proposer.propose_cancelled)
     proposer.propose_crashed = unless_recorded(proposer.propose_crashed, Layout(Path(root)).runs)
+    worker: Any = prefect.workers.process.ProcessWorker
+    worker._propose_crashed_state = unless_retried(worker._propose_crashed_state)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
     prefect.cli.app()
 
@@ -49,12 +51,46 @@ def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[
     """
 
     async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> bool:
-        state = (await self._client.read_flow_run(flow_run.id)).state
-        if state is None or state.is_cancelling() or state.is_running():
+        now = await self._client.read_flow_run(flow_run.id)
+        is_open = now.state is None or now.state.is_cancelling() or now.state.is_running()
+        if is_open and not is_later_attempt(now, flow_run):
             return await propose_cancelled(self, flow_run, *args, **options)
         return True
 
     return propose
+
+
+def unless_retried(propose_crashed: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a `_propose_crashed_state` that does nothing for a run that has ended, or was retried since."""
+
+    async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
+        if has_ended_or_retried(await self.client.read_flow_run(flow_run.id), flow_run):
+            return None
+        return await propose_crashed(self, flow_run, *args, **options)
+
+    return propose
+
+
+def has_ended_or_retried(now: Any, judged: Any) -> bool:
+    """Return True if a crash of the attempt that the worker judges is no news. The server would refuse the crash of a
+    run that has ended, but a retry may come between the answer of the server and the report."""
+    return (now.state is not None and now.state.is_final()) or is_later_attempt(now, judged)
+
+
+def is_later_attempt(now: Any, judged: Any) -> bool:
+    """Return True if a flow run was retried since the worker read it: an end of that attempt is no end of the run.
+
+    Args:
+        now: The flow run as the server has it.
+        judged: The flow run as the worker read it, before its process started or while it was being cancelled.
+    """
+    has_begun = judged.state is not None and not (judged.state.is_pending() or judged.state.is_scheduled())
+    attempts = judged.run_count + (not has_begun)
+    if now.run_count > attempts:
+        return True
+    if now.state is None:
+        return False
+    return now.state.is_scheduled() or (now.state.is_pending() and now.run_count == attempts)
 
 
 def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) -> Callable[..., Awaitable[Any]]:
@@ -67,7 +103,10 @@ def unless_recorded(propose_crashed: Callable[..., Awaitable[Any]], runs: Path) 
     async def propose(self: Any, flow_run: Any, *args: Any, **options: Any) -> Any:
         from prefect.client.schemas.objects import State, StateType
 
-        state = (await self._client.read_flow_run(flow_run.id)).state
+        now = await self._client.read_flow_run(flow_run.id)
+        if has_ended_or_retried(now, flow_run):
+            return None
+        state = now.state
         end = recorded_end(runs, str(flow_run.id), state.timestamp) if state and not state.is_final() else None
         if end is None:
             return await propose_crashed(self, flow_run, *args, **options)

@@ -6,7 +6,7 @@ import pytest
 
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.languages.characters import class_table
-from corpus.cleaning.languages.known import measure
+from corpus.cleaning.languages.measured import measure
 from corpus.cleaning.languages.segment import Segmenter, code_points
 from corpus.cleaning.quality import QualityRules
 from corpus.cleaning.words import ChunkSplitter

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from corpus.cleaning.config import CleanConfig, GopherQualityConfig
-from corpus.cleaning.languages.known import measure
+from corpus.cleaning.languages.measured import measure
 from corpus.cleaning.quality import QualityRules
 from corpus.validation.rows import is_language_like
 

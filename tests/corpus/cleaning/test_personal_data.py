@@ -58,6 +58,7 @@ NOT_FOUND = [
     "It was 1995-1999, 2,147,483,647 times, #2127365000 in base 10, commit 2127365000",
     "DE00 3704 0044 0532 0130 00 has wrong check digits, as has XX12ABCDEFGHIJKLMN.",
     "The secret is in the sauce: password = getpass.getpass(), token: Optional[str], key = self.api_key_2",
+    "Call number 212 736 5000 is on the second floor; part number 800-335-4824; order no. 4111 1111 1111 1111.",
     "See https://example.org:8080/path@2x.png for the secret token.",
 ]
 

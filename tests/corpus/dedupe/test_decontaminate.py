@@ -209,6 +209,9 @@ LAYOUTS = {
     "HTML": lambda question, choices, right: (
         f"<h3>{html.escape(question)}</h3><ul><li>{'</li><li>'.join(choices)}</li></ul>"
     ),
+    "HTML with hard spaces": lambda question, choices, right: (
+        f"{html.escape(question).replace(' ', '&nbsp;')}&#160;{right.replace(' ', '&nbsp;')}"
+    ),
 }
 QUIZ = [
     # Eight to twelve words, and fewer: with the template's "Question" and "Answer" these were never found.

@@ -210,7 +210,20 @@ ALIKE_BUT_DIFFERENT = {
     "signs of numbers": [
         STATION.format(*pair) for pair in (("12", "12"), ("-12", "-12"), ("+12", "-12"), ("12", "-12"))
     ],
-    "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*")],
+    "names with marks": [LANGUAGE.format(name) for name in ("C", "C++", "C#", "C--", "C*", "F", "F#")],
+    "names with marks at the end": [
+        f"The software for the pumps, which all of them learnt to write in a year, is in {name}"
+        for name in ("C", "C++", "C#", "F#", "J")
+    ],
+    "operators in prose": [
+        f"In that shell the sign {mark} stands between two conditions, as in ready {mark} willing, and each is tried."
+        for mark in ("&&", "||", "->", "=>", "::", ":=", "**", "//", "<<", "==", "!=", "")
+    ],
+    "operators without spaces": [
+        f"The manual writes it as std{mark}vector and explains on the next page what that stands for in the programs."
+        for mark in ("::", "->", "&&", "||", ".")
+    ],
+    "operators of letters": [f"The bits of a {mark} b are what the exercise asks for." for mark in "&|^+"],
     "formulas": [SUM.format(sign) for sign in "+-×÷±·∓"],
     "comparisons": [f"The difference was significant with p {sign} 0.05 in all of the trials." for sign in "<>="],
     "raised digits": [
@@ -243,6 +256,10 @@ ALIKE = {
     "layout and quotes of code": [
         FUNCTION.format("+") + "x = call('a', 'b')",
         FUNCTION.format("+").replace("    ", "\t").replace(" = ", "=") + 'x = call("a","b",)',
+    ],
+    "marks of markup": [
+        "The **bold** claim of the warden was that it holds in the second part, as he said:\n\n  so on -- to noon.",
+        "The bold claim of the warden was that it holds in the second part, as he said\n\n  so on - to noon.",
     ],
     "quoted mail": [
         "> You wrote that the bridge\n> is closed until May.",

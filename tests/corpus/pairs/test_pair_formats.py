@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from corpus.config import InstructionsConfig, PreferencesConfig
+from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs, instructions
 from corpus.pairs.files import Pair
@@ -159,3 +159,59 @@ def test_a_missing_column_is_named(write: Callable[..., str]) -> None:
         StageError, match=r"expected the field text, there are: body, id .set ingest.read.0.text_field: body"
     ):
         list(read_texts(source, FilePart(Path(path), 0), "ingest.read.0"))
+
+
+SENTENCES = [f"The ferry number {n} waits for the tide, and the lamp is lit at six." for n in range(30)]
+LABELS = ["good", "bad", "mixed"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[n, text] for n, text in enumerate(SENTENCES)],
+        [[LABELS[n % 3], text] for n, text in enumerate(SENTENCES)],
+        [[text, f"https://a.example/{n}", "2024-01-05"] for n, text in enumerate(SENTENCES)],
+        [[f"第{n}号渡轮在等待潮水，灯在六点点亮，守夜人说。", str(n)] for n in range(30)],
+        [["", SENTENCES[0]], *([n, text] for n, text in enumerate(SENTENCES[1:]))],
+    ],
+    ids=["numbers", "labels", "addresses", "Chinese", "an empty field"],
+)
+def test_the_first_record_of_a_table_without_names_is_no_header(
+    rows: list[list[Any]], write: Callable[..., str]
+) -> None:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows(rows)
+    path = Path(write("a.csv", out.getvalue()))
+    names = [f"column_{n + 1}" for n in range(len(rows[0]))]
+    expected = [dict(zip(names, map(str, row), strict=True)) for row in rows]
+    assert [item.value for item in read_delimited(path, "auto", 1000) if isinstance(item, Record)] == expected
+    assert len(list(read_delimited(path, "auto", 1000, header="none"))) == len(rows)
+    assert len(list(read_delimited(path, "auto", 1000, header="first_row"))) == len(rows) - 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["id", "text"],
+        ["Nr.", "Bemerkung des Lotsen"],
+        ["Zeitstempel", "Was hat Ihnen an der Überfahrt mit der Fähre gefallen?"],
+        ["编号", "内容"],
+        ["2019", "notes"],
+    ],
+)
+def test_names_of_columns_are_no_record(names: list[str], write: Callable[..., str]) -> None:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([names, *([n, text] for n, text in enumerate(SENTENCES))])
+    first = next(read_delimited(Path(write("a.csv", out.getvalue())), "auto", 1000))
+    assert isinstance(first, Record) and first.value == dict(zip(names, ["0", SENTENCES[0]], strict=True))
+
+
+def test_a_table_without_names_says_what_to_write(write: Callable[..., str]) -> None:
+    path = write("a.tsv", "".join(f"{n}\t{text}\n" for n, text in enumerate(SENTENCES)))
+    [problem] = first_record_problems(IngestConfig(read=[FileDocuments(paths=[path])]))
+    assert problem.code == "wrong_field" and "first row is read as a record" in problem.message
+    assert "ingest.read.0.text_field: column_2" in problem.fix and "ingest.read.0.header: first_row" in problem.fix
+    [group], _ = groups_of(path)
+    assert group.readings[0].keys == {"text_field": "column_2"} and "header: first_row" in group.readings[0].why
+    source = FileDocuments(paths=[path], text_field="column_2")
+    assert len(list(read_texts(source, FilePart(Path(path), 0), "ingest.read.0"))) == len(SENTENCES)

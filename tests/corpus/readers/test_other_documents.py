@@ -110,7 +110,7 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
             "a.tex",
             "\\documentclass{article}\n% note to self\n\\begin{document}\nIt is 5\\% of $x^2$. % really?\n% no\nEnd.\n"
             "\\begin{thebibliography}{9}\\bibitem{a} A.\\end{thebibliography}\n\\end{document}\n",
-            "It is 5\\% of $x^2$. \nEnd.",
+            "It is 5% of $x^2$. End.",
         ),
         ("a.md", "---\ntitle: One\n---\n# One\n\n- a *b*\n", "# One\n\n- a *b*"),
         ("a.eml", "From: a@b.example\nReceived: by x\nSubject: Pears\n\nThey are ripe.\n", "Pears\n\nThey are ripe."),
@@ -128,6 +128,67 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
 def test_text_without_what_stands_around_it(name: str, content: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode())
     assert texts(tmp_path / name) == [text]
+
+
+PAPER = r"""\documentclass{article}
+\newcommand{\ie}{\emph{i.e.}}
+\def\R{\mathbb{R}}
+\title{On \textbf{pumps}}
+\begin{document}
+\maketitle
+\section*{Introduction}\label{sec:intro}
+Caf\'e, na\"{\i}ve, Stra\ss e: ``both'' valves leak---see \cite{ann,bob} and
+Figure~\ref{fig:pump}\footnote{Or \emph{not}.}, \ie{} a {\bf bold} claim about H\textsubscript{2}O.
+
+\begin{itemize}
+\item first
+\item[b)] second
+\end{itemize}
+\begin{equation}\label{eq:a}
+a = b \in \R
+\end{equation}
+\begin{figure}[ht]\includegraphics[width=2cm]{a.pdf}\caption{The pump.}\label{fig:pump}\end{figure}
+\begin{tabular}{l|r}\hline Name & kg \\ Ann & 5 \\[2pt] \end{tabular}
+\begin{lstlisting}[language=Python]
+return {x} #  5
+\end{lstlisting}
+\href{http://a.example/~c}{This page} has \verb|a_b{| and \unknown[option]{what} $5 < \vec x$ is.
+\end{document}
+"""
+PAPER_TEXT = r"""On pumps
+
+Introduction
+
+Café, naïve, Straße: “both” valves leak—see [ann, bob] and Figure [fig:pump] (Or not.), i.e. a bold claim about H₂O.
+
+- first
+b) second
+
+\begin{equation}
+a = b \in \mathbb{R}
+\end{equation}
+
+The pump.
+
+Name	kg
+Ann	5
+
+return {x} #  5
+
+This page has a_b{ and what $5 < \vec x$ is.""".replace("\\t", "\t")
+
+
+def test_commands_of_latex_give_way_to_what_they_print(tmp_path: Path) -> None:
+    (tmp_path / "a.tex").write_text(PAPER)
+    assert texts(tmp_path / "a.tex") == [PAPER_TEXT]
+    assert texts(tmp_path / "a.tex", format="text") == [PAPER]
+
+
+@pytest.mark.parametrize("piece", ["{", "\\emph{", "\\section{", "\\begin{b}", "\\item[", "$", "\\", "\\begin{"])
+def test_latex_that_is_never_closed_loses_no_words(piece: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tex").write_text("A pump. " + piece * 500 + " Two valves.")
+    [text] = texts(tmp_path / "a.tex")
+    assert text.startswith("A pump.") and text.endswith("Two valves.")
 
 
 def test_lines_and_fields_that_a_source_asks_for_are_read_as_before(tmp_path: Path) -> None:

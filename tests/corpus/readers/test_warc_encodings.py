@@ -70,6 +70,26 @@ def test_pages_in_every_coding_are_read(build, write, headers, body):
     assert document.text.count("ferry") == 8 and "\r\n" not in document.text
 
 
+@pytest.mark.parametrize("is_converted", [False, True], ids=["written so", "converted"])
+def test_lines_that_end_with_lf_alone_lose_no_record(build, write, is_converted):
+    """An archive that a program for text files converted has records shorter than their headers say."""
+    body = PAGE.replace(b". ", b".\r\n").decode() if is_converted else PAGE.decode()
+    line_end = "\r\n" if is_converted else "\n"
+
+    def record(number):
+        page = body.replace("lamp", f"lamp {number}")
+        http = line_end.join(["HTTP/1.1 200 OK", "Content-Type: text/html", "", page])
+        head = ["WARC/1.0", "WARC-Type: response", f"WARC-Target-URI: http://a/{number}"]
+        return line_end.join([*head, f"Content-Length: {len(http)}", "", http, "", ""])
+
+    content = "".join(map(record, range(3))).encode()
+    path = write("a.warc", content.replace(b"\r\n", b"\n"))
+    out = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    texts = [document.text for document in read_documents(out)]
+    assert [text.split()[2] for text in texts] == ["0", "1", "2"]
+    assert all(text.count("ferry") == 8 and "WARC" not in text for text in texts)
+
+
 def test_error_pages_are_skipped_and_counted_unless_asked_for(build, write):
     gone = ("404 Not Found", [], PAGE.replace(b"lamp", b"page"))
     moved = ("301 Moved Permanently", [], PAGE.replace(b"lamp", b"link"))

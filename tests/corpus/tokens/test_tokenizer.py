@@ -29,6 +29,7 @@ TEXTS = [
     "  indented\n\tand tabbed\r\n",
     "naïve café 你好 🙂",
     "e = m*c**2  # 42",
+    "x " + "ACGT" * 700 + " " + "=" * 2001 + "\n" + "字" * 1100,
     "",
 ]
 

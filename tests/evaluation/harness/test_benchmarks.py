@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,8 +37,12 @@ QUESTIONS = [
 ]
 
 
-def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path: Path, run: Run) -> None:
-    from evaluation.harness.tasks import task_spec
+def test_scores_are_those_of_lm_evals_own_command_line(
+    model_dir: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    from evaluation.harness.tasks import own_cache, task_spec
 
     rows = [
         {"text": "The function returns a string. " * repeats, "domain": domain}
@@ -54,13 +56,14 @@ def test_scores_are_those_of_lm_evals_own_command_line(model_dir: Path, tmp_path
     for task in config.tasks:
         (specs / f"{task.name}.yaml").write_text(yaml.safe_dump(task_spec(task)))
     command = [
-        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
+        "lm_eval", "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
         "--tasks", "minimal_pairs,cloze,texts", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8",
         "--limit", "50",
         "--output_path", str(tmp_path / "theirs"),
     ]  # fmt: skip
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=tmp_path)
+    monkeypatch.setattr(sys, "argv", command)
+    with own_cache(tmp_path / "cache"):
+        cli_evaluate()
     theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
     ours = results_of(tmp_path / "out")["tasks"]
     for task, metric in (("minimal_pairs", "acc"), ("cloze", "acc"), ("cloze", "acc_norm")):
@@ -232,7 +235,11 @@ def test_a_task_in_lm_evals_own_yaml_with_data_beside_it(model_dir: Path, tmp_pa
             '{"query": "?", "choices": ["a"], "gold": 0}\n',
             "`choices`, a list of at least two strings",
         ),
-        ("multiple_choice", '{"query": "?", "choices": ["a", "b"], "gold": 2}\n', "`gold`, a number from 0 to 1"),
+        (
+            "multiple_choice",
+            '{"query": "?", "choices": ["a", "b"], "gold": 2}\n',
+            r"`gold`, a whole number from 0 to 1 \(found 2\)",
+        ),
         ("cloze", '{"text": "One"}\n', "`text`, a string of at least two words"),
         ("cloze", '{"context": "One"}\n', "`continuation`, a string"),
         ("minimal_pairs", '{"good": "A.", "bad": 3}\n', "`bad`, a string"),

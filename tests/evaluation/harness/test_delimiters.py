@@ -83,7 +83,8 @@ def test_answers_of_one_question_get_each_what_they_lack(tmp_path: Path) -> None
 
 
 def test_a_passage_keeps_the_space_before_its_last_word(tmp_path: Path) -> None:
-    assert asked(tmp_path, "cloze", [{"text": "one two three"}]) == [("one two ", "three")]
+    rows = [{"text": "one two three"}, {"text": "one two three\n"}]
+    assert asked(tmp_path, "cloze", rows) == [("one two ", "three")] * 2
 
 
 def test_solved_examples_have_the_same_delimiter(tmp_path: Path) -> None:

@@ -118,6 +118,13 @@ def test_an_empty_choice_is_refused_by_line(tmp_path: Path) -> None:
         check_rows(BenchmarkTask(name="q", kind="multiple_choice", path=str(path)))
 
 
+@pytest.mark.parametrize(("gold", "shown"), [(1.0, "1.0"), ("1", '"1"'), (None, "null")])
+def test_an_answer_that_is_no_whole_number_is_shown(gold: object, shown: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "q.jsonl", [{"query": "Why?", "choices": ["yes", "no"], "gold": gold}])
+    with pytest.raises(StageError, match=rf"a whole number from 0 to 1 \(found {shown}\)"):
+        check_rows(BenchmarkTask(name="q", kind="multiple_choice", path=str(path)))
+
+
 GOOD = {"q": "Why?", "opts": ["it's so", 'she said "no"'], "gold": 1, "day": "2024-01-01"}
 
 

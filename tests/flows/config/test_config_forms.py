@@ -341,7 +341,10 @@ def test_no_warm_up_needs_no_unit() -> None:
     assert ScheduleConfig.model_validate({"warmup": 0}).warmup == "0 batches"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * path.stem.startswith("gpt-")) for path in CONFIGS],
+)
 def test_a_form_that_is_submitted_as_it_was_filled_is_the_config(path: Path) -> None:
     here = load(path)
     values = form_values(here)

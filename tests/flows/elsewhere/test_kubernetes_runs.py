@@ -34,6 +34,7 @@ from infra.launch.kube import runs as kube_runs
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
 from tests.support.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.support.elsewhere import run_module
 from tests.support.kubernetes_api import NAMESPACE
 from tests.support.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
 from tests.support.pipelines import data_config, short_config, trained_config
@@ -70,8 +71,7 @@ def _printed(folder: Path, runs: dict[str, Any] | None, **launch: Any) -> subpro
     kubernetes = {**ASKED, **({"runs": runs} if runs else {})}
     content = {"name": "x", "launch": {"device": "gpu", "processes": 8, "kubernetes": kubernetes, **launch}}
     config = write_config(folder / "pipeline.yaml", content)
-    command = [sys.executable, "-m", "infra.launch.kube.runs", str(config), "--root", "/store/lab"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    return run_module(["infra.launch.kube.runs", config, "--root", "/store/lab"], ["flows.config.read"])
 
 
 def test_the_job_of_a_run_is_printed_with_what_its_training_needs_or_what_is_asked_for_it(tmp_path: Path) -> None:

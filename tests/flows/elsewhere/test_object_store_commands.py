@@ -45,11 +45,18 @@ def lab(s3_port: int, env: dict[str, str], built_full: Path, tmp_path_factory: p
         yield found
 
 
-def test_a_model_is_asked_talked_to_judged_served_and_exported(lab: Lab, tmp_path: Path) -> None:
-    evaluated = lab.ask("b", "eval", "sft", "rlhf", "--failure-classes", "negation", "--limit", "2")
-    assert [one["model"] for one in evaluated["models"]] == ["sft", "rlhf"] and evaluated["comparisons"]
+def test_a_model_is_talked_to_and_exported(lab: Lab, tmp_path: Path) -> None:
     said = lab.ask("b", "chat", "sft", "--prompt", "What does this return?", "--max-new-tokens", "4")
     assert [message["role"] for message in said["messages"]] == ["user", "assistant"]
+    exported = lab.ask("b", "export", "rlhf", tmp_path / "hub")
+    assert exported["card_from"].startswith("register/"), "its card is that of the registration, which is not here"
+
+
+@pytest.mark.long
+def test_a_model_is_asked_judged_and_served(lab: Lab, tmp_path: Path) -> None:
+    """The risk: one of the commands looks for a model in the cache of its machine alone."""
+    evaluated = lab.ask("b", "eval", "sft", "rlhf", "--failure-classes", "negation", "--limit", "2")
+    assert [one["model"] for one in evaluated["models"]] == ["sft", "rlhf"] and evaluated["comparisons"]
 
     out = tmp_path / "round"
     drawn = ("--out", out, "--pairs", "2", "--max-new-tokens", "4", "--temperature", "1")
@@ -61,9 +68,6 @@ def test_a_model_is_asked_talked_to_judged_served_and_exported(lab: Lab, tmp_pat
     rows = [{"pair": pair["id"], "annotator": "ann", "choice": "a"} for pair in pairs]
     (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert lab.ask("d", "feedback", "import", out, tmp_path / "said.jsonl")["preferences"] == 2
-
-    exported = lab.ask("b", "export", "rlhf", tmp_path / "hub")
-    assert exported["card_from"].startswith("register/"), "its card is that of the registration, which is not here"
 
     port = any_free_port()
     served = start("serve", "sft", "--root", ROOT, "--port", str(port), env=lab.on("c"))

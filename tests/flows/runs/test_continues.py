@@ -189,6 +189,16 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     assert again.code == 0 and again.with_status("built") == {"pretrain", "longer", "measure_longer"}
     first, second = (one.rows()["pretrain"] for one in (built, again))
     assert (first["path"], first["digest"]) == (second["path"], second["digest"])
+
+
+@pytest.mark.long
+def test_states_that_were_not_kept_are_there_once_the_training_is_forced(run: Run, tmp_path: Path) -> None:
+    """The risk: an artifact of the same bytes that is built again keeps the states that it had, and a step that goes
+    on with another of them never can."""
+    store = tmp_path / "store"
+    built = run("run", write_config(tmp_path / "config.yaml", {"name": "branch", **SECTIONS}), "--root", store)
+    assert built.code == 0, built.document["errors"]
+    first = built.rows()["pretrain"]
     more = {"pretrain": {**PRETRAIN, "keep_state": {"every": "4 batches"}}}
     early = {**LONGER, "continues": {"step": "pretrain", "at": "4 batches"}}
     config = write_config(tmp_path / "more.yaml", {"name": "branch", **SECTIONS, **more, "steps": {"early": early}})

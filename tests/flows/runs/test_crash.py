@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from infra.lineage.messages import from_json
 from infra.lineage.outbox import Outbox
 from infra.lineage.tracking import database_uri
 from infra.run import read_journal
+from tests.infra.lineage.relay_process import RelayProcess
 from tests.support.command import Answer, environment, finish, start, stemma, write_config
 from tests.support.memory import confine, memory_limit
 from tests.support.pipelines import data_config, full_config
@@ -251,7 +250,7 @@ def test_training_killed_midway_continues_from_its_last_checkpoint(
     assert points == points_of(read_journal(aux / "journal.jsonl"))
     assert [step for step, _ in points["train/loss"]] == list(range(1, 241)), "each once, whatever the kill took"
     assert [step for step, _ in points["validation/sample_loss"]] == [240]
-    subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
+    assert RelayProcess(store, "--until-empty").process.wait() == 0
     query = """SELECT step, metrics.value FROM metrics JOIN tags USING (run_uuid)
         WHERE tags.key = 'stemma.build_id' AND tags.value = ? AND metrics.key = ? ORDER BY step"""
     with closing(sqlite3.connect(store / "mlflow" / "mlflow.db")) as database:

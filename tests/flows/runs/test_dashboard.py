@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from prefect.utilities.callables import parameter_schema
 from starlette.testclient import TestClient
 
+from corpus.documents.parts import read_documents
+from flows.config.forms import form_values, with_form
 from flows.config.graph import graph
-from flows.config.read import load
+from flows.config.read import dump, load
+from flows.dashboard.form import by_field, changed, fields_of
 from flows.dashboard.run_view import RunView
 from flows.dashboard.server import app
+from flows.pipeline import pipeline
 from flows.planning.picture import drawing_of
 from flows.runs.journal import PICTURE, RunJournal, StageRow
+from infra.errors import ConfigError
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import OwnCallersOnly
 from infra.servers.settings import Settings
+from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store
 from tests.support.command import write_config
 from tests.support.pipelines import full_config
@@ -50,6 +59,27 @@ def write_metrics(path: Path, losses: list[float], **job: str) -> None:
         (path.parent / "job.json").write_text(json.dumps(job))
 
 
+def test_the_form_of_a_changed_run_has_prefects_keys_and_types(tmp_path: Path) -> None:
+    config = load(write_config(tmp_path / "config.yaml", full_config()))
+    schema = parameter_schema(with_form(pipeline, config, config.name)).model_dump()
+    fields = fields_of(schema, form_values(config), dump(config))
+    by_key = {field.key: field for field in fields}
+    assert by_key["tokenizer.vocab_size"].is_set and not by_key["tokenizer.kind"].is_set
+    kinds = {key: by_key[key].kind for key in ("tokenizer.vocab_size", "ingest.read", "pretrain.duration")}
+    assert kinds == {"tokenizer.vocab_size": "integer", "ingest.read": "yaml", "pretrain.duration": "text"}
+    assert "rlhf.optimizer.muon.momentum" not in by_key, "the deployment leaves this group at its defaults"
+
+    result = changed(fields, dump(config), {"tokenizer.vocab_size": "345"}, str(tmp_path / "config.yaml"))
+    assert dump(result)["tokenizer"]["vocab_size"] == 345
+    with pytest.raises(ConfigError) as refused:
+        wrong = {"tokenizer.vocab_size": HOSTILE, "pretrain.duration": "some"}
+        changed(fields, dump(config), wrong, str(tmp_path / "config.yaml"))
+    messages, others = by_field(refused.value.problems, fields)
+    assert messages.keys() == {"tokenizer.vocab_size", "pretrain.duration"} and not others
+    with pytest.raises(ConfigError, match="no such key"):
+        changed(fields, dump(config), {"launch.no_such_key": "1"}, "config.yaml")
+
+
 def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     root = tmp_path / "store"
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
@@ -74,6 +104,8 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     assert "waits for pretrain" in picture
     assert dict(view.figures()) == {"pretrain: loss": "2.250", "pretrain: tokens/s": "2,048"}
     assert [title for title, _ in view.charts()] == ["pretrain: training loss, nats"]
+    (_, zoomed), (_, drawn) = *view.charts((2, 3)), *view.charts()
+    assert 'data-plot="52,628,2,3"' in zoomed and 'data-plot="52,628,1,3"' in drawn
 
     # It goes back to its first batch after a divergence, and goes on.
     with open(path, "a", encoding="utf8") as file:
@@ -129,10 +161,118 @@ def test_the_same_callers_as_prefects(store: Path) -> None:
     assert (
         answer.status_code == 409 and answer.json()["message"] == "no Prefect server runs here; `stemma up` starts it"
     )
+    change = f"/run/{run_id}/change"
+    assert "no Prefect server runs here" in pages.get(change).text
+    assert pages.post(change, json={"settings": {}}, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert pages.post(change, json={"settings": {"seed": 1}}).status_code == 400
 
     login = Credentials("ada", "a long password")
     guarded = client(store, login)
     assert guarded.get("/health").status_code == 200
-    for path in ("/", "/run/x", "/artifact/a/b/c", "/dashboard.js"):
+    for path in ("/", "/run/x", "/run/x/change", "/model/x", "/data/x", "/compare", "/artifact/a/b/c", "/dashboard.js"):
         assert guarded.get(path).status_code == 401
     assert guarded.get("/", headers={"Authorization": login.header}).status_code == 200
+
+
+def write_artifact(
+    root: Path, stage: str, number: int, inputs: dict[str, Manifest] | None = None, **facts: Any
+) -> Manifest:
+    fingerprint = f"{number:016x}"
+    folder = root / stage / fingerprint
+    files = {"model.safetensors": b"", **facts.pop("files", {})}
+    listed = []
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        listed.append(File(name, len(content), hashlib.sha256(content).hexdigest()))
+    manifest = Manifest(
+        stage=stage,
+        version=1,
+        fingerprint=fingerprint,
+        digest=f"{number:x}".rjust(8, "d") * 8,
+        build_id=fingerprint,
+        config={},
+        identity={},
+        inputs={name: artifact.as_input() for name, artifact in (inputs or {}).items()},
+        requires={},
+        sources=(SourceRecord(HOSTILE, "0" * 64, {HOSTILE: "0" * 64}),),
+        files=tuple(listed),
+        **{
+            "result": {"headline": HOSTILE, "figures": {"loss": 2.5}},
+            "step": HOSTILE,
+            "finished": "2026-11-28T00:00:00",
+            **facts,
+        },
+    )
+    manifest.write(folder)
+    return manifest
+
+
+def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    base = write_artifact(root, "pretrain", 1)
+    model = write_artifact(root, "sft", 2, {"model": base})
+    write_artifact(root, "sft", 3, {"model": base})
+    card = f"# {HOSTILE}\n\n[link](javascript:alert(1)) ![image](http://evil.example/x.png) [fine](https://example.org)"
+    record = {"status": "rejected", "reasons": [{"message": HOSTILE}]}
+    files = {"MODEL_CARD.md": card.encode(), "registration.json": json.dumps(record).encode()}
+    write_artifact(root, "register", 4, {"model": model}, files=files)
+    pages = client(root)
+
+    page = pages.get("/model/sft/0000000000000002")
+    assert page.status_code == 200
+    assert 'href="/model/pretrain/0000000000000001"' in page.text
+    assert "/compare?a=sft/0000000000000003&amp;b=sft/0000000000000002" in page.text
+    assert f"stemma promote register/0000000000000004 --root {root}" in page.text
+    assert 'href="https://example.org"' in page.text and 'href="javascript' not in page.text
+    assert "A gate refused it" in page.text
+    compared = pages.get("/compare?a=pretrain&b=sft").text
+    assert "nothing was measured over the same items" in compared
+    for text in (page.text, compared, pages.get("/").text, pages.get("/models").text):
+        assert "onerror" in text and "<img" not in text
+    assert pages.get(f"/model/{model.digest[:12]}").text == pages.get("/model/sft/0000000000000002").text
+    assert pages.get("/model/register").status_code == 404
+    for path in ("..%2f..%2fetc", "%2Fetc", "sft/..", "none"):
+        assert pages.get(f"/model/{path}").status_code == 404
+        assert pages.get(f"/compare?a={path}&b=sft").status_code == 404
+    assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
+
+
+def test_documents_are_found_and_followed_through_the_rules(store: Path) -> None:
+    pages = client(store)
+    address = next(f"tokenizer/{path.name}" for path in (store / "tokenizer").iterdir() if path.is_dir())
+    page = pages.get(f"/data/{address}")
+    assert page.status_code == 200 and "Funnel" in page.text and "chronicle" in page.text
+    folder = next(path.parent for path in (store / "clean").glob("*/manifest.json"))
+    dropped = pq.read_table(folder / "aux" / "dropped.parquet").to_pylist()
+    kept = next(iter(read_documents(folder)))
+
+    hits = pages.get(f"/data/{address}", params={"q": kept.text[20:50].upper()}).text
+    assert f"document={kept.id}" in hits and "<mark>" in hits
+    followed = pages.get(f"/data/{address}?document={kept.id}").text
+    assert followed.count(">kept<") == 2
+    followed = pages.get(f"/data/{address}?document={dropped[0]['id']}").text
+    assert ">dropped<" in followed and dropped[0]["rule"].replace("_", " ") in followed
+    for query in (HOSTILE, "no such text"):
+        nothing = pages.get(f"/data/{address}", params={"q": query, "document": query})
+        assert nothing.status_code == 200 and "<img" not in nothing.text and "No stage of this corpus" in nothing.text
+
+
+def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    (root / "feedback" / "round-1").mkdir(parents=True)
+    for number, status in enumerate(("refused", "done")):
+        journal = RunJournal(root / "runs", f"20261128-00000{number}-000000-aaaaaa")
+        journal.begin(pipeline=f"pipeline-{status}", config="c.yaml")
+        journal.row(StageRow("pretrain", "built", seconds=61.0))
+        message = {"kind": "event", "time": 1.0, "name": "correction", "message": f"{HOSTILE} went back"}
+        journal.message("pretrain", message)
+        journal.end({"status": status, "errors": [], "stages": [{"stage": "pretrain", "status": "built"}]})
+    text = client(root).get("/").text
+    for needed in ("A gate refused the model of pipeline-refused", "corrected its training", "round-1 wait for labels"):
+        assert needed in text
+    assert "1 min 1 s" in text and "onerror" in text and "<img" not in text

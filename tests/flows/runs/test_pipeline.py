@@ -306,9 +306,13 @@ def test_the_model_answers_on_the_command_line(run: Run, folders: dict[str, Path
     assert [message["role"] for message in answer.document["messages"]] == ["user", "assistant"]
 
 
+@pytest.mark.long
 def test_your_own_data_from_files(run: Run, shared_data: Path, tmp_path: Path) -> None:
     """Novels, encyclopedia, human preferences, instructions, a public benchmark and public bias pairs, by path. The
-    model goes through all of the evaluation, canaries planted in its text too."""
+    model goes through all of the evaluation, canaries planted in its text too.
+
+    The risk: files of public sets, each of which a stage reads alone, do not make a pipeline.
+    """
     config = full_config()
     config["name"] = "own-data"
     config["ingest"] = {

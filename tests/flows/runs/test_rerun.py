@@ -165,7 +165,12 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), [("tokenizer.json", flip_a_byte), ("tokenizer.json", Path.unlink), ("manifest.json", empty)]
+    ("name", "damage"),
+    [
+        ("tokenizer.json", flip_a_byte),
+        pytest.param("tokenizer.json", Path.unlink, marks=pytest.mark.long),
+        ("manifest.json", empty),
+    ],
 )
 def test_a_damaged_artifact_is_found_said_and_built_again(
     run: Run, data_pipeline: Path, name: str, damage: Callable[[Path], None]

@@ -1,8 +1,9 @@
 """Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with; and
-who is told when one fails."""
+who hears of a failure; and runs whose process is gone."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,10 +21,11 @@ from uuid import UUID, uuid4
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import AwaitingConcurrencySlot, Scheduled
+from prefect.states import AwaitingConcurrencySlot, Cancelling, Pending, Running, Scheduled
 
 import flows.deployment.deploy
 import flows.prefect.admission
@@ -31,7 +33,9 @@ from flows.config.read import load
 from flows.deployment.deploy import deploy_pipeline, deploy_stages
 from flows.prefect.admission import GRACE, _missed
 from flows.prefect.schedules import CATCH_UP_TAG, Schedule, next_dates
+from flows.runs.journal import latest
 from infra.errors import ConfigError
+from infra.process.lifetime import signal_group
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
 from tests.support.command import REPOSITORY, Answer, environment, finish, start, start_new, stemma, write_config
@@ -58,6 +62,12 @@ def test_a_cron_that_never_fires_is_refused_naming_why(cron: str, code: str, tol
     [problem] = caught.value.problems
     assert (problem.code, problem.path) == (code, "--cron")
     assert told in problem.message
+
+
+def test_a_time_zone_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        next_dates("0 2 * * *", "Europe/Berlim")
+    assert [problem.code for problem in caught.value.problems] == ["bad_timezone"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +129,10 @@ def test_dates_follow_the_clocks_of_their_time_zone() -> None:
     assert offsets == {timedelta(hours=1), timedelta(hours=2)}
 
 
+SILENCE = {"STEMMA_LOST_AFTER_S": "8"}
+"""Of a server all of whose runs are dead, or get their heartbeats from the test: others send them every 30 s."""
+
+
 @dataclass
 class House:
     """Servers with a worker that tell three receivers, and a data pipeline whose stages are all built."""
@@ -129,6 +143,7 @@ class House:
     api_url: str
     hooks: list[tuple[str, Any]]
     mails: list[str]
+    is_impatient: bool = False
 
     @property
     def root(self) -> Path:
@@ -156,6 +171,33 @@ class House:
 
     def ask(self, *arguments: str | Path) -> Answer:
         return stemma(*arguments, "--root", self.root, env=self.env)
+
+    def up_again(self) -> None:
+        """Starts what was killed, with a server that takes runs for lost after eight seconds."""
+        answer = stemma("up", "--root", self.root, env={**self.env, **SILENCE})
+        assert answer.code == 0, answer.document["errors"]
+        self.is_impatient = True
+
+    def kill(self, *services: str) -> None:
+        """With all their processes, as by a power cut."""
+        for name in services:
+            signal_group(recorded(self.root)[name].pid, signal.SIGKILL)
+        wait_until(lambda: not any(recorded(self.root)[name].alive for name in services))
+
+    def state(self, run: UUID) -> State[Any]:
+        state = self.client.read_flow_run(run).state
+        assert state is not None
+        return state
+
+    def slots_in_use(self, deployment: UUID) -> float:
+        limit = self.client.read_deployment(deployment).global_concurrency_limit
+        assert limit is not None
+        return limit.active_slots
+
+    def end_of(self, run: UUID) -> str:
+        """The name of the state that the run ends in, with its message."""
+        state: Any = wait_until(lambda: (found := self.state(run)).is_final() and found)
+        return f"{state.name}: {state.message}"
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +241,12 @@ def test_a_schedule_stays_through_deploys_and_runs_and_can_be_paused_and_resumed
     assert (schedule["overlap"], schedule["catch_up"], schedule["active"]) == ("skip", "none", True)
     assert len(schedule["next"]) == 3
     assert {date[11:16] for date in schedule["next"]} == {"02:00"}
-    paused = house.ask("pause", config)
+    paused = house.ask("pause-schedule", config)
     assert paused.code == 0, paused.document["errors"]
     assert (paused.document["schedules"][0]["active"], paused.document["schedules"][0]["next"]) == (False, [])
     again = house.ask("deploy", config)
     assert again.document["schedules"] == paused.document["schedules"]
-    assert house.ask("resume", config).document["schedules"] == first.document["schedules"]
+    assert house.ask("resume-schedule", config).document["schedules"] == first.document["schedules"]
     assert house.ask("schedule", config).document["schedules"] == first.document["schedules"]
 
 
@@ -222,9 +264,7 @@ def test_the_server_itself_plans_the_runs_of_a_schedule(house: House) -> None:
 def test_the_command_refuses_a_schedule_that_is_none_and_deploys_nothing(house: House) -> None:
     config = house.named("refused")
     for options, code in (
-        (["--cron", "0 0 30 2 *"], "never_fires"),
         (["--cron", ""], "bad_cron"),  # as of a variable that is not set: it was deployed without a schedule
-        (["--cron", "0 2 * * *", "--timezone", "Europe/Berlim"], "bad_timezone"),
         (["--overlap", "skip"], "bad_usage"),
     ):
         answer = house.ask("deploy", config, *options)
@@ -235,10 +275,10 @@ def test_the_command_refuses_a_schedule_that_is_none_and_deploys_nothing(house: 
 @pytest.mark.cluster
 def test_what_has_no_schedule_cannot_be_paused_and_says_so(house: House) -> None:
     config = house.named("unscheduled")
-    answer = house.ask("pause", config)
+    answer = house.ask("pause-schedule", config)
     assert (answer.code, answer.document["errors"][0]["code"]) == (2, "not_deployed")
     house.deploy("unscheduled")
-    answer = house.ask("pause", config)
+    answer = house.ask("pause-schedule", config)
     assert (answer.code, answer.document["errors"][0]["code"]) == (2, "no_schedule")
     assert house.ask("schedule", config).document["schedules"] == []
 
@@ -442,8 +482,12 @@ def test_a_failure_is_told_by_slack_webhook_and_mail(house: House) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_trials_of_a_sweep_that_a_command_began_are_runs_of_the_worker(house: House) -> None:
-    """The server of `up` is named to Prefect before it is imported, which is to be seen in a new process alone."""
+    """The server of `up` is named to Prefect before it is imported, which is to be seen in a new process alone.
+
+    The risk: trials run in the command, beside the worker.
+    """
     words = ("sweep", house.named("swept"), "--key", "tokenizer.vocab_size=350", "--measure", "tokenizer.vocab_size")
     answer = finish(start_new(*words, "--root", house.root, env=house.env))
     assert answer.code == 0, (answer.document["errors"], answer.stderr)
@@ -451,3 +495,81 @@ def test_trials_of_a_sweep_that_a_command_began_are_runs_of_the_worker(house: Ho
     assert trial["status"] == "done"
     ended = [run for run in house.client.read_flow_runs() if run.parameters.get("run_id") == trial["run_id"]]
     assert len(ended) == 1 and ended[0].deployment_id
+
+
+# The last tests of this file, since they kill the servers and start them with less patience: flow runs whose process is
+# gone, however young they were, end and leave the slot of their schedule.
+
+
+@pytest.mark.cluster
+def test_a_schedule_goes_on_after_a_run_ended_and_died_without_its_server(house: House) -> None:
+    """The first run never sends a second heartbeat, and its end is in its journal alone."""
+    path = house.named("killed")
+    deployment = deploy_pipeline(load(path), house.root, str(path), Schedule("0 0 1 1 *"))
+    forced = {"selection": {"force": ["clean"]}}
+    first = house.client.create_flow_run_from_deployment(deployment, parameters=forced)
+    child = wait_until(lambda: running_stage(house.root, "clean"))
+    assert isinstance(child, psutil.Process)
+    os.killpg(child.pid, signal.SIGSTOP)  # the first is under way for as long as it must be
+    second = house.client.create_flow_run_from_deployment(deployment)
+    wait_until(lambda: house.state(second.id).name == "AwaitingConcurrencySlot")
+
+    house.kill("prefect")
+    os.killpg(child.pid, signal.SIGCONT)
+    wait_until(lambda: (result := next(latest(house.root / "runs", "killed")).result()) and result["status"] == "done")
+    house.kill("worker")
+    house.up_again()
+    assert house.end_of(first.id) == "Completed: 1 stages built, 3 reused"
+    wait_until(lambda: house.state(second.id).name == "Completed")
+    assert house.slots_in_use(deployment) == 0
+
+
+@pytest.mark.cluster
+def test_a_run_without_a_sign_of_life_is_ended_whatever_its_state(house: House) -> None:
+    """None of them ever sent a heartbeat, but the one that is alive."""
+    if not house.is_impatient:
+        house.kill("prefect")
+        house.up_again()
+    client = house.client
+    flow = client.create_flow_from_name("lost")
+
+    def run(state: State[Any], **options: Any) -> UUID:
+        made = client.request("POST", "/flow_runs/", json={"flow_id": str(flow), **options}).json()["id"]
+        client.set_flow_run_state(made, state, force=True)
+        return UUID(made)
+
+    client.create_work_pool(WorkPoolCreate(name="pods", type="kubernetes"))
+    pod = run(Pending(), work_pool_name="pods")
+    living, dead, waiting, cancelled = (run(state) for state in (Running(), Running(), Pending(), Cancelling()))
+    done, earlier = run(Running()), run(Running())
+    for name, found, long_ago in (("done", done, False), ("earlier", earlier, True)):
+        result = house.root / "runs" / name / "result.json"
+        result.parent.mkdir(parents=True)
+        document = {"flow_run_id": str(found), "status": "done", "errors": [], "stages": [{"status": "built"}]}
+        result.write_text(json.dumps(document))
+        if long_ago:
+            os.utime(result, (0, 0))
+    path = house.named("slots")
+    deployment = deploy_pipeline(load(path), house.root, str(path), Schedule("0 0 1 1 *"))
+    tomorrow = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(days=1))  # no worker takes it
+    scheduled = client.create_flow_run_from_deployment(deployment, state=tomorrow).id
+    client.set_flow_run_state(scheduled, Pending())
+    assert house.slots_in_use(deployment) == 1
+
+    def all_ended() -> bool:
+        beat = {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": "prefect.flow-run.heartbeat",
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{living}"},
+        }
+        client.request("POST", "/events", json=[beat])
+        return all(house.state(one).is_final() for one in (dead, waiting, cancelled, done, earlier, scheduled))
+
+    wait_until(all_ended, timeout_s=120)
+    crashed = "Crashed: no sign of life from its process for 8 s; run it again"
+    assert [house.end_of(one) for one in (dead, waiting, earlier, scheduled)] == [crashed] * 4
+    assert house.end_of(cancelled).startswith("Cancelled")
+    assert house.end_of(done) == "Completed: 1 stages built, 0 reused"
+    assert (house.state(living).name, house.state(pod).name) == ("Running", "Pending")
+    assert house.slots_in_use(deployment) == 0

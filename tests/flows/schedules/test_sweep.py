@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -28,6 +26,7 @@ from flows.sweeps.results import summary
 from flows.sweeps.sampling import Drawn, chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
 from infra.errors import ConfigError
+from tests.infra.lineage.relay_process import RelayProcess
 from tests.support.command import start, stemma, write_config
 from tests.support.pipelines import data_config
 from tests.support.processes import wait_until
@@ -130,7 +129,7 @@ def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[s
     assert taken.pretrain.optimizer.learning_rate == best["settings"][RATE]  # type: ignore[attr-defined]
     page = Path(answer.document["page"]).read_text()
     assert "Leaderboard" in page and page.count("<polyline") >= 4 + 2
-    subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
+    assert RelayProcess(store, "--until-empty").process.wait() == 0
     once = [(f"trial {number}", "FINISHED", "sweep") for number in range(4)]
     assert _trials_in_mlflow(store) == once
 
@@ -140,7 +139,7 @@ def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[s
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "status": "running", "value": None}))
     again = stemma(*command, env=env).document["trials"]
     assert [trial["run_id"] for trial in again] == [trial["run_id"] for trial in trials]
-    subprocess.run([sys.executable, "-m", "infra.lineage.relay", str(store), "--until-empty"], check=True, timeout=240)
+    assert RelayProcess(store, "--until-empty").process.wait() == 0
     assert _trials_in_mlflow(store) == once
 
 

@@ -32,7 +32,8 @@ from infra.servers import state
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
-from tests.infra.lineage.relay_process import RelayProcess
+from tests.conftest import built_once
+from tests.infra.lineage.relay_process import RelayProcess, make_store
 from tests.support.processes import wait_until
 
 BEGIN = 1_790_000_000.0
@@ -172,15 +173,12 @@ class Story:
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose MLflow database has tables and nothing in them; making those takes seconds."""
-    root = tmp_path_factory.mktemp("lineage") / "empty store"
-    code = (
-        "import sys; from pathlib import Path; from infra.lineage.delivery import Delivery\n"
-        "from infra.lineage.ledger import Ledger; from infra.lineage.tracking import database_uri\n"
-        "root = Path(sys.argv[1]); Delivery(root, database_uri(root), Ledger(root))"
-    )
-    subprocess.run([sys.executable, "-c", code, str(root)], env=server_environ({}), check=True, capture_output=True)
+def empty_store(session_folder: Path) -> Path:
+    """A store whose MLflow database has tables and nothing in them; making those takes seconds, of one test worker."""
+    root = session_folder / "lineage" / "empty store"
+    with built_once(root) as mine:
+        if mine:
+            make_store(root)
     return root
 
 

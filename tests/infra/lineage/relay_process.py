@@ -1,4 +1,6 @@
-"""A relay under test: a real process, forked from a server of the test session that has imported MLflow."""
+"""A relay under test: a real process, forked from a server of the test session that has imported MLflow.
+
+That server forks what else needs MLflow, too."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from infra.process.lifetime import die_with_parent
 from infra.servers.environment import server_environ
 from tests.support.command import REPOSITORY, session_folder
 from tests.support.forked import SessionServer
+from tests.support.forked_call import ForkedCall
 
 _IMPORTS = ["infra.lineage.relay", "infra.lineage.delivery", "mlflow.store.tracking.sqlalchemy_store"]
 
@@ -43,6 +46,23 @@ class RelayProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def make_store(root: Path) -> None:
+    """A store whose MLflow database is new, made by a process that is forked from that server."""
+    call = ForkedCall(_server(), _IMPORTS, _make_store, root)
+    try:
+        assert call.wait() == 0
+    finally:
+        call.kill()
+
+
+def _make_store(root: Path) -> None:
+    from infra.lineage.delivery import Delivery
+    from infra.lineage.ledger import Ledger
+    from infra.lineage.tracking import database_uri
+
+    Delivery(root, database_uri(root), Ledger(root))
 
 
 def main(root: str, mode: str, lock_timeout_s: str) -> int:

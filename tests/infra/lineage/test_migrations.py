@@ -25,6 +25,8 @@ from infra.lineage.migrations import passes
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay_lock import lineage_problem
 from infra.servers.environment import server_environ
+from tests.infra.lineage.relay_process import RelayProcess
+from tests.support.command import environment, typed
 
 pytestmark = pytest.mark.cluster
 
@@ -265,22 +267,11 @@ def test_a_broken_one_with_runs_is_told_and_not_touched(work: Work, broken: Path
     assert "--rebuild" in problem["fix"]
 
     Outbox(broken).send(PipelineStarted("p", "quickstart", 1.0))
-    ended = subprocess.run(
-        [sys.executable, "-m", "infra.lineage.relay", str(broken), "--until-empty"],
-        env=server_environ({}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 1, "it does not wait for ever"
+    assert RelayProcess(broken, "--until-empty").process.wait() == 1, "it does not wait for ever"
     assert lineage_problem(broken) == problem
     assert Outbox(broken).counts() == {"waiting": 1, "failed": 0}, "the message is not at fault"
     assert checksum(database_of(broken)) == before
-    status = subprocess.run(
-        [sys.executable, "-c", "from cli.main import main; main()", "status", "--root", str(broken)],
-        capture_output=True,
-        text=True,
-    )
+    status = typed("status", "--root", str(broken), env=environment(STEMMA_RELAY="on"), cwd=broken)
     assert f"1 messages wait for it: {database_of(broken)}: an upgrade of its tables was cut" in status.stdout
 
 

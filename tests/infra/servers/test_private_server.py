@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -28,9 +27,19 @@ with private_prefect_server() as url:
 """
 
 
-def start_holder(folder: Path) -> subprocess.Popen[str]:
+FOLDER = """
+import sys
+from infra.process.held_folder import held_folder
+with held_folder("stemma-prefect") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+"""The folder of a server that lives, without the server."""
+
+
+def start_holder(folder: Path, code: str = HOLD) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", HOLD],
+        [sys.executable, "-c", code],
         env=server_environ({"TMPDIR": str(folder)}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -40,53 +49,23 @@ def start_holder(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def holder(tmp_path: Path):
-    process = start_holder(tmp_path)
-    yield process
-    process.kill()
-    process.communicate()
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts a holder, and returns it with the line that it prints once it holds."""
+    holders: list[subprocess.Popen[str]] = []
+
+    def call(code: str = HOLD) -> tuple[subprocess.Popen[str], str]:
+        holders.append(start_holder(tmp_path, code))
+        assert holders[-1].stdout
+        return holders[-1], holders[-1].stdout.readline().strip()
+
+    yield call
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
 
 
-def test_it_dies_with_its_parent_even_when_that_is_killed(holder) -> None:
-    url = holder.stdout.readline().strip()
-    servers = psutil.Process(holder.pid).children(recursive=True)
-    os.kill(holder.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(servers, timeout=60)
-    assert alive == []
-    assert not answers(f"{url}/health")
-
-
-def test_the_folder_of_one_that_was_killed_goes_with_the_next_and_that_of_a_living_one_stays(
-    holder: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    """Each run that was killed left its database behind."""
-    assert holder.stdout and holder.stdout.readline()
-    (living,) = tmp_path.iterdir()
-    killed = start_holder(tmp_path)
-    assert killed.stdout and killed.stdout.readline()
-    (left,) = set(tmp_path.iterdir()) - {living}
-    killed.kill()
-    killed.communicate()
-    assert (left / "prefect.db").exists()
-    without_lock = tmp_path / f"{left.name}x"
-    without_lock.mkdir()
-    next_one = start_holder(tmp_path)
-    try:
-        assert next_one.stdout and next_one.stdout.readline()
-        assert not left.exists() and without_lock.exists() and (living / "prefect.db").exists()
-        _, stderr = next_one.communicate("")
-        assert (next_one.returncode, stderr) == (0, "")
-        assert set(tmp_path.iterdir()) == {living, without_lock}
-    finally:
-        next_one.kill()
-
-
-def test_many_that_write_at_once_are_all_served_and_it_goes_quietly(holder, tmp_path: Path) -> None:
-    """SQLite refuses a transaction that read before another wrote, and the server would answer 503 to its page. Where
-    an automation is stored beside others that write, Prefect's own server stands still for a minute or for good."""
-    url = holder.stdout.readline().strip()
-    servers = psutil.Process(holder.pid).children(recursive=True)
-    assert servers
+def write_at_once(url: str) -> set[int]:
+    """The status codes of 64 runs and automations that are created by 16 clients at a time."""
     # A connection that is used again may be one that the server is just closing.
     anew = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=url, timeout=60, trust_env=False, limits=anew) as client:
@@ -105,14 +84,37 @@ def test_many_that_write_at_once_are_all_served_and_it_goes_quietly(holder, tmp_
             return {created.status_code, moved.status_code, kept.status_code}
 
         with ThreadPoolExecutor(16) as pool:
-            answers = set().union(*pool.map(start, range(64)))
-    assert answers <= {200, 201}
+            return set().union(*pool.map(start, range(64)))
 
-    _, stderr = holder.communicate("")
-    assert holder.returncode == 0
-    assert stderr == ""
-    assert not any(server.is_running() for server in servers)
-    assert list(tmp_path.iterdir()) == []
+
+def test_a_server_ends_with_its_parent_and_its_folder_goes_with_the_next(
+    start: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path
+) -> None:
+    """Each run that was killed left its database behind. The next server is asked by many that write at once: SQLite
+    refuses a transaction that read before another wrote, and the server would answer 503 to its page. Where an
+    automation is stored beside others that write, Prefect's own server stands still for a minute or for good."""
+    _, folder = start(FOLDER)
+    living = Path(folder)
+    killed, url = start()
+    servers = psutil.Process(killed.pid).children(recursive=True)
+    assert servers
+    killed.kill()
+    _, alive = psutil.wait_procs(servers, timeout=60)
+    assert alive == []
+    assert not answers(f"{url}/health")
+    (left,) = set(tmp_path.iterdir()) - {living}
+    assert (left / "prefect.db").exists()
+    without_lock = tmp_path / f"{left.name}x"
+    without_lock.mkdir()
+
+    next_one, url = start()
+    servers = psutil.Process(next_one.pid).children(recursive=True)
+    assert not left.exists() and without_lock.exists() and living.exists()
+    assert write_at_once(url) <= {200, 201}
+    _, stderr = next_one.communicate("")
+    assert (next_one.returncode, stderr) == (0, "")
+    assert servers and not any(server.is_running() for server in servers)
+    assert set(tmp_path.iterdir()) == {living, without_lock}
 
 
 def test_a_server_begins_with_a_copy_of_a_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +18,41 @@ from infra.servers import state
 from infra.servers.http import post
 from infra.servers.ports import any_free_port
 from infra.servers.services import down, services, up
-from infra.servers.specs import NAMES
+from infra.servers.specs import NAMES, TITLES
 
 pytestmark = pytest.mark.cluster
 
 
 def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, eventually) -> None:
+    """MLflow cannot start at first: `up` reports why, and leaves the others, which are not started again."""
     ports = {"prefect_port": any_free_port(), "mlflow_port": any_free_port()}
+    database = root / "mlflow" / "mlflow.db"
+    database.mkdir(parents=True)
     lines: list[str] = []
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(up, root, **ports, say=lines.append) for _ in range(2)]
-        first, second = (future.result() for future in both)
-    assert first == second
-    assert sum(line.startswith("starting") for line in lines) == len(NAMES)
-    assert services(root) == first
+        errors = [future.exception() for future in both]
+    for error in errors:
+        assert isinstance(error, StageError)
+        [problem] = error.problems
+        assert (problem.code, problem.path) == ("service_failed", "mlflow")
+        assert "unable to open database file" in problem.message
+        assert "mlflow.log" in problem.fix
+    starts = Counter(line for line in lines if line.startswith("starting"))
+    assert starts == {f"starting {title}": 1 + (name == "mlflow") for name, title in TITLES.items()}
+    others = services(root)
+    assert [service.name for service in others] == ["prefect", "worker", "relay", "metrics", "page"]
+    database.rmdir()
+
+    lines.clear()
+    first = up(root, **ports, say=lines.append)
+    assert [line for line in lines if line.startswith("starting")] == [f"starting {TITLES['mlflow']}"]
+    assert [service for service in first if service.name != "mlflow"] == others
+    assert services(root) == first == up(root)
     assert [service.name for service in first] == list(NAMES)
     prefect, mlflow, _, _, metrics, page = first
     assert state.prefect_api_url(root) == f"http://127.0.0.1:{ports['prefect_port']}/api"
-    assert state.mlflow_url(root) == mlflow.url
+    assert state.mlflow_url(root) == mlflow.url == f"http://127.0.0.1:{ports['mlflow_port']}"
 
     for link in ("/", "/dashboard", "/runs", "/api/health"):
         with urllib.request.urlopen(prefect.url + link) as answer:
@@ -55,15 +73,15 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
     kinds = {kind["slug"] for kind in post(f"{prefect.url}/api/block_types/filter", {})}
     assert {"secret", "slack-webhook", "aws-credentials"} <= kinds, "a copied database offers what a new one does"
 
-    # What dies is started again, and only that.
-    psutil.Process(mlflow.pid).kill()
-    eventually(lambda: not mlflow.alive, "MLflow is gone")
-    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics", "page"]
+    # What dies is started again, and only that, at its port.
+    psutil.Process(metrics.pid).kill()
+    eventually(lambda: not metrics.alive, "the metrics are gone")
+    assert [service.name for service in services(root)] == ["prefect", "mlflow", "worker", "relay", "page"]
     again = up(root)
-    assert [service.pid for service in again if service.name != "mlflow"] == [
-        service.pid for service in first if service.name != "mlflow"
+    assert [service.pid for service in again if service.name != "metrics"] == [
+        service.pid for service in first if service.name != "metrics"
     ]
-    assert again[1].url == mlflow.url
+    assert again[4].url == metrics.url
 
     assert down(root) == again
     assert not any(service.alive for service in again)
@@ -105,14 +123,3 @@ def test_a_clock_that_is_set_makes_nobody_dead(root: Path, monkeypatch: pytest.M
         assert not replace(recorded, ticks=ticks + 1).alive and not replace(recorded, boot="another").alive
         server.communicate(b"\n")
     assert not recorded.alive
-
-
-def test_a_service_that_cannot_start_says_why_and_leaves_the_others(root: Path) -> None:
-    (root / "mlflow" / "mlflow.db").mkdir(parents=True)
-    with pytest.raises(StageError) as caught:
-        up(root, prefect_port=any_free_port(), mlflow_port=any_free_port())
-    [problem] = caught.value.problems
-    assert (problem.code, problem.path) == ("service_failed", "mlflow")
-    assert "unable to open database file" in problem.message
-    assert "mlflow.log" in problem.fix
-    assert [service.name for service in services(root)] == ["prefect", "worker", "relay", "metrics", "page"]

@@ -212,7 +212,9 @@ def test_nothing_in_a_checkpoint_is_pickled(inputs: dict[str, Path], tmp_path: P
 WAYS = {"one": (1, {}), "ddp": (2, {}), "fsdp": (2, {"sharding": "fsdp"})}
 
 
-@pytest.mark.parametrize(("before", "after"), [("one", "fsdp"), ("fsdp", "ddp"), ("ddp", "one")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("one", "fsdp"), ("fsdp", "ddp"), pytest.param("ddp", "one", marks=pytest.mark.long)]
+)
 def test_a_checkpoint_moves_between_rank_counts_and_shardings(
     inputs: dict[str, Path], tmp_path: Path, weights: Weights, before: str, after: str, journal: Any
 ) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import runpy
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from evaluation.release import adapters
 from evaluation.release.adapters import export_adapters
 from evaluation.release.export import card_of
 from evaluation.results.artifacts import Artifact
@@ -21,19 +28,23 @@ from training.adopt import import_model
 from training.config import BaseModelConfig, SftConfig
 from training.sft import sft
 
-pytest.importorskip("peft", reason="the adapters are tried with PEFT")
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="the adapters are tried with PEFT"),
+    pytest.mark.usefixtures("loaded_by_a_fork"),
+]
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An imported Qwen3, whose output layer is tied, without its chat template: it gets chat tokens that no text has
     trained."""
-    download("qwen3", tmp_path / "downloaded")
-    run = Run(tmp_path / "base.work", LaunchConfig(device="cpu", threads=1))
-    (tmp_path / "base").mkdir()
-    config = BaseModelConfig(path=str(tmp_path / "downloaded"), chat_template="stemma")
-    import_model(config, {}, tmp_path / "base", run)
-    return tmp_path / "base"
+    folder = tmp_path_factory.mktemp("qwen3")
+    download("qwen3", folder / "downloaded")
+    run = Run(folder / "base.work", LaunchConfig(device="cpu", threads=1))
+    (folder / "base").mkdir()
+    config = BaseModelConfig(path=str(folder / "downloaded"), chat_template="stemma")
+    import_model(config, {}, folder / "base", run)
+    return folder / "base"
 
 
 def tuned(base: Path, instructions: Path, out: Path, **changes: Any) -> Artifact:
@@ -44,7 +55,21 @@ def tuned(base: Path, instructions: Path, out: Path, **changes: Any) -> Artifact
     return Artifact("sft", out, None)
 
 
-def test_peft_loads_them_beside_the_base_model(base: Path, instructions_dir: Path, tmp_path: Path) -> None:
+def in_this_process(program: Path, *arguments: str) -> tuple[dict[str, Any], Any]:
+    """What `run_elsewhere` returns, without the imports of a new process."""
+    try_snippets = runpy.run_path(str(program))["try_snippets"]
+    findings: dict[str, Any] = {}
+    with TemporaryDirectory() as folder, contextlib.chdir(folder):
+        try_snippets(*arguments, torch.get_num_threads(), findings)
+        return findings, np.load("logits.npy")
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("elsewhere", marks=pytest.mark.long)])
+def test_peft_loads_them_beside_the_base_model(
+    base: Path, instructions_dir: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "here":
+        monkeypatch.setattr(adapters, "run_elsewhere", in_this_process)
     model = tuned(base, instructions_dir, tmp_path / "sft", start_share=0.25, lora={"rank": 3, "alpha": 9.0})
     loaded = export_adapters(model, card_of(model, None)[0], tmp_path / "adapters", str(base))
     assert loaded.checks[-1] == "merge_and_unload()" and loaded.base == str(base) and loaded.rows == 3

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from training.config import ModelConfig
 from training.core.hardware import Hardware
-from training.model.bigram_start import start_from_bigrams
-from training.model.induction_start import start_induction, unused_width
+from training.model.initial.bigrams import start_from_bigrams
+from training.model.initial.induction import start_induction, unused_width
 from training.model.models import build, hf_config
 from training.model.ngram import Bigram
 

@@ -51,7 +51,9 @@ def train(
     return train
 
 
+@pytest.mark.long
 def test_compiling_moves_weights_by_rounding(train: Train) -> None:
+    """The risk: a whole training adds up what one compiled step does otherwise. Single steps are in `make test`."""
     plain, compiled = train("plain", "plain.work", "off"), train("compiled", "compiled.work", "on")
     for name, tensor in plain.items():
         torch.testing.assert_close(compiled[name], tensor, rtol=1e-3, atol=1e-4)
@@ -110,7 +112,9 @@ def python_in(folder: Path, temporary: Path, code: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.long
 def test_a_folder_whose_name_a_shell_would_take_apart_compiles(tmp_path: Path) -> None:
+    """The risk: one of the compiler's commands takes a path apart in spite of the links, whose rules are below."""
     folder = tmp_path / "o'brien's  models & $HOME"
     done = python_in(folder / ".venv", folder / "temporary files", IN_A_FOLDER_WITH_A_SPACE)
     assert done.returncode == 0, done.stderr[-3000:]

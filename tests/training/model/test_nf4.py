@@ -32,6 +32,8 @@ def layer(inputs: int = 256, outputs: int = 128, *, bias: bool = False) -> nn.Li
 
 def test_codes_are_torchao_s_but_at_the_bounds_and_a_weight_takes_less_than_4_2_bits() -> None:
     reference = pytest.importorskip("torchao.quantization")
+    if not hasattr(reference, "to_nf4"):
+        reference = pytest.importorskip("torchao.dtypes")  # where torchao 0.17 has it
     plain = layer()
     quantized, expected = Nf4Linear(plain), reference.to_nf4(plain.weight.detach(), 64, 256)
     # torchao takes the nearest value with the scale in 8 bits, bitsandbytes and this project with the scale itself.
@@ -64,21 +66,20 @@ def test_backward_keeps_no_dense_weight() -> None:
     assert not any(size >= 256 * 128 for size in kept)
 
 
-def test_sft_learns_as_with_plain_adapters_and_its_adapters_go_to_peft(
+LAUNCH = LaunchConfig(device="cpu", threads=1, precision="fp32")
+
+
+@pytest.mark.usefixtures("loaded_by_a_fork")
+def test_sft_learns_beside_weights_in_4_bits_and_leaves_a_model_like_any_other(
     base_dir: Path, instructions_dir: Path, tmp_path: Path, weights: Any
 ) -> None:
     """The base model is measured in 4 bits too, and again from its adapters after the training."""
     inputs = {"model": base_dir, "instructions": instructions_dir}
-    settings = SETTINGS | {"duration": "20 batches", "lora": {**Q_LORA, "quantize": None}}
-    launch = LaunchConfig(device="cpu", threads=1, precision="fp32")
-    plain = sft(SftConfig.model_validate(settings), inputs, tmp_path / "plain", Run(tmp_path / "plain.work", launch))
-    config = SftConfig.model_validate(settings | {"lora": Q_LORA})
-    result = sft(config, inputs, tmp_path / "sft", Run(tmp_path / "work", launch))
-    for name in ("heldout_loss_base", "heldout_loss_sft"):
-        assert 0 < abs(result.figures[name] - plain.figures[name]) < 0.05
-    assert result.figures["improvement_low"] > 0.2
+    config = SftConfig.model_validate(SETTINGS | {"lora": Q_LORA})
+    result = sft(config, inputs, tmp_path / "sft", Run(tmp_path / "work", LAUNCH))
+    assert result.figures["improvement_low"] > 0.1
 
-    again = measure_trained(config, inputs | {TRAINED: tmp_path / "sft"}, tmp_path / "again", Run(tmp_path, launch))
+    again = measure_trained(config, inputs | {TRAINED: tmp_path / "sft"}, tmp_path / "again", Run(tmp_path, LAUNCH))
     assert again.figures["heldout_loss_base"] == result.figures["heldout_loss_base"]
     assert again.figures["heldout_loss_sft"] == pytest.approx(result.figures["heldout_loss_sft"], rel=1e-5)
 
@@ -88,9 +89,23 @@ def test_sft_learns_as_with_plain_adapters_and_its_adapters_go_to_peft(
     assert all(torch.equal(before[name], after[name]) for name in norms)
     settings_file = tmp_path / "sft" / "aux" / "adapters" / "settings.json"
     assert json.loads(settings_file.read_text())["r"] == 4
-    if pytest.importorskip("peft"):
-        loaded = export_adapters(Artifact("sft", tmp_path / "sft", None), "", tmp_path / "hub", str(base_dir))
-        assert loaded.checks[-1] == "merge_and_unload()"
+
+
+@pytest.mark.long
+def test_sft_learns_as_with_plain_adapters_and_its_adapters_go_to_peft(
+    base_dir: Path, instructions_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="the adapters are tried with PEFT")
+    inputs = {"model": base_dir, "instructions": instructions_dir}
+    results = {}
+    for name, lora in {"plain": {**Q_LORA, "quantize": None}, "nf4": Q_LORA}.items():
+        config = SftConfig.model_validate(SETTINGS | {"duration": "20 batches", "lora": lora})
+        results[name] = sft(config, inputs, tmp_path / name, Run(tmp_path / f"{name}.work", LAUNCH)).figures
+    for name in ("heldout_loss_base", "heldout_loss_sft"):
+        assert 0 < abs(results["nf4"][name] - results["plain"][name]) < 0.05
+    assert results["nf4"]["improvement_low"] > 0.2
+    loaded = export_adapters(Artifact("sft", tmp_path / "nf4", None), "", tmp_path / "hub", str(base_dir))
+    assert loaded.checks[-1] == "merge_and_unload()"
 
 
 def test_all_linear_layers_but_the_output_layer_are_in_4_bits(base_dir: Path) -> None:

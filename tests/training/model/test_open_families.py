@@ -28,7 +28,7 @@ from training.reward_model import reward_model
 from training.rlhf import rlhf
 from training.sft import sft
 
-FAST = ("qwen3", "gpt-oss")
+FAST = ("gpt-oss",)
 ASKED = [{"role": "user", "content": "What does sum_list do?"}]
 CPU = LaunchConfig(device="cpu", threads=1, trainer="native")
 TRAINING: dict[str, Any] = {"duration": "2 batches", "max_length": 128, "optimizer": {"learning_rate": 1.0e-3}}
@@ -66,6 +66,7 @@ def logits_of(folder: Path, ids: Sequence[int]) -> torch.Tensor:
     return found
 
 
+@pytest.mark.usefixtures("loaded_by_a_fork")
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=pytest.mark.slow if name in FAST else pytest.mark.long) for name in SHAPES]
 )

@@ -123,7 +123,7 @@ def test_people_read_what_each_law_finds_and_what_buying_costs() -> None:
 @pytest.mark.parametrize(
     ("own", "used", "choice"),
     [
-        (None, None, "scratch"),
+        (None, None, "unknown"),
         (6e9, None, "scratch"),  # four readings are more than the 20 billion
         (2e9, None, "continue"),
         (3e8, None, "tune"),

@@ -74,8 +74,10 @@ def test_the_page_has_curves_and_sliders() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
 @pytest.mark.parametrize(
     "wishes",
-    [{"preset": "gpt-1.3b", "tokens": 2e10, "gpus": 16}, {"preset": "olmoe-1b-7b", "tokens": 2e10, "gpus": 16}],
-    ids=["dense", "mixture"],
+    [
+        pytest.param({"preset": "gpt-1.3b", "tokens": 2e10, "gpus": 16}, id="dense"),
+        pytest.param({"preset": "olmoe-1b-7b", "tokens": 2e10, "gpus": 16}, id="mixture", marks=pytest.mark.long),
+    ],
 )
 def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> None:
     wanted = request(**wishes)

@@ -124,7 +124,7 @@ def test_values_that_change_nothing_are_taken(served: str) -> None:
     ("keys", "param", "code"),
     [
         ({"min_p": 0.1}, "min_p", "unknown_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type", "invalid_value"),
         ({"store": True}, "store", "invalid_value"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),

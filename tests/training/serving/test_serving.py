@@ -6,9 +6,8 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -27,7 +26,7 @@ from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
 from infra.store.store import Store
 from tests.support.artifacts import make_artifact
-from tests.support.command import environment, stemma
+from tests.support.command import environment, start, stemma
 from tests.support.processes import wait_until
 from tests.support.raw_http import ask as raw_ask
 from training.generation.answer_text import AnswerText
@@ -144,6 +143,16 @@ def test_enter_asks_both_models(url: str) -> None:
         page = browser.new_page(http_credentials=known)  # type: ignore[arg-type]
         page.set_default_timeout(90_000)
         page.goto(url)
+        page.locator(".examples button").first.click()
+        assert page.locator("textarea").input_value() == "Explain in one sentence what a list is."
+        markdown = "**bold** `a<b` <img src=x onerror=alert(1)>\n\n- one\n- two\n\n```\n<script>x</script>\n```"
+        shown = page.evaluate(
+            "text => { const box = document.createElement('div'); render(text, box); return box.innerHTML }", markdown
+        )
+        assert shown == (
+            "<p><strong>bold</strong> <code>a&lt;b</code> &lt;img src=x onerror=alert(1)&gt;</p>"
+            "<ul><li>one</li><li>two</li></ul><pre><code>&lt;script&gt;x&lt;/script&gt;</code></pre>"
+        )
         page.locator("textarea").fill("What is a list?")
         page.keyboard.press("Shift+Enter")
         assert page.locator("textarea").input_value() == "What is a list?\n"
@@ -166,14 +175,15 @@ def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_p
     folders = [tmp_path / run / "model" for run in ("first", "second")]
     for folder in folders:
         shutil.copytree(base_dir, folder, ignore=shutil.ignore_patterns("manifest.json"))
-    command = [sys.executable, "-m", "cli.main", "serve", *map(str, folders), "--port", str(any_free_port())]
-    server = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        server = start("serve", *folders, "--port", str(any_free_port()), stderr=stderr)
     try:
-        assert server.stderr is not None
-        said = next(line for line in server.stderr if "a page to talk" in line)
+        wait_until(lambda: "a page to talk" in log.read_text(), command=server)
     finally:
-        server.terminate()
-        server.wait()
+        server.send_signal(signal.SIGTERM)
+        server.communicate(60)
+    said = next(line for line in log.read_text().splitlines() if "a page to talk" in line)
     assert said.startswith("first/model, second/model: ")
 
 
@@ -266,11 +276,12 @@ def test_streamed_pieces_are_the_whole_text(tokenizer_dir: Path, cleaned: bool) 
         assert "".join([*pieces, text_of_answer.end()]) == tokenizer.decode(ids)
 
 
-def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endless_dir: Path) -> None:
+def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endless_dir: Path, tmp_path: Path) -> None:
     """60 answers that waited held up the list of models, and a SIGTERM waited for streams without end."""
     port = any_free_port()
-    command = [sys.executable, "-m", "cli.main", "serve", str(endless_dir), "--port", str(port)]
-    server = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "stderr"
+    with log.open("w") as stderr:
+        server = start("serve", endless_dir, "--port", str(port), stderr=stderr)
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/v1/models"), timeout_s=120)
         endless = ENDLESS
@@ -286,13 +297,13 @@ def test_light_requests_do_not_wait_for_answers_and_a_signal_ends_them_all(endle
         streams.pop().close()
         waiting.pop().close()
         wait_until(lambda: b"text/event-stream" in opened(port, endless).recv(1000))
-        server.terminate()
-        assert server.wait(timeout=60) == 130
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+        assert server.returncode == 130
         assert all('"server_ending"' in rest(client) for client in [*streams, *waiting])
     finally:
         server.kill()
-        _, said = server.communicate()
-    assert "Traceback" not in said
+    assert "Traceback" not in log.read_text()
 
 
 EXTREMES: list[dict[str, Any]] = [

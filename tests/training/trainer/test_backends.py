@@ -114,7 +114,7 @@ def test_a_checkpoint_of_one_is_continued_by_the_other(
     assert _same(weights(tmp_path / "moved"), weights(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sharding", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_ranks_of_both_loops_end_with_the_same_bits(
     shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, weights: Weights, sharding: str
 ) -> None:

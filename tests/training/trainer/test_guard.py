@@ -323,7 +323,7 @@ def test_a_quiet_training_is_the_same_with_and_without_a_guard(
             marks=pytest.mark.long,
         ),
         pytest.param(lambda: [Poison(80, 104)], {}, 2.0, 0.05, id="poisoned batches", marks=pytest.mark.long),
-        pytest.param(lambda: [NotANumber(80, 81)], {}, math.inf, 0.05, id="nan"),
+        pytest.param(lambda: [NotANumber(80, 81)], {}, math.inf, 0.05, id="nan", marks=pytest.mark.long),
         pytest.param(
             list,
             {"optimizer": {"learning_rate": 0.6}, "duration": "160 batches"},

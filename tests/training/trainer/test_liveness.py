@@ -50,7 +50,7 @@ def _slow_rank(rank: int) -> None:
     LlamaDecoderLayer.forward = slow
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sharding", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_a_slow_rank_is_named(shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, sharding: str) -> None:
     inputs = {"shards": shards_dir, "tokenizer": tokenizer_dir}
     launch = {"sharding": sharding}

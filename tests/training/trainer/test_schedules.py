@@ -11,7 +11,7 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
 from training.config import ModelConfig, OptimizerConfig, ScheduleConfig
-from training.model.initialise import initialise
+from training.model.initial.schemes import initialise
 from training.model.models import build, hf_config
 from training.trainer.optimizers import optimizer_of
 from training.trainer.schedules import LearningRateSchedule

@@ -37,7 +37,7 @@ def start_induction(model: PreTrainedModel, seed: int) -> None:
     few percent by which the last norm divides all of them.
 
     Args:
-        model: of the family qwen3, with two blocks or more, and embeddings as training/model/bigram_start.py leaves
+        model: of the family qwen3, with two blocks or more, and embeddings as training/model/initial/bigrams.py leaves
             them.
     """
     # Another seed than that of the embeddings: a projection that is drawn as they were favours the first of them.

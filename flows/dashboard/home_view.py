@@ -1,0 +1,132 @@
+"""The home page: runs with their claims and work, what is scheduled, what needs a person, models, servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flows.runs.journal import RunJournal
+from flows.runs.listing import artifacts, runs
+from infra.errors import StemmaError
+from infra.io.json import read_own_json
+from infra.servers.http import get, post
+from infra.servers.services import states
+from infra.servers.settings import settings_of
+from infra.servers.state import prefect_api_url
+from infra.store.layout import AUX
+from infra.store.store import Store
+
+RUNS_SHOWN, MODELS_SHOWN, SCHEDULED_SHOWN = 40, 20, 5
+ALARMS = {
+    "correction": "corrected its training",
+    "rate_cut": "slowed its training",
+    "stuck": "is stuck",
+    "drift": "drifted",
+}
+"""Events of stages that people want to hear of."""
+SERVERS_EVERY_S = 5.0
+"""The servers are asked at most this often, however many people look."""
+
+
+class HomeView:
+    """The home page of a store. root: its folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._asked_at = -SERVERS_EVERY_S
+        self._servers: dict[str, Any] = {"services": [], "scheduled": []}
+
+    def values(self, store: Store) -> dict[str, Any]:
+        rows = [{**row, **self._outcome(row)} for row in islice(runs(store), RUNS_SHOWN)]
+        models = artifacts(store, models_only=True)
+        if time.monotonic() - self._asked_at >= SERVERS_EVERY_S:
+            self._asked_at = time.monotonic()
+            self._servers = {"services": self._services(), "scheduled": self._scheduled()}
+        return {
+            "runs": rows,
+            "needs": [*self._needs(rows), *self._labels()],
+            "models": models[:MODELS_SHOWN],
+            "model_count": len(models),
+            **self._servers,
+        }
+
+    def _outcome(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the claims and the work of a run, and its alarms. What has ended is read once."""
+        run_id = row["run_id"]
+        if run_id not in self._ended:
+            outcome = self._read_outcome(run_id)
+            if row["status"] in ("running", "lost"):
+                return outcome
+            self._ended[run_id] = outcome
+        return self._ended[run_id]
+
+    def _read_outcome(self, run_id: str) -> dict[str, Any]:
+        lines = RunJournal(self._root / "runs", run_id).read()
+        stages = {line["stage"]: line for line in lines if line["kind"] == "stage"}
+        claims, work_s = "", 0.0
+        for line in stages.values():
+            if line["status"] == "built":
+                work_s += float(line.get("seconds") or 0.0)
+            if line.get("path"):
+                path = self._root.joinpath(*Path(line["path"]).parts[-2:]) / AUX / "claims.json"
+                with suppress(OSError, ValueError, TypeError, AttributeError):
+                    states_of_claims = [claim.get("state") for claim in read_own_json(path)]
+                    claims = f"{states_of_claims.count('holds')} of {len(states_of_claims)}"
+        alarms = {
+            (str(line["stage"]), str(line["name"])): str(line.get("message", ""))
+            for line in lines
+            if line["kind"] == "event" and line.get("name") in ALARMS
+        }
+        return {"claims": claims, "work_s": work_s, "alarms": alarms}
+
+    def _needs(self, rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+        """Yield what the newest run of each pipeline left for a person."""
+        newest: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            newest.setdefault(row["pipeline"], row)
+        for pipeline, row in newest.items():
+            address = f"/run/{row['run_id']}"
+            if row["status"] == "refused":
+                yield {"what": f"A gate refused the model of {pipeline}", "why": "see the verdict", "address": address}
+            elif row["status"] in ("failed", "lost"):
+                yield {"what": f"The run of {pipeline} {row['status']}", "why": "see its log", "address": address}
+            for (stage, name), message in row["alarms"].items():
+                yield {"what": f"{stage} of {pipeline} {ALARMS[name]}", "why": message, "address": address}
+
+    def _labels(self) -> Iterator[dict[str, str]]:
+        """Yield the rounds of feedback whose answers wait for judgements."""
+        for folder in sorted((self._root / "feedback").glob("*/"), reverse=True)[:RUNS_SHOWN]:
+            if not any((folder / "judged").glob("*")):
+                yield {"what": f"Answers of round {folder.name} wait for labels", "why": str(folder), "address": ""}
+
+    def _services(self) -> list[dict[str, str]]:
+        settings = settings_of(self._root)
+        return [
+            {"name": service.name, "page": settings.page_of(service.url) or "", "state": str(state)}
+            for service, state in states(self._root)
+            if service.name != "page"
+        ]
+
+    def _scheduled(self) -> list[dict[str, str]]:
+        """Return the next scheduled runs, by Prefect; none without a server."""
+        url = prefect_api_url(self._root)
+        if not url:
+            return []
+        scheduled = []
+        with suppress(OSError, StemmaError, ValueError, LookupError, TypeError):
+            is_scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+            body = {"flow_runs": is_scheduled, "sort": "EXPECTED_START_TIME_ASC", "limit": SCHEDULED_SHOWN}
+            names: dict[str, str] = {}
+            for run in post(f"{url}/flow_runs/filter", body):
+                id = run.get("deployment_id")
+                if id and id not in names:
+                    names[id] = str(get(f"{url}/deployments/{id}")["name"])
+                scheduled.append(
+                    {"name": str(run["name"]), "deployment": names.get(id, ""), "at": str(run["expected_start_time"])}
+                )
+        return scheduled

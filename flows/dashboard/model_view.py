@@ -1,0 +1,181 @@
+"""A model as its page shows it: card, family in both directions, figures against relatives, commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from evaluation.pages.comparison import figures_section
+from evaluation.pages.lineage import DRAWN, Box, Edge, picture
+from evaluation.pages.parts import Figure, Section, Table
+from evaluation.release.registrations import newest_registration
+from flows.compare.compare import compare
+from flows.compare.compared import find as find_compared
+from flows.dashboard.reading import address_of, find, is_model
+from infra.errors import StemmaError
+from infra.io.json import read_own_json
+from infra.store.ancestry import LineageGraph, Member, ancestry, artifact_member, descent
+from infra.store.manifest import Manifest
+from infra.store.measurements import newest_measurement
+from infra.store.store import Store
+from tasks.stages import STAGES
+
+CARD, RECORD = "MODEL_CARD.md", "registration.json"
+RELATIVES = 3
+"""Most ancestors, and most siblings, whose figures are shown."""
+
+Pair = tuple[Path, Manifest]
+
+
+def model_page(store: Store, text: str) -> dict[str, Any]:
+    """Return the values of the page of a model. Raises ConfigError for a text that names none."""
+    folder, manifest = find(store, text, models_only=True)
+    up, down = ancestry(store, [(folder, manifest)]), descent(store, artifact_member(store, folder, manifest))
+    ancestors = [
+        (member.folder, member.manifest)
+        for member in up.artifacts[1:]
+        if member.folder and member.manifest and is_model(member.manifest)
+    ]
+    alike = [pair for pair in ancestors if _kind(pair[1]) == _kind(manifest)]
+    measured = newest_measurement(store.root, manifest)
+    siblings = list(_siblings(store, manifest))[:RELATIVES]
+    registration = newest_registration(store, manifest.digest)
+    return {
+        "address": address_of(folder, manifest),
+        "manifest": manifest,
+        "headline": str((measured[1] if measured else manifest).result.get("headline", "")),
+        "size": sum(file.size for file in manifest.files),
+        "relatives": [("ancestor", address_of(*pair), pair[1]) for pair in ancestors]
+        + [("sibling", address_of(*pair), pair[1]) for pair in siblings],
+        "sections": [
+            _family(up, down),
+            _figures(store, [(folder, manifest), *alike[:RELATIVES], *siblings]),
+        ],
+        "card": _card(store, registration),
+        "registration": address_of(*registration) if registration else "",
+        "commands": _commands(store, address_of(folder, manifest), registration),
+    }
+
+
+def _kind(manifest: Manifest) -> str:
+    return STAGES[manifest.stage].makes
+
+
+def _siblings(store: Store, manifest: Manifest) -> Iterator[Pair]:
+    """Yield the models of the same stage, newest first, that have an input in common, or the pipeline."""
+    inputs = {reference.digest for reference in manifest.inputs.values()}
+    others = [pair for pair in store.manifests(manifest.stage) if "." not in pair[0].name]
+    for folder, other in sorted(others, key=lambda pair: pair[1].age_key, reverse=True):
+        common = inputs & {reference.digest for reference in other.inputs.values()}
+        if other.digest != manifest.digest and (common or (not inputs and other.pipeline == manifest.pipeline)):
+            yield folder, other
+
+
+def _family(up: LineageGraph, down: LineageGraph) -> Section:
+    members = {**up.members, **down.members}
+    links = {(link.parent, link.child): link for link in (*up.links, *down.links)}
+    start = next(iter(up.members))
+    drawn = Markup("")
+    if len(members) <= DRAWN:
+        boxes = [_box(member) for member in members.values()]
+        boxes = [replace(box, small="this model") if box.id == start else box for box in boxes]
+        edges = [Edge(parent, child, link.requires) for (parent, child), link in links.items()]
+        drawn = picture(boxes, edges)
+    caption = "From the sources on the left to what was made of the model on the right; each box is a link."
+    figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
+    rows: list[list[str]] = []
+    for relation, graph in (("descends from", up), ("was made of it", down)):
+        for member in graph.members.values():
+            if member.id != start:
+                headline = str(member.manifest.result.get("headline", "")) if member.manifest else member.kind
+                rows.append([relation, _link(member), headline])
+    lead = "" if drawn else f"{len(members):,} artifacts: too many to draw."
+    table = Table(f"All {len(rows)} of the family", ["", "", "what came out"], rows, folded=True, mono=(1,))
+    return Section("family", "Family", lead, figures, [table] if rows else [])
+
+
+def _box(member: Member) -> Box:
+    if member.source is not None:
+        name = member.source.key or "source"
+        return Box(member.id, name, member.source.digest[:10], "\n".join(list(member.source.files)[:5]))
+    manifest = member.manifest
+    if manifest is None:
+        return Box(member.id, member.id.partition("/")[0], "gone", f"{member.id} is not in the store any more")
+    headline = str(manifest.result.get("headline", ""))
+    is_shown_as_model = is_model(manifest)
+    name, small = manifest.step or manifest.stage, manifest.digest[:10]
+    return Box(member.id, name, small, f"{member.id}\n{headline}", is_shown_as_model, page_of(member.id, manifest))
+
+
+def page_of(id: str, manifest: Manifest) -> str:
+    """Return the address of the page of an artifact; "" where it has none."""
+    if is_model(manifest):
+        return f"/model/{id}"
+    pages = ("report.html", "aux/corpus_report.html", "aux/validation.html", CARD, "results.json", "verdict.json")
+    paths = {file.path for file in manifest.files}
+    if any(path.startswith("documents/") for path in paths) or manifest.stage == "shard":
+        return f"/data/{id}"
+    return next((f"/artifact/{id}/{page}" for page in pages if page in paths and "." not in id), "")
+
+
+def _link(member: Member) -> Markup | str:
+    address = page_of(member.id, member.manifest) if member.manifest else ""
+    return Markup('<a href="{}">{}</a>').format(address, member.id) if address else str(escape(member.id))
+
+
+def _figures(store: Store, pairs: Sequence[Pair]) -> Section:
+    """Return the figures of the first model next to those of its relatives."""
+    names = list(dict.fromkeys(address_of(*pair) for pair in pairs))
+    if len(names) < 2:
+        manifest = pairs[0][1]
+        rows = [[name, f"{value:,.4g}"] for name, value in manifest.result.get("figures", {}).items()]
+        return Section("figures", "Figures", "", tables=[Table("", ["figure", "value"], rows, numeric=(1,))])
+    labels = [
+        f"{manifest.step or manifest.stage} {address_of(folder, manifest)[-16:][:8]}" for folder, manifest in pairs
+    ]
+    return figures_section(compare(find_compared(store, names)), labels[: len(names)])
+
+
+def _card(store: Store, registration: Pair | None) -> dict[str, Any]:
+    """Return the text of the model card as HTML, the registration's status and its reasons; empty without one."""
+    card: dict[str, Any] = {"html": "", "status": "", "reasons": []}
+    if registration is None:
+        return card
+    folder, manifest = registration
+    with suppress(OSError, ValueError, StemmaError):
+        at = store.peek(manifest, CARD, RECORD, folder=folder)
+        card["html"] = as_html((at / CARD).read_text(encoding="utf8"))
+        record = read_own_json(at / RECORD)
+        card["status"] = str(record.get("status", ""))
+        card["reasons"] = [str(reason.get("message", "")) for reason in record.get("reasons", [])]
+    return card
+
+
+def as_html(markdown: str) -> Markup:
+    """Return Markdown of other people as HTML. HTML in it is shown as text, and links lead to http and https alone."""
+    from markdown_it import MarkdownIt  # of rich, which Prefect needs; only this page reads Markdown
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    parser.validateLink = lambda url: url.startswith(("https://", "http://", "#"))  # type: ignore[method-assign]
+    if markdown.startswith("---\n"):  # metadata of the hub
+        markdown = markdown.partition("\n---\n")[2] or markdown
+    return Markup(parser.render(markdown))
+
+
+def _commands(store: Store, address: str, registration: Pair | None) -> list[tuple[str, str]]:
+    root = f" --root {shlex.quote(store.place)}"
+    commands = [
+        ("Talk to it", f"stemma chat {address}{root}"),
+        ("Serve it", f"stemma serve {address}{root}"),
+        ("Measure it", f"stemma eval {address} --tasks TASK{root}"),
+        ("Export it", f"stemma export {address} FOLDER{root}"),
+    ]
+    if registration:
+        commands.append(("Promote it", f"stemma promote {address_of(*registration)}{root}"))
+    return commands

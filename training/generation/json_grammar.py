@@ -1,0 +1,424 @@
+"""Grammars of JSON: every text that is one value of a JSON schema, character by character.
+
+A grammar's state is a set of stacks of symbols that are still to be written, the next one last. White space is bounded,
+so that a model cannot write it without end, and so are numbers: a value is written in some of its forms, not in all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+DEEPEST = 400
+"""Symbols of a stack; a value that needs more, such as a list in a list in a list, is not begun."""
+MOST_VALUES = 1_000
+"""Alternatives of `enum` in a schema, and items that `minItems` and `maxItems` count."""
+MOST_SYMBOLS = 20_000
+DIGITS, INDENTATION = 15, 24
+_ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator",
+     "$schema", "$id", "$comment", "$defs", "definitions")
+)  # fmt: skip
+_OF_TYPE = {
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": set(), "number": set(), "integer": set(), "boolean": set(), "null": set(),
+}  # fmt: skip
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = rf'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}))'
+"""An escape sequence; halves of surrogate pairs are no text."""
+_BEGUN = rf"\\(?:u(?:[0-9a-ce-fA-CE-F]{_HEX}{{0,2}}|[dD](?:[0-7]{_HEX}?)?)?)?"
+_INSIDE = re.compile(rf'((?:[^"\\\x00-\x1f]|{_ESCAPE})*)({_BEGUN}\Z)?')
+
+
+class Unsupported(ValueError):
+    """A schema, or a keyword of one, that no grammar is made of."""
+
+
+class Rule:
+    """A choice of sequences of symbols."""
+
+    def __init__(self, *alternatives: Sequence[Symbol]) -> None:
+        self.alternatives: tuple[Sequence[Symbol], ...] = alternatives
+
+
+@dataclass(frozen=True)
+class InString:
+    """The rest of a string and its closing quote. escape: the beginning of an escape sequence."""
+
+    escape: str = ""
+
+
+Symbol = str | frozenset[str] | InString | Rule
+"""A text, one character of several, the rest of a string, or a choice."""
+Stack = tuple[Symbol, ...]
+State = frozenset[Stack]
+
+
+class Grammar:
+    """States of a text, from its first character to its last."""
+
+    def __init__(self, root: Symbol) -> None:
+        self.begin: State = frozenset(_expanded((root,)))
+        self.next = lru_cache(maxsize=50_000)(_next)
+
+    def advance(self, state: State, text: str) -> State:
+        """Return the state after further text, an empty one where no value continues so."""
+        for letter in text:
+            state = frozenset(stack for before in state for stack in self.next(before, letter))
+        return state
+
+
+def inside_string(escape: str, text: str) -> tuple[str | None, str | None]:
+    """Return where a text leads from within a string: to an unfinished escape sequence (often an empty one) and no
+    rest, or behind the closing quote with the rest of the text; None and None where it cannot stand there."""
+    text = escape + text
+    found = _INSIDE.match(text)
+    assert found is not None
+    if found.end() == len(text):
+        return found[2] or "", None
+    return (None, text[found.end() + 1 :]) if text[found.end()] == '"' else (None, None)
+
+
+def _next(stack: Stack, letter: str) -> tuple[Stack, ...]:
+    if not stack:
+        return ()
+    *_, symbol = stack
+    rest = stack[:-1]
+    if isinstance(symbol, InString):
+        escape, after = inside_string(symbol.escape, letter)
+        return (
+            *(((*rest, InString(escape)),) if escape is not None else ()),
+            *(_expanded(rest) if after == "" else ()),
+        )
+    if isinstance(symbol, str):
+        if symbol[0] != letter:
+            return ()
+        return _expanded((*rest, symbol[1:]) if len(symbol) > 1 else rest)
+    assert isinstance(symbol, frozenset)
+    return _expanded(rest) if letter in symbol else ()
+
+
+def _expanded(stack: Stack) -> tuple[Stack, ...]:
+    """Return the stacks, each with a symbol for a character on top or empty, that a stack stands for."""
+    found: dict[Stack, None] = {}
+    open_stacks = [stack]
+    while open_stacks:
+        stack = open_stacks.pop()
+        if stack and isinstance(rule := stack[-1], Rule):
+            if len(stack) < DEEPEST:
+                open_stacks += [(*stack[:-1], *reversed(alternative)) for alternative in rule.alternatives]
+        else:
+            found[stack] = None
+    return tuple(found)
+
+
+def _repeated(symbol: Symbol, most: int) -> Rule:
+    rule = Rule(())
+    for _ in range(most):
+        rule = Rule((), (symbol, rule))
+    return rule
+
+
+_DIGIT = frozenset("0123456789")
+_INTEGER = Rule(("0",), (frozenset("123456789"), _repeated(_DIGIT, DIGITS - 1)))
+_SIGNED = Rule((_INTEGER,), ("-", _INTEGER))
+_FRACTION = Rule((), (".", _DIGIT, _repeated(_DIGIT, DIGITS - 1)))
+_EXPONENT = Rule((), (frozenset("eE"), Rule((), (frozenset("+-"),)), _DIGIT, Rule((), (_DIGIT,))))
+_SPACE = Rule((), (" ",), ("\n", _repeated(" ", INDENTATION)))
+_COLON = Rule((":",), (": ",))
+_STRING = Rule(('"', InString()))
+_SIMPLE: dict[str, Rule] = {
+    "string": _STRING,
+    "number": Rule((_SIGNED, _FRACTION, _EXPONENT)),
+    "integer": _SIGNED,
+    "boolean": Rule(("true",), ("false",)),
+    "null": Rule(("null",)),
+}
+
+
+def _list_of(item: Symbol) -> Rule:
+    more = Rule()
+    more.alternatives = ((_SPACE, "]"), (",", _SPACE, item, more))
+    return Rule(("[", _SPACE, "]"), ("[", _SPACE, item, more))
+
+
+def _object_of(value: Symbol) -> Rule:
+    more = Rule()
+    more.alternatives = ((_SPACE, "}"), (",", _SPACE, _STRING, _COLON, value, more))
+    return Rule(("{", _SPACE, "}"), ("{", _SPACE, _STRING, _COLON, value, more))
+
+
+ANY_VALUE = Rule()
+ANY_OBJECT = _object_of(ANY_VALUE)
+ANY_VALUE.alternatives = tuple(
+    (one,)
+    for name, one in (*_SIMPLE.items(), ("object", ANY_OBJECT), ("array", _list_of(ANY_VALUE)))
+    if name != "integer"
+)
+
+
+def json_grammar(schema: Mapping[str, Any] | None = None) -> Grammar:
+    """Return the grammar of a schema's values, of any object without a schema.
+
+    Raises:
+        Unsupported: naming the keyword and its place.
+    """
+    value = ANY_OBJECT if schema is None else _Schema(schema).value(schema, "")
+    return Grammar(Rule((_SPACE, value)))
+
+
+def call_grammar(
+    functions: Mapping[str, Mapping[str, Any]], strict: Iterable[str], key: str, before: str, after: str
+) -> Grammar:
+    """Return the grammar of one call of a function, `{"name": …, KEY: …}`.
+
+    Args:
+        functions: Schemas of the arguments by name.
+        strict: Functions whose whole schema is kept; of others the keywords that grammars have.
+        key: Of the arguments.
+        before: Text before the call.
+        after: Text behind it.
+
+    Raises:
+        Unsupported: naming the keyword and its place.
+    """
+    strict = set(strict)
+    calls: list[Sequence[Symbol]] = []
+    for name, schema in functions.items():
+        arguments: Symbol = ANY_OBJECT
+        if schema:
+            elsewhere = {"$ref", "anyOf", "oneOf", "allOf"} & set(schema)
+            typed = schema if elsewhere else {"type": "object", **schema}
+            arguments = _Schema(schema, is_strict=name in strict).value(typed, "")
+        head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
+        calls.append((before + head, arguments, "}" + after))
+    return Grammar(Rule(*calls))
+
+
+class _Schema:
+    """Symbols of the values of a schema and its parts.
+
+    Args:
+        root: The whole schema, in which `$ref` points.
+        is_strict: False leaves keywords out that grammars do not have.
+    """
+
+    def __init__(self, root: Mapping[str, Any], *, is_strict: bool = True) -> None:
+        self._root, self._is_strict = root, is_strict
+        self._references: dict[str, Rule] = {}
+        self._size = self._values = 0
+
+    def value(self, schema: Any, place: str) -> Symbol:
+        """Return the symbol of the values of a part of the schema. place: of the part, for messages."""
+        self._size += 1
+        if self._size > MOST_SYMBOLS:
+            raise Unsupported(f"{place or 'schema'}: a schema of at most {MOST_SYMBOLS:,} parts was expected")
+        if schema is True:
+            return ANY_VALUE
+        if not isinstance(schema, Mapping):
+            raise Unsupported(f"{place or 'schema'}: a schema was expected, an object or true")
+        keys = set(schema) - _ANNOTATIONS
+        for name, reader in (
+            ("$ref", self._reference), ("const", self._constant), ("enum", self._constants), ("anyOf", self._any),
+            ("oneOf", self._one), ("allOf", self._all),
+        ):  # fmt: skip
+            if name in keys:
+                self._refuse(keys - {name} - ({"type"} if name in ("const", "enum") else set()), place, name)
+                return reader(schema, place)
+        types = schema.get("type")
+        if types is None:
+            types = next((name for name, known in _OF_TYPE.items() if known & keys), None)
+            if types is None:
+                self._refuse(keys, place)
+                return ANY_VALUE
+        types = [types] if isinstance(types, str) else types
+        if (
+            not isinstance(types, list)
+            or not types
+            or not all(isinstance(name, str) and name in _OF_TYPE for name in types)
+        ):
+            raise Unsupported(f"{_at(place, 'type')}: one or more of {', '.join(_OF_TYPE)} was expected")
+        self._refuse(keys - {"type"} - set().union(*(_OF_TYPE[name] for name in types)), place)
+        readers = {"object": self._object, "array": self._array}
+        return Rule(*((readers[name](schema, place) if name in readers else _SIMPLE[name],) for name in types))
+
+    def _refuse(self, keys: set[str], place: str, beside: str = "") -> None:
+        if keys and self._is_strict:
+            found = f" beside {beside}" if beside else ""
+            raise Unsupported(f"{_at(place, min(keys))}: this keyword is not supported{found}")
+
+    def _reference(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        name = schema["$ref"]
+        if name not in self._references:
+            target: Any = self._root
+            parts = str(name).split("/")
+            for part in parts[1:]:
+                part = part.replace("~1", "/").replace("~0", "~")
+                target = target.get(part) if isinstance(target, Mapping) else None
+            if parts[0] != "#" or target is None:
+                raise Unsupported(f"{_at(place, '$ref')}: nothing in this schema is {name}")
+            self._references[name] = rule = Rule()
+            rule.alternatives = ((self.value(target, str(name)),),)
+        return self._references[name]
+
+    def _constant(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        return self._literals([schema["const"]], schema, _at(place, "const"))
+
+    def _constants(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        values = schema["enum"]
+        if not isinstance(values, list):
+            raise Unsupported(f"{_at(place, 'enum')}: a list was expected")
+        return self._literals(values, schema, _at(place, "enum"))
+
+    def _literals(self, values: Sequence[Any], schema: Mapping[str, Any], place: str) -> Symbol:
+        types = _named_types(schema)
+        allowed = [value for value in values if not types or types & _types_of(value)]
+        self._values += len(allowed)
+        if not allowed or self._values > MOST_VALUES:
+            raise Unsupported(f"{place}: 1 to {MOST_VALUES:,} values of the schema's type were expected")
+        # Escaped too: a vocabulary may have some letters in parts alone.
+        texts = {json.dumps(value, ensure_ascii=escapes) for value in allowed for escapes in (False, True)}
+        return Rule(*((text,) for text in sorted(texts)))
+
+    def _any(self, schema: Mapping[str, Any], place: str, name: str = "anyOf") -> Symbol:
+        parts = schema[name]
+        if not isinstance(parts, list) or not parts:
+            raise Unsupported(f"{_at(place, name)}: a list of schemas was expected")
+        return Rule(*((self.value(part, f"{_at(place, name)}.{number}"),) for number, part in enumerate(parts)))
+
+    def _one(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        parts = schema["oneOf"] if isinstance(schema["oneOf"], list) else []
+        resolved = [self._resolved(part) for part in parts]
+        if self._is_strict and not all(
+            _exclude_each_other(one, other) for number, one in enumerate(resolved) for other in resolved[:number]
+        ):
+            raise Unsupported(
+                f"{_at(place, 'oneOf')}: alternatives that differ by their type, or by a constant of a required "
+                "property, were expected; anyOf has no such condition"
+            )
+        return self._any(schema, place, "oneOf")
+
+    def _all(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        parts = schema["allOf"]
+        if not isinstance(parts, list) or len(parts) != 1:
+            raise Unsupported(f"{_at(place, 'allOf')}: this keyword is supported with one schema alone")
+        return self.value(parts[0], f"{_at(place, 'allOf')}.0")
+
+    def _resolved(self, schema: Any) -> Any:
+        for _ in range(8):
+            if not isinstance(schema, Mapping) or not str(schema.get("$ref", "")).startswith("#/"):
+                break
+            target: Any = self._root
+            for part in schema["$ref"].split("/")[1:]:
+                target = target.get(part) if isinstance(target, Mapping) else None
+            schema = target
+        return schema
+
+    def _object(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        properties, required = dict(schema.get("properties", {})), schema.get("required", [])
+        further = schema.get("additionalProperties", True)
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise Unsupported(f"{_at(place, 'required')}: a list of names was expected")
+        for name in required:
+            if name not in properties:
+                if further is False:
+                    raise Unsupported(f"{_at(place, 'required')}: {name} is not among the properties")
+                properties[name] = further
+        if not properties:
+            if further is False:
+                return Rule(("{", _SPACE, "}"))
+            return _object_of(self.value(further, _at(place, "additionalProperties")))
+        # From the last property to the first: the rest of the object after a property, and before any.
+        rest = begin = Rule((_SPACE, "}"))
+        for name, part in reversed(properties.items()):
+            names = {json.dumps(name, ensure_ascii=escapes) for escapes in (False, True)}
+            key = Rule(*((text,) for text in sorted(names)))
+            pair = (_SPACE, key, _COLON, self.value(part, f"{_at(place, 'properties')}.{name}"), rest)
+            optional = () if name in required else (True,)
+            begin = Rule(pair, *((begin,) for _ in optional))
+            rest = Rule((",", *pair), *((rest,) for _ in optional))
+        return Rule(("{", begin))
+
+    def _array(self, schema: Mapping[str, Any], place: str) -> Symbol:
+        first, item = schema.get("prefixItems", []), schema.get("items", True)
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        counts = [least, *([] if most is None else [most])]
+        if not isinstance(first, list) or any(
+            type(count) is not int or not 0 <= count <= MOST_VALUES for count in counts
+        ):
+            raise Unsupported(
+                f"{place or 'schema'}: a list in prefixItems, and at most {MOST_VALUES:,} in minItems and maxItems, "
+                "were expected"
+            )
+        items = [self.value(part, f"{_at(place, 'prefixItems')}.{number}") for number, part in enumerate(first)]
+        if item is False:
+            most = min(len(items), len(items) if most is None else most)
+            further: Symbol = ANY_VALUE
+        else:
+            further = self.value(item, _at(place, "items"))
+        if most is not None and most < least:
+            raise Unsupported(f"{_at(place, 'maxItems')}: at least minItems was expected")
+        end = Rule((_SPACE, "]"))
+        # The rest of the list after each number of items, from the most that are told apart down to none.
+        told = max(least, len(items)) if most is None else most
+        rest = end
+        if most is None:
+            rest = Rule()
+            rest.alternatives = ((_SPACE, "]"), (",", _SPACE, further, rest))
+        for number in range(told - 1, -1, -1):
+            one = items[number] if number < len(items) else further
+            step = (_SPACE, one, rest) if number == 0 else (",", _SPACE, one, rest)
+            rest = Rule(step, *(((_SPACE, "]"),) if number >= least else ()))
+        if told == 0 and most is None:
+            rest = Rule((_SPACE, "]"), (_SPACE, further, rest))
+        return Rule(("[", rest))
+
+
+def _at(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _types_of(value: Any) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if value is None:
+        return {"null"}
+    if isinstance(value, int | float):
+        return {"number", *(("integer",) if float(value).is_integer() else ())}
+    return {"string"} if isinstance(value, str) else {"object"} if isinstance(value, Mapping) else {"array"}
+
+
+def _exclude_each_other(one: Any, other: Any) -> bool:
+    """Return True if no value is one of both schemas, as far as their types and constants say."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return False
+    constants, others = _constants_of(one), _constants_of(other)
+    if constants is not None and others is not None:
+        return not any(value in others for value in constants)
+    types, other_types = _named_types(one), _named_types(other)
+    if types and other_types and not types & other_types:
+        return True
+    for name in set(one.get("required", ())) & set(other.get("required", ())):
+        values, other_values = (schema.get("properties", {}).get(name) for schema in (one, other))
+        if (
+            isinstance(values, Mapping)
+            and isinstance(other_values, Mapping)
+            and _exclude_each_other(values, other_values)
+        ):
+            return True
+    return False
+
+
+def _constants_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _named_types(schema: Mapping[str, Any]) -> set[str]:
+    types = schema.get("type", ())
+    names = {types} if isinstance(types, str) else set(types)
+    return names | ({"integer"} if "number" in names else set())
