@@ -42,8 +42,8 @@ class Completions:
         """Return these answers with those of `rows` replaced by `others`, in order."""
         source = {row: number for number, row in enumerate(rows)}
 
-        def column(ours: Sequence[T], theirs: Sequence[T]) -> list[T]:
-            return [theirs[source[row]] if row in source else value for row, value in enumerate(ours)]
+        def column(values: Sequence[T], replacements: Sequence[T]) -> list[T]:
+            return [replacements[source[row]] if row in source else value for row, value in enumerate(values)]
 
         finished = self.finished.clone()
         finished[list(rows)] = others.finished

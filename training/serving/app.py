@@ -144,14 +144,14 @@ class _Server:
 
     async def _respond(self, request: HttpRequest, kind: type[GenerationRequest], shape: Shape) -> Response:
         try:
-            asked = read(kind, await request.body())
-            name = served_name(asked.model, self._models)
+            query = read(kind, await request.body())
+            name = served_name(query.model, self._models)
             with self._queue.place():
                 # In a thread, since encoding a long prompt takes time.
-                prompts = await asyncio.to_thread(self._prompts, asked, name)
-                constraint = await asyncio.to_thread(self._constraint, asked, name) if asked.is_constrained else None
+                prompts = await asyncio.to_thread(self._prompts, query, name)
+                constraint = await asyncio.to_thread(self._constraint, query, name) if query.is_constrained else None
             choices = _Choices(
-                asked,
+                query,
                 prompts,
                 loaded(self._models[name]).positions,
                 name,
@@ -167,7 +167,7 @@ class _Server:
             return JSONResponse({"error": _error(error)}, 400)
         except Unavailable as error:
             return _unavailable(error)
-        if asked.stream:
+        if query.stream:
             return _Streamed(answers, choices.events(answers))
         try:
             return JSONResponse(await _unless_left(choices.whole(answers), request))
@@ -180,14 +180,14 @@ class _Server:
         finally:
             answers.stop()
 
-    def _prompts(self, asked: GenerationRequest, name: str) -> list[Prompt]:
+    def _prompts(self, query: GenerationRequest, name: str) -> list[Prompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
         tokenizer, positions = self._encoders[name], loaded(self._models[name]).positions
         with self._encoding:
-            prompts = asked.prompts(tokenizer)
-        key = "messages" if isinstance(asked, ChatRequest) else "prompt"
+            prompts = query.prompts(tokenizer)
+        key = "messages" if isinstance(query, ChatRequest) else "prompt"
         for prompt in prompts:
-            least = len(prompt.ids) + (asked.most_tokens != 0)
+            least = len(prompt.ids) + (query.most_tokens != 0)
             if not prompt.ids:
                 raise Refused(400, f"{key}: at least one token was expected", "invalid_value", key)
             if least > positions:
@@ -198,7 +198,7 @@ class _Server:
                 )
                 raise Refused(400, message, "context_length_exceeded", key)
         vocabulary = len(tokenizer)
-        if wrong := [token for token in asked.logit_bias if not 0 <= token < vocabulary]:
+        if wrong := [token for token in query.logit_bias if not 0 <= token < vocabulary]:
             message = f"logit_bias: token ids from 0 to {vocabulary - 1} were expected, not {wrong[0]}"
             raise Refused(400, message, "invalid_token_id", "logit_bias")
         return prompts

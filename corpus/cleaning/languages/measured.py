@@ -103,7 +103,7 @@ def measure_documents(
     """
     formats = np.diff(doc_starts) - counts[:, VISIBLE]
     measured: dict[int, Prose] = {}
-    # Most texts are measured as they are, the others as the code points of what they become.
+    # Most texts are measured unchanged, the others as the code points of what they become.
     unchanged, changed = dict[int, str](), dict[int, str]()
     declared = dict(zip(documents, languages, strict=True))
     for document in documents:

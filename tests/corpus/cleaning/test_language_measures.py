@@ -97,8 +97,8 @@ def test_measures_are_those_of_one_word_after_the_other():
     # Some of the batch alone, as after rules that came before.
     documents = [number for number in range(len(batch)) if number % 9]
     measured = measure_documents(documents, batch, [declared[n] for n in documents], points, starts, counts)
-    wanted = {n: prose for n in documents if (prose := expected(batch[n], declared[n]))}
-    assert measured == wanted
-    assert len({prose.language for prose in wanted.values()}) > 40
-    assert len(documents) - len(wanted) > 30
-    assert np.median([prose.words for prose in wanted.values()]) > 10
+    expected_prose = {n: prose for n in documents if (prose := expected(batch[n], declared[n]))}
+    assert measured == expected_prose
+    assert len({prose.language for prose in expected_prose.values()}) > 40
+    assert len(documents) - len(expected_prose) > 30
+    assert np.median([prose.words for prose in expected_prose.values()]) > 10

@@ -56,7 +56,7 @@ def test_a_model_is_talked_to_and_exported(lab: Lab, tmp_path: Path) -> None:
 def test_a_model_is_asked_judged_and_served(lab: Lab, tmp_path: Path) -> None:
     """The risk: one of the commands looks for a model in the cache of its machine alone."""
     evaluated = lab.ask("b", "eval", "sft", "rlhf", "--failure-classes", "negation", "--limit", "2")
-    assert [one["model"] for one in evaluated["models"]] == ["sft", "rlhf"] and evaluated["comparisons"]
+    assert [answer["model"] for answer in evaluated["models"]] == ["sft", "rlhf"] and evaluated["comparisons"]
 
     out = tmp_path / "round"
     drawn = ("--out", out, "--pairs", "2", "--max-new-tokens", "4", "--temperature", "1")

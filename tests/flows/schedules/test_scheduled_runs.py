@@ -196,7 +196,7 @@ class House:
 
     def end_of(self, run: UUID) -> str:
         """The name of the state that the run ends in, with its message."""
-        state: Any = wait_until(lambda: (found := self.state(run)).is_final() and found)
+        state: Any = wait_until(lambda: (state_now := self.state(run)).is_final() and state_now)
         return f"{state.name}: {state.message}"
 
 
@@ -542,10 +542,10 @@ def test_a_run_without_a_sign_of_life_is_ended_whatever_its_state(house: House) 
     pod = run(Pending(), work_pool_name="pods")
     living, dead, waiting, cancelled = (run(state) for state in (Running(), Running(), Pending(), Cancelling()))
     done, earlier = run(Running()), run(Running())
-    for name, found, long_ago in (("done", done, False), ("earlier", earlier, True)):
+    for name, flow_run_id, long_ago in (("done", done, False), ("earlier", earlier, True)):
         result = house.root / "runs" / name / "result.json"
         result.parent.mkdir(parents=True)
-        document = {"flow_run_id": str(found), "status": "done", "errors": [], "stages": [{"status": "built"}]}
+        document = {"flow_run_id": str(flow_run_id), "status": "done", "errors": [], "stages": [{"status": "built"}]}
         result.write_text(json.dumps(document))
         if long_ago:
             os.utime(result, (0, 0))
@@ -564,11 +564,13 @@ def test_a_run_without_a_sign_of_life_is_ended_whatever_its_state(house: House) 
             "resource": {"prefect.resource.id": f"prefect.flow-run.{living}"},
         }
         client.request("POST", "/events", json=[beat])
-        return all(house.state(one).is_final() for one in (dead, waiting, cancelled, done, earlier, scheduled))
+        return all(
+            house.state(flow_run_id).is_final() for flow_run_id in (dead, waiting, cancelled, done, earlier, scheduled)
+        )
 
     wait_until(all_ended, timeout_s=120)
     crashed = "Crashed: no sign of life from its process for 8 s; run it again"
-    assert [house.end_of(one) for one in (dead, waiting, earlier, scheduled)] == [crashed] * 4
+    assert [house.end_of(flow_run_id) for flow_run_id in (dead, waiting, earlier, scheduled)] == [crashed] * 4
     assert house.end_of(cancelled).startswith("Cancelled")
     assert house.end_of(done) == "Completed: 1 stages built, 0 reused"
     assert (house.state(living).name, house.state(pod).name) == ("Running", "Pending")

@@ -176,8 +176,8 @@ class Story:
 def empty_store(session_folder: Path) -> Path:
     """A store whose MLflow database has tables and nothing in them; making those takes seconds, of one test worker."""
     root = session_folder / "lineage" / "empty store"
-    with built_once(root) as mine:
-        if mine:
+    with built_once(root) as is_builder:
+        if is_builder:
             make_store(root)
     return root
 

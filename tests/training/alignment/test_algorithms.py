@@ -229,8 +229,8 @@ def test_a_long_answer_loses_what_dapo_s_and_trl_s_equation_says(tokenizer_dir: 
     answers = Completions([[1]] * 12, [[7] * length for length in range(1, 13)], torch.ones(12).bool())
     rewards = Rewards(Ensemble({}, config), RewardScale(0.0), chat, config, Hardware(torch.device("cpu"), bf16=False))
     scores = rewards.of(answers, [Prompt("", [1], "", None)] * 12).scores
-    wanted = get_soft_overlong_punishment(12, 5)(answers.ids)
-    assert scores.tolist() == pytest.approx([0.5 * value for value in wanted]) and min(wanted) == -1
+    expected = get_soft_overlong_punishment(12, 5)(answers.ids)
+    assert scores.tolist() == pytest.approx([0.5 * value for value in expected]) and min(expected) == -1
 
 
 def test_groups_of_equal_rewards_are_found_and_their_answers_replaced() -> None:
@@ -272,12 +272,12 @@ def test_grpo_is_deepseekmath_s_equations_in_numpy() -> None:
     algorithm = algorithm_of(RlhfConfig(algorithm="grpo", answers_per_prompt=3, rollout_prompts=6, minibatch_answers=6))
     learnt = algorithm.learn(sampled)
     groups = numbers["scores"].reshape(2, 3)
-    wanted = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
-    np.testing.assert_allclose(group_advantages(sampled.scores, 3), wanted)
+    expected = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
+    np.testing.assert_allclose(group_advantages(sampled.scores, 3), expected)
     batch = {**learnt, "mask": sampled.mask, "logprobs": sampled.logprobs}
     losses = algorithm.loss(torch.from_numpy(numbers["now"]), None, batch)
     ratio = np.exp(numbers["now"] - numbers["logprobs"])
-    surrogate = np.minimum(ratio * wanted[:, None], np.clip(ratio, 0.8, 1.2) * wanted[:, None])
+    surrogate = np.minimum(ratio * expected[:, None], np.clip(ratio, 0.8, 1.2) * expected[:, None])
     difference = numbers["reference"] - numbers["now"]
     penalty = np.exp(difference) - difference - 1
     each = ((-surrogate + 0.3 * penalty) * numbers["mask"]).sum(1) / numbers["mask"].sum(1)
@@ -315,8 +315,8 @@ def test_grpo_s_loss_is_that_of_its_parts_by_their_weight(mean: str) -> None:
     difference = numbers["reference"] - numbers["now"]
     each = 0.3 * (np.exp(difference) - difference - 1)
     each = (each - np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages)) * mask
-    wanted = each.sum() / mask.sum() if mean == "token" else (each.sum(1) / mask.sum(1)).mean()
-    assert loss == pytest.approx(wanted) and parted_loss == pytest.approx(wanted)
+    expected = each.sum() / mask.sum() if mean == "token" else (each.sum(1) / mask.sum(1)).mean()
+    assert loss == pytest.approx(expected) and parted_loss == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_grpo_s_family_is_that_of_its_papers_in_numpy(settings: dict[str, Any], 
     each, slope = each * mask, slope * mask
     match paper:
         case "Dr. GRPO":
-            wanted, gradient = each.sum() / (6 * 9), slope / (6 * 9)
+            expected, gradient = each.sum() / (6 * 9), slope / (6 * 9)
         case "GSPO":  # the same at each token of an answer: its mean by answer, and its slope at each of them
-            wanted, gradient = each.sum(1).dot(1 / lengths[:, 0]) / 6, slope / lengths / 6
+            expected, gradient = each.sum(1).dot(1 / lengths[:, 0]) / 6, slope / lengths / 6
         case _:
-            wanted, gradient = each.sum() / mask.sum(), slope / mask.sum()
-    assert float(losses["policy"].detach()) == pytest.approx(wanted)
+            expected, gradient = each.sum() / mask.sum(), slope / mask.sum()
+    assert float(losses["policy"].detach()) == pytest.approx(expected)
     assert now.grad is not None and np.abs(gradient).max() > 1e-3
     np.testing.assert_allclose(now.grad.numpy(), gradient, atol=1e-12)
     clipped = ((ratio < low) | (ratio > high)) * mask
@@ -381,8 +381,8 @@ def test_reinforce_is_hu_s_equations_in_numpy(group: int) -> None:
             returns[row, token] = numbers["scores"][row] - 0.3 * penalty
     if group > 1:
         returns -= np.repeat(returns[:, 0].reshape(-1, group).mean(1), group)[:, None]
-    wanted = (returns - returns[mask].mean()) / np.sqrt(returns[mask].var() + 1e-8) * mask
-    np.testing.assert_allclose(algorithm.learn(sampled)["advantages"].numpy(), wanted)
+    expected = (returns - returns[mask].mean()) / np.sqrt(returns[mask].var() + 1e-8) * mask
+    np.testing.assert_allclose(algorithm.learn(sampled)["advantages"].numpy(), expected)
 
 
 def test_an_answer_without_an_end_loses_the_penalty_or_has_a_reward_of_its_config(tokenizer_dir: Path) -> None:

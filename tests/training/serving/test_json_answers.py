@@ -211,10 +211,10 @@ def test_an_answer_keeps_to_its_schema_whole_and_streamed(urls: str) -> None:
         "required": ["city", "is_warm"],
     }
     body = {"model": "random", "max_tokens": 100, "temperature": 1.5, "seed": 3, "n": 4, **json_schema(schema)}
-    found = chat(urls, **body)
-    values = [json.loads(choice["message"]["content"]) for choice in found["choices"]]
+    answer = chat(urls, **body)
+    values = [json.loads(choice["message"]["content"]) for choice in answer["choices"]]
     assert all(set(value) == {"city", "is_warm"} and value["city"] in ("Rome", "Bonn") for value in values)
-    assert {choice["finish_reason"] for choice in found["choices"]} == {"stop"}
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
     texts = dict.fromkeys(range(4), "")
     for chunk in chunks(urls, "/v1/chat/completions", {"messages": ASKED, **body}):
         for choice in chunk["choices"]:
@@ -222,8 +222,8 @@ def test_an_answer_keeps_to_its_schema_whole_and_streamed(urls: str) -> None:
     assert all(json.loads(text)["city"] in ("Rome", "Bonn") for text in texts.values())
     cut = chat(urls, **body | {"max_tokens": 3})["choices"]
     assert {choice["finish_reason"] for choice in cut} == {"length"}
-    whole = chat(urls, model="random", response_format={"type": "json_object"}, max_tokens=8, temperature=1)
-    assert whole["choices"][0]["message"]["content"].lstrip()[:1] == "{"
+    cut = chat(urls, model="random", response_format={"type": "json_object"}, max_tokens=8, temperature=1)
+    assert cut["choices"][0]["message"]["content"].lstrip()[:1] == "{"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
@@ -241,12 +241,12 @@ def test_a_call_that_is_demanded_is_written(urls: str, model: str, choice: Any) 
         "temperature": 0,
         "max_tokens": None,
     }
-    (found,) = chat(urls, **body)["choices"]
-    assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
-    (call,) = found["message"]["tool_calls"]
+    (answer,) = chat(urls, **body)["choices"]
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    (call,) = answer["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     streamed = [part["choices"][0]["delta"] for part in chunks(urls, "/v1/chat/completions", body)]
-    calls = [one["function"] for part in streamed for one in part.get("tool_calls", ())]
+    calls = [call["function"] for part in streamed for call in part.get("tool_calls", ())]
     assert calls == [call["function"]]
 
 

@@ -183,8 +183,8 @@ def test_models_whose_folders_have_one_name_are_all_served(base_dir: Path, tmp_p
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(60)
-    said = next(line for line in log.read_text().splitlines() if "a page to talk" in line)
-    assert said.startswith("first/model, second/model: ")
+    message = next(line for line in log.read_text().splitlines() if "a page to talk" in line)
+    assert message.startswith("first/model, second/model: ")
 
 
 @pytest.fixture(scope="module")
