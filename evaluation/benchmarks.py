@@ -140,7 +140,9 @@ def _floor(
     floor_config = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
 
     def measure(untrained: LoadedModel) -> dict[str, Any]:
-        answers = evaluate_model(floor_config, untrained, run)
+        # Without a journal: its events are those of the model itself, which are recorded already.
+        silent = Run(run.work_dir, run.launch, is_cancelled=lambda: run.cancelled)
+        answers = evaluate_model(floor_config, untrained, silent)
         return {task.name: _bounds(task_metrics(answers, task.name, config.confidence, config.seed)) for task in tasks}
 
     identity = {"config": floor_config.model_dump(mode="json", exclude={"batch_size"}), "items": items}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,8 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     def look() -> dict[str, float]:
         watched = heldout.examples[: config.evaluate_pairs]
-        sums, counts = _divergences(model, watched, chat, hardware)[:2]
-        return {"validation/sample_loss": float(sums.sum() / counts.sum())}
+        sample = _divergences(model, watched, chat, hardware)
+        return {"validation/sample_loss": float(sample.divergence.sum() / sample.tokens.sum())}
 
     # The student's own answers are sampled by the weights that learn; where ranks shard them, by a whole copy.
     own_answers = []
@@ -147,11 +147,13 @@ def measure_trained(config: DistillConfig, inputs: Mapping[str, Path], out_dir: 
     teacher, max_length = _teacher(config, inputs, network, chat)
     begin_untrained(network, config.seed)
     heldout = _heldout(config, inputs, chat, max_length, run)
-    sides = []
-    for student, name in ((network, "student"), (load(inputs[TRAINED]), "distilled student")):
+
+    def measured(student: PreTrainedModel, name: str) -> _Side:
         model = _model(student, teacher, config, hardware, max_length)
-        sides.append(_measure(model, heldout, chat, config, hardware, max_length, run, name))
-    return _compared(heldout, *sides, chat, out_dir)
+        return _measure(model, heldout, chat, config, hardware, max_length, run, name)
+
+    before = measured(network, "student")
+    return _compared(heldout, before, measured(load(inputs[TRAINED]), "distilled student"), chat, out_dir)
 
 
 def _teacher(
@@ -165,10 +167,8 @@ def _teacher(
     rows = teacher.config.vocab_size, student.config.vocab_size
     differ = f"a vocabulary of {rows[1]:,}, that of the student, not {rows[0]:,}" if rows[0] != rows[1] else ""
     if not differ and (inputs["teacher"] / "tokenizer_config.json").exists():
-        vocabularies = (load_pretrained_tokenizer(inputs["teacher"]), chat.tokenizer)
-        if entries := len(
-            set.symmetric_difference(*(set(tokenizer.get_vocab().items()) for tokenizer in vocabularies))
-        ):
+        vocabulary = load_pretrained_tokenizer(inputs["teacher"]).get_vocab()
+        if entries := len(vocabulary.items() ^ chat.tokenizer.get_vocab().items()):
             differ = f"the tokenizer of the student; {entries:,} entries of them differ"
     if differ:
         fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
@@ -208,24 +208,29 @@ def _heldout(
     return fitting.report("distill", "held-out", max_length, run)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One student on the held-out pairs, summed over each answer's tokens (pairs,): divergence, tokens, tokens whose
-    likeliest one is the teacher's, losses of student and teacher; its sampled answers, and their KL (answers,)."""
+class _Divergences(NamedTuple):
+    """Sums over each answer's tokens (pairs,): divergence, tokens, tokens whose likeliest one is the teacher's, losses
+    of student and teacher in nats."""
 
     divergence: NDArray[np.float64]
     tokens: NDArray[np.float64]
     agreeing: NDArray[np.float64]
     loss: NDArray[np.float64]
     teacher_loss: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One student: its divergences on the held-out pairs, its sampled answers, and their KL (answers,)."""
+
+    pairs: _Divergences
     answers: Completions
     answers_kl: NDArray[np.float64]
 
 
 def _divergences(
     model: Distilled, conversations: Sequence[Conversation], chat: Chat, hardware: Hardware
-) -> tuple[NDArray[np.float64], ...]:
-    """Return the first five columns of `_Side`."""
+) -> _Divergences:
     columns: list[list[NDArray[np.float64]]] = [[] for _ in range(5)]
     with measuring(model):
         for start in range(0, len(conversations), _BATCH):
@@ -236,7 +241,7 @@ def _divergences(
             agreeing, losses, teacher_losses = model.compared(outputs, batch)
             for column, values in zip(columns, (sums, counts, agreeing, losses, teacher_losses), strict=True):
                 column.append(values.double().cpu().numpy())
-    return tuple(map(np.concatenate, columns))
+    return _Divergences(*map(np.concatenate, columns))
 
 
 def _measure(
@@ -252,7 +257,7 @@ def _measure(
     """Every rank must call."""
     run.stop_if_cancelled()
     run.progress(0, len(heldout.examples), "pairs", f"measuring the {name}")
-    columns = _divergences(model, heldout.examples, chat, hardware)
+    pairs = _divergences(model, heldout.examples, chat, hardware)
     run.progress(len(heldout.examples), len(heldout.examples), "pairs", f"measuring the {name}")
     run.stop_if_cancelled()
     room = max_length - config.answer_max_tokens
@@ -260,15 +265,17 @@ def _measure(
     student, teacher = model.language.model, model.teacher.model
     answers = generate(student, prompts, chat, config, hardware, config.seed)
     kl, _ = kl_of(student, teacher, answers, chat, hardware, config.temperature)
-    return _Side(*columns, answers, kl.double().numpy())
+    return _Side(pairs, answers, kl.double().numpy())
 
 
 def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: Chat, out_dir: Path) -> Result:
     """Return the figures of `measure_trained`; the answers go to aux/samples.jsonl."""
-    clusters, tokens = prompt_clusters(heldout.rows), after.tokens
+    clusters, tokens = prompt_clusters(heldout.rows), after.pairs.tokens
     figures = {
-        **clustered_ratio(before.divergence - after.divergence, tokens, clusters).as_figures("divergence_fall"),
-        "heldout_loss_teacher": float(after.teacher_loss.sum() / tokens.sum()),
+        **clustered_ratio(before.pairs.divergence - after.pairs.divergence, tokens, clusters).as_figures(
+            "divergence_fall"
+        ),
+        "heldout_loss_teacher": float(after.pairs.teacher_loss.sum() / tokens.sum()),
         "heldout_pairs": float(len(tokens)),
         "heldout_prompts_cut": float(heldout.cut),
         "heldout_pairs_dropped": float(heldout.dropped),
@@ -276,9 +283,9 @@ def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: 
     for name, side in (("student", before), ("distilled", after)):
         answered = clusters[: len(side.answers.ids)]
         figures |= {
-            **clustered_ratio(side.divergence, tokens, clusters).as_figures(f"heldout_divergence_{name}"),
-            **clustered_ratio(side.agreeing, tokens, clusters).as_figures(f"agreement_{name}"),
-            f"heldout_loss_{name}": float(side.loss.sum() / tokens.sum()),
+            **clustered_ratio(side.pairs.divergence, tokens, clusters).as_figures(f"heldout_divergence_{name}"),
+            **clustered_ratio(side.pairs.agreeing, tokens, clusters).as_figures(f"agreement_{name}"),
+            f"heldout_loss_{name}": float(side.pairs.loss.sum() / tokens.sum()),
             **clustered_mean(side.answers_kl, answered).as_figures(f"answers_kl_{name}"),
             **clustered_share(side.answers.finished.numpy(), answered).as_figures(f"ends_share_{name}"),
         }

@@ -40,12 +40,12 @@ def _counting(console: object, text: str) -> Iterator[Callable[[str], None]]:
     from rich.markup import escape
 
     assert isinstance(console, Console)
-    begun, latest, ended = time.monotonic(), [""], threading.Event()
+    started, latest, ended = time.monotonic(), [""], threading.Event()
     with console.status(escape(text)) as status:
 
         def count() -> None:
             while not ended.wait(1.0):
-                status.update(escape(f"{text}{latest[0]}, {time.monotonic() - begun:.0f} s"))
+                status.update(escape(f"{text}{latest[0]}, {time.monotonic() - started:.0f} s"))
 
         thread = threading.Thread(target=count, name="counting", daemon=True)
         thread.start()

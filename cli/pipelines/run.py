@@ -74,14 +74,14 @@ def command(
 
 
 def _unfinished(runs: Path, pipeline: str) -> str:
-    """What the last run of a pipeline left to continue; empty if it ended well, still runs, or there is none."""
+    """The last run of a pipeline if it left work to continue; empty if it ended well, still runs, or there is none."""
     from flows.runs.journal import latest
 
     journal = next(latest(runs, pipeline), None)
-    if journal is None or journal.works():
+    if journal is None:
         return ""
     result = journal.result()
-    if result is not None and result["status"] == "done":
+    if result["status"] == "done" if result else journal.works():
         return ""
     ended = result["status"] if result else "lost"
     return f"{pipeline} after run {journal.run_id}, which {_ENDED.get(ended, ended)}: what it built is reused,"

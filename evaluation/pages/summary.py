@@ -299,10 +299,10 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
             )
     scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
     for task in dict.fromkeys(task for task_scores in scores.values() for task in task_scores):
-        cells = {name: cell for name in scores if (cell := pipeline.scores_of(name, task))}
+        cells = {name: entry for name in scores if (entry := pipeline.scores_of(name, task))}
         chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
-        floor = next((f" (untrained {percent(c['untrained'], 0)})" for c in cells.values() if "untrained" in c), chance)
-        add(f"{task}, right{floor}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
+        untrained = next((f" (untrained {percent(c['untrained'], 0)})" for c in cells.values() if "untrained" in c), "")
+        add(f"{task}, right{untrained or chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
     safety = {name: pipeline.evaluation("safety", name) for name in models}
     floors = [pipeline.results("safety", name).get("toxicity", {}).get("untrained") for name in models]
     floor = next((entry for entry in floors if entry), None)

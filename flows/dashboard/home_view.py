@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flows.dashboard.reading import ReadingStore
 from flows.runs.journal import RunJournal
-from flows.runs.listing import artifacts, runs
+from flows.runs.listing import runs
 from infra.errors import StemmaError
 from infra.io.json import read_own_json
 from infra.servers.http import get, post
@@ -18,7 +19,6 @@ from infra.servers.services import states
 from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url
 from infra.store.layout import AUX
-from infra.store.store import Store
 
 RUNS_SHOWN, MODELS_SHOWN, SCHEDULED_SHOWN = 40, 20, 5
 ALARMS = {
@@ -41,9 +41,9 @@ class HomeView:
         self._asked_at = -SERVERS_EVERY_S
         self._servers: dict[str, Any] = {"services": [], "scheduled": []}
 
-    def values(self, store: Store) -> dict[str, Any]:
+    def values(self, store: ReadingStore) -> dict[str, Any]:
         rows = [{**row, **self._outcome(row)} for row in islice(runs(store), RUNS_SHOWN)]
-        models = artifacts(store, models_only=True)
+        models = store.models()
         if time.monotonic() - self._asked_at >= SERVERS_EVERY_S:
             self._asked_at = time.monotonic()
             self._servers = {"services": self._services(), "scheduled": self._scheduled()}

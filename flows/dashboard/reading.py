@@ -1,40 +1,62 @@
-"""The store as the page reads it: manifests are parsed once, and again only when their file has changed."""
+"""The store as the page reads it, and the artifacts that addresses of the page name."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from flows.runs.listing import artifacts
 from infra.errors import ConfigError, Problem
-from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tasks.stages import STAGES
 
+SETTLED_NS = 2_000_000_000
 _REFERENCE = re.compile(r"[a-z0-9][\w-]{0,80}(/[0-9a-f]{1,16}(\.[0-9a-f]{8})?)?")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
 
 class ReadingStore(Store):
-    """A store that is only read."""
+    """A store that is only read: what it read of a stage is read again once the folder of the stage has changed.
+
+    A folder changes with each artifact that comes or goes, and with each manifest that is written again, since that is
+    first written next to the artifact.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, reading=True)
-        self._known: dict[Path, tuple[tuple[int, int, int], Manifest | None]] = {}
+        self._known: dict[str, tuple[int, list[tuple[Path, Manifest]]]] = {}
+        self._models: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
 
-    def read(self, folder: Path) -> Manifest | None:
+    def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
         if self.remote is not None:
-            return super().read(folder)
+            yield from super().manifests(stage)
+            return
+        for name in [stage] if stage else self.stages():
+            changed = self._changed(name)
+            if name not in self._known or self._known[name][0] != changed or not changed:
+                self._known[name] = changed, list(super().manifests(name))
+            yield from self._known[name][1]
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return the models, newest first, as `flows.runs.listing.artifacts`."""
+        changed = tuple(map(self._changed, self.stages())) if self.remote is None else (0,)
+        if self._models is None or self._models[0] != changed or 0 in changed:
+            self._models = changed, artifacts(self, models_only=True)
+        return self._models[1]
+
+    def _changed(self, stage: str) -> int:
+        """Return when the folder of a stage changed last; 0 if that is so recent that another change may follow within
+        the precision of the clock."""
         try:
-            status = (folder / MANIFEST).stat()
+            changed = (self.root / stage).stat().st_mtime_ns
         except OSError:
-            self._known.pop(folder, None)
-            return None
-        key = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if folder not in self._known or self._known[folder][0] != key:
-            self._known[folder] = key, super().read(folder)
-        return self._known[folder][1]
+            return 0
+        return changed if time.time_ns() - changed > SETTLED_NS else 0
 
 
 def find(store: Store, text: str, *, models_only: bool = False) -> tuple[Path, Manifest]:

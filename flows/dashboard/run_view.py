@@ -22,6 +22,7 @@ from infra.io.json import parse_own_json, read_own_json
 from infra.process.tail import Tail, tail
 from infra.run import messages_in
 from infra.store.layout import AUX
+from tasks.stages import STAGES
 
 LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
 RETRY_PATIENCE_S = 120.0
@@ -183,26 +184,18 @@ class RunView:
             journal = self._journal_of(step)
             if journal is None:
                 continue
-            now, before = (
-                {
-                    name: [point for point in points if steps[0] <= point[0] <= steps[1]]
-                    for name, points in curves.items()
-                }
-                for curves in (self._followed(journal).points, self._before(step.name))
-            )
+            curves, before = self._followed(journal), self._before(step.name)
             for title, metric, unit in CHARTS:
-                if not now.get(metric):
+                now = curves.between(metric, *steps)
+                if not now:
                     continue
-                half_life = max(3.0, len(now[metric]) / 60)
-                lines = (
-                    [Line("the run before", smoothed(before[metric], half_life), "base")] if before.get(metric) else []
-                )
-                lines += [
-                    Line("each step", now[metric], "train", faint=True),
-                    Line("now", smoothed(now[metric], half_life), "train"),
-                ]
-                if metric == "train/loss" and now.get(VALIDATION):
-                    lines.append(Line("validation", now[VALIDATION], "validation"))
+                half_life = max(3.0, len(now) / 60)
+                lines = []
+                if before and (earlier := before.between(metric, *steps)):
+                    lines.append(Line("the run before", smoothed(earlier, half_life), "base"))
+                lines += [Line("each step", now, "train", faint=True), Line("now", smoothed(now, half_life), "train")]
+                if metric == "train/loss" and (validated := curves.between(VALIDATION, *steps)):
+                    lines.append(Line("validation", validated, "validation"))
                 name = f"{step.name}: {title}"
                 chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
                 drawn.append((name, chart))
@@ -247,6 +240,14 @@ class RunView:
             if step.path is not None and (step.path / "report.html").is_file():
                 return f"{step.path.parent.name}/{step.path.name}/report.html"
         return ""
+
+    def page_of(self, step: Step) -> str:
+        """Return the address of the page of what a step made; "" for a step that made neither a model nor shards."""
+        if step.path is None:
+            return ""
+        stage = step.path.parent.name
+        kind = "model" if stage in STAGES and STAGES[stage].makes_weights else "data" if stage == "shard" else ""
+        return f"/{kind}/{stage}/{step.path.name}" if kind else ""
 
     def _take(self, line: dict[str, Any]) -> None:
         name = line.get("stage", "")
@@ -293,7 +294,7 @@ class RunView:
         curves.follow()
         return curves
 
-    def _before(self, name: str) -> dict[str, list[tuple[float, float]]]:
+    def _before(self, name: str) -> Curves | None:
         """Return the curves of a step in the newest earlier run of this pipeline that built or reused it."""
         for journal in latest(self.root / "runs", str(self.begun.get("pipeline", ""))):
             if journal.run_id >= self.journal.run_id:
@@ -302,8 +303,8 @@ class RunView:
                 if line["kind"] == "stage" and line["stage"] == name and line.get("path"):
                     folder = self._inside(line["path"])
                     if folder is not None and (folder / AUX / METRICS).is_file():
-                        return self._followed(folder / AUX / METRICS).points
-        return {}
+                        return self._followed(folder / AUX / METRICS)
+        return None
 
     def _read_drawing(self) -> Drawing | None:
         with suppress(OSError, ValueError, LookupError, TypeError):

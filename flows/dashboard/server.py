@@ -20,8 +20,10 @@ import argparse
 import asyncio
 import hashlib
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,6 @@ from flows.dashboard.model_view import model_page
 from flows.dashboard.reading import ReadingStore
 from flows.dashboard.run_view import RunView
 from flows.dashboard.steering import RefusedError, Steering
-from flows.runs.listing import artifacts
 from infra.errors import ConfigError, StemmaError
 from infra.io.json import parse_own_json
 from infra.servers.asgi_server import BoundedBody, Server
@@ -59,7 +60,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LARGEST_BODY = 50_000
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 4.0
 """Time between two reads of a watched run: it doubles while nothing changes."""
-LONGEST_QUERY = 200
+LONGEST_QUERY, MODELS_SHOWN = 200, 200
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -204,9 +205,12 @@ class Dashboard:
         except (OSError, StemmaError) as error:
             return JSONResponse({"message": f"Prefect did not take it: {error}"}, HTTPStatus.BAD_GATEWAY)
 
-    async def models(self, _: Request) -> Response:
-        rows = await asyncio.to_thread(lambda: artifacts(self._store(), models_only=True))
-        return self._page("models.html.j2", "Models", {}, "", models=rows)
+    async def models(self, request: Request) -> Response:
+        query = request.query_params.get("q", "")[:LONGEST_QUERY].strip()
+        rows = await asyncio.to_thread(self._store().models)
+        matches = [row for row in rows if _matches(row, query.lower())] if query else rows
+        shown = matches[:MODELS_SHOWN]
+        return self._page("models.html.j2", "Models", {}, "", models=shown, query=query, count=len(matches))
 
     async def model(self, request: Request) -> Response:
         reference = request.path_params["reference"]
@@ -227,6 +231,10 @@ class Dashboard:
         sides = [value for key, value in request.query_params.multi_items() if key in ("a", "b", "side") and value]
         values = await self._look("compare", lambda: compare_page(self._store(), list(dict.fromkeys(sides))))
         return self._page("compare.html.j2", "Comparison", {}, "", **values)
+
+    def read_ahead(self) -> None:
+        with suppress(StemmaError):  # the first page that needs the store reports it
+            self._store().models()
 
     def _store(self) -> ReadingStore:
         """Return the store, whose manifests are kept in memory. Raises StemmaError for a folder that is none."""
@@ -327,6 +335,10 @@ def _settings(body: bytes) -> dict[str, str]:
     return given
 
 
+def _matches(model: Mapping[str, Any], query: str) -> bool:
+    return any(query in str(model[key]).lower() for key in ("artifact", "step", "pipeline", "finished", "headline"))
+
+
 def _is_name(text: str) -> bool:
     """Return True for one part of a path that leads nowhere else."""
     return bool(text) and text not in (".", "..") and "/" not in text and "\0" not in text and not text.startswith(".")
@@ -346,14 +358,21 @@ async def _problem(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def app(root: Path, login: Credentials | None) -> App:
-    """Return the app of a store; with credentials, only those who have them reach anything but /health."""
-    pages: ASGIApp = Dashboard(root).app()
+def app(root: Path, login: Credentials | None, *, read_ahead: bool = False) -> App:
+    """Return the app of a store; with credentials, only those who have them reach anything but /health.
+
+    Args:
+        read_ahead: read the manifests of the store before the first person asks for them.
+    """
+    dashboard = Dashboard(root)
+    if read_ahead:
+        threading.Thread(target=dashboard.read_ahead, daemon=True).start()
+    pages: ASGIApp = dashboard.app()
     return BoundedBody(CredentialsAsked(pages, login) if login else pages, LARGEST_BODY)
 
 
 def serve(root: Path, host: str, port: int) -> None:
-    Server(OwnCallersOnly(app(root, credentials()), Settings(host).callers(port)), host, port).run()
+    Server(OwnCallersOnly(app(root, credentials(), read_ahead=True), Settings(host).callers(port)), host, port).run()
 
 
 if __name__ == "__main__":

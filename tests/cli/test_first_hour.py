@@ -129,9 +129,11 @@ def test_help_has_every_command_once_under_a_heading() -> None:
 
 
 def test_resume_still_works_and_is_about_schedules(tmp_path: Path) -> None:
-    said = typed("resume", tmp_path / "gone.yaml")
-    assert said.exit_code == 2 and "no such file" in said.stderr
-    assert said.stderr.startswith("resume is about schedules: its name is resume-schedule now; stemma run continues a")
+    answer = typed("resume", tmp_path / "gone.yaml")
+    assert answer.exit_code == 2 and "no such file" in answer.stderr
+    assert answer.stderr.startswith(
+        "resume is about schedules: its name is resume-schedule now; stemma run continues a"
+    )
 
 
 def test_run_says_that_it_continues(root: Path) -> None:

@@ -211,7 +211,7 @@ def _likeliest(
     if declared >= 0 and counts[declared] >= _DECLARED_SHARE * highest:
         likeliest = declared
     else:
-        likeliest = _ENGLISH if counts[_ENGLISH] == highest else counts.argmax()
+        likeliest = _ENGLISH if counts[_ENGLISH] == highest else int(counts.argmax())
     return likeliest, different[likeliest]
 
 

@@ -16,7 +16,7 @@ if (source) {
       }
     }
   };
-  source.addEventListener("message", redraw);
+  source.addEventListener("message", () => redraw());
   source.addEventListener("ended", () => source.close());
 }
 
@@ -31,9 +31,9 @@ async function draw(figure) {
   if (response.ok) figure.querySelector(".drawn").innerHTML = await response.text();
 }
 
-const redraw = () => {
+function redraw() {
   for (const figure of document.querySelectorAll("figure.zooms")) if (zoomed.has(figure.dataset.title)) draw(figure);
-};
+}
 
 const stepAt = (svg, clientX) => {
   const [left, right, low, high] = svg.dataset.plot.split(",").map(Number);
@@ -137,19 +137,8 @@ if (form) {
   });
 }
 
-const filter = document.getElementById("filter");
-if (filter) {
-  const rows = [...document.querySelectorAll("#filtered tbody tr")].map((row) => [row, row.textContent.toLowerCase()]);
-  filter.addEventListener("input", () => {
-    const wanted = filter.value.toLowerCase();
-    let shown = 0;
-    for (const [row, text] of rows) {
-      row.hidden = !text.includes(wanted);
-      if (!row.hidden) shown += 1;
-    }
-    document.getElementById("shown").textContent = `${shown} of ${rows.length} models`;
-  });
+// A family may be wider than the page: the model that the page is about comes first.
+for (const box of document.querySelectorAll("#family .scroll")) {
+  const self = [...box.querySelectorAll(".digest")].find((text) => text.textContent === "this model");
+  if (self) box.scrollLeft += self.getBoundingClientRect().left - box.getBoundingClientRect().left - box.clientWidth / 2;
 }
-
-// A family is drawn from left to right, and the newest is at the right.
-for (const box of document.querySelectorAll("#family .scroll")) box.scrollLeft = box.scrollWidth;

@@ -206,6 +206,13 @@ def test_names_of_columns_are_no_record(names: list[str], write: Callable[..., s
     assert isinstance(first, Record) and first.value == dict(zip(names, ["0", SENTENCES[0]], strict=True))
 
 
+def test_a_fix_names_the_field_with_prose_and_no_embedding(write: Callable[..., str]) -> None:
+    row = {"id": "3f" * 200, "embedding": "0.31, -0.2, " * 50, "body": SENTENCES[0]}
+    source = FileDocuments(paths=[write("a.jsonl", json.dumps(row) + "\n")])
+    [problem] = first_record_problems(IngestConfig(read=[source]))
+    assert problem.fix == "set ingest.read.0.text_field: body"
+
+
 def test_a_table_without_names_says_what_to_write(write: Callable[..., str]) -> None:
     path = write("a.tsv", "".join(f"{n}\t{text}\n" for n, text in enumerate(SENTENCES)))
     [problem] = first_record_problems(IngestConfig(read=[FileDocuments(paths=[path])]))

@@ -158,6 +158,26 @@ def test_an_effect_that_rounds_to_zero_is_told_as_none(tmp_path: Path) -> None:
     assert claim.state == "fails"
 
 
+def test_the_claim_of_preference_tuning_has_its_figures_in_rows(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    folder = tmp_path / "store" / "preference_tuning" / ("7" * 16)
+    shutil.copytree(folders["rlhf"], folder)
+    replace(Manifest.read(folder), stage="preference_tuning", step="dpo", fingerprint="7" * 16).write(folder)
+    measured = {"win_rate": (0.6, 0.55, 0.65), "margin": (1.0, 0.5, 1.5), "chosen_rise": (0.1, 0.05, 0.2)}
+    bounds = {
+        f"{name}{end}": value
+        for name, values in measured.items()
+        for end, value in zip(("", "_low", "_high"), values, strict=True)
+    }
+    with_figures(folder, **bounds)
+    (claim,) = [
+        claim for claim in claims(PipelineResults({**folders, "dpo": folder})) if claim.about == "preference_tuning"
+    ]
+    rows = {row.label: (row.value, row.interval) for row in claim.evidence}
+    assert rows["pairs whose chosen answer gained more"] == ("60.0 %", "55.0 to 65.0 %")
+    assert rows["margin, nats per answer"] == ("+1.00", "0.50 to 1.50")
+
+
 def test_scores_are_shown_with_those_of_an_untrained_model(tmp_path: Path) -> None:
     folders = write_pipeline(tmp_path / "store")
     for model in ("base", "sft", "rlhf"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from infra.errors import Cancelled, StageError
 from infra.run import Run
 from tests.evaluation.conftest import make_model
-from tests.support.command import Answer, stemma, write_config
 from tests.support.ranked import train_in_ranks
 from training.chat.base import Chat
 from training.checkpoint.export import export
@@ -106,9 +104,9 @@ def test_two_ranks_sample_and_learn_what_one_process_does(
     for count in (1, 2):
         launch = {"sharding": sharding, "threads": 1, "device": "cpu"}
         train_in_ranks("distill", count, keys, inputs, tmp_path / f"of_{count}", launch=launch)
-    one, two = (weights(tmp_path / f"of_{count}") for count in (1, 2))
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
+    alone, together = (weights(tmp_path / f"of_{count}") for count in (1, 2))
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_prompt_is_what_precedes_the_labels(base_dir: Path) -> None:
@@ -124,47 +122,3 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_training(
     with pytest.raises(StageError, match=r"expected a vocabulary of 320.*, not 400"):
         distill(DistillConfig.model_validate(SETTINGS), other, tmp_path / "out", run)
     assert not journal.metric("train/loss")
-
-
-@pytest.fixture
-def run_command(env: dict[str, str]) -> Callable[..., Answer]:
-    """`run_command("check", config, …)`: the real command."""
-    return lambda *arguments: stemma(*arguments, env=env)
-
-
-def _config(folder: Path, teacher: Path, student: Path) -> dict[str, Any]:
-    rows = [{"prompt": f"Say {n}.", "response": f"It is {n}."} for n in range(24)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = {"kind": "files", "paths": [str(folder / "pairs.jsonl")]}
-    given = {"model": "base_model", "teacher": "teacher", "instructions": "instructions"}
-    small = {name: value for name, value in SETTINGS.items() if name != "evaluate_pairs"}
-    return {
-        "name": "distilled",
-        "base_model": {"path": str(student)},
-        "instructions": {"read": [source], "heldout_share": 0.3},
-        "steps": {
-            "teacher": {"uses": "base_model", "path": str(teacher)},
-            "small": {"uses": "distill", "inputs": given, **small},
-        },
-    }
-
-
-def test_a_step_distils_and_the_report_shows_it(run_command: Callable[..., Answer], tmp_path: Path) -> None:
-    models = [make_model(tmp_path / name, seed=seed) for seed, name in enumerate(("teacher", "student"))]
-    config = write_config(tmp_path / "config.yaml", _config(tmp_path, *models))
-    answer = run_command("run", config, "--root", tmp_path / "store", "--until", "small,report")
-    assert answer.code == 0, answer.document["errors"]
-    measured = json.loads((Path(answer.rows()["measure_small"]["path"]) / "manifest.json").read_text())
-    assert measured["result"]["figures"]["divergence_fall_low"] > 0
-    page = (Path(answer.rows()["report"]["path"]) / "report.html").read_text()
-    assert "Held-out divergence" in page and "came closer to its teacher" in page
-
-
-def test_check_refuses_a_teacher_of_another_vocabulary_by_name(
-    run_command: Callable[..., Answer], base_dir: Path, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path / "config.yaml", _config(tmp_path, make_model(tmp_path / "other", 1), base_dir))
-    answer = run_command("check", config, "--root", tmp_path / "store")
-    (error,) = answer.document["errors"]
-    assert answer.code == 2 and (error["code"], error["path"]) == ("other_vocabulary", "steps.small.inputs.teacher")
-    assert "entries of that of teacher differ" in error["message"]

@@ -56,7 +56,7 @@ def tuned(base: Path, instructions: Path, out: Path, **changes: Any) -> Artifact
 
 
 def in_this_process(program: Path, *arguments: str) -> tuple[dict[str, Any], Any]:
-    """What `run_elsewhere` returns, without the imports of a new process."""
+    """The result of `run_elsewhere`, without the imports of a new process."""
     try_snippets = runpy.run_path(str(program))["try_snippets"]
     findings: dict[str, Any] = {}
     with TemporaryDirectory() as folder, contextlib.chdir(folder):
