@@ -66,9 +66,9 @@ def make_store(root: Path, artifacts: int) -> None:
 def milliseconds(client: TestClient, path: str) -> list[float]:
     taken = []
     for _ in range(ROUNDS):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         assert client.get(path).status_code == 200
-        taken.append(1000 * (time.perf_counter() - begun))
+        taken.append(1000 * (time.perf_counter() - started_at))
     return taken
 
 
@@ -85,10 +85,10 @@ def main() -> None:
         measured = {path: milliseconds(client, path) for path in ("/", "/models", "/model/rlhf")}
     curves = Curves(Path("none.jsonl"))
     curves.points["loss"] = [(float(step), 3.0 + 1.0 / (1 + step)) for step in range(options.points)]
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     points = curves.between("loss", -inf, inf)
     chart = line_chart("loss", [Line("loss", smoothed(points, 100.0), "train")], x_label="batch", y_label="")
-    drawn_ms = 1000 * (time.perf_counter() - begun)
+    drawn_ms = 1000 * (time.perf_counter() - started_at)
     rows = {
         path: {
             "first_ms": round(taken[0], 1),
