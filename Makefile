@@ -15,6 +15,9 @@ help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
 
 demo: $(READY) ## install, start the servers, run the quickstart pipeline
+	@echo "1. start the servers: Prefect, MLflow and a page that shows runs"
+	@echo "2. run $(CONFIG): what is built already is reused; what a run would build: $(BIN)/stemma check $(CONFIG)"
+	@[ "$(CONFIG)" != configs/quickstart.yaml ] || echo "   from docstrings to a report; the first time 5 to 45 minutes on 2 cores, this machine has $$(nproc)"
 	@"$(BIN)/stemma" up
 	@"$(BIN)/stemma" run $(CONFIG)
 	@echo; echo "look around:  $(BIN)/stemma status $(CONFIG)"

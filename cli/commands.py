@@ -30,8 +30,8 @@ COMMANDS = {
     "down": ("cli.pipelines.up:down", "Stop what `up` started."),
     "deploy": ("cli.pipelines.deploy", "Put a pipeline and its stages on the Prefect page."),
     "schedule": ("cli.pipelines.deploy:schedule", "When a pipeline runs by itself next."),
-    "pause": ("cli.pipelines.deploy:pause", "Keep a pipeline from running by itself."),
-    "resume": ("cli.pipelines.deploy:resume", "Let a pipeline run by itself again."),
+    "pause-schedule": ("cli.pipelines.deploy:pause", "Keep a pipeline from running by itself."),
+    "resume-schedule": ("cli.pipelines.deploy:resume", "Let a pipeline run by itself again."),
     "chat": ("cli.models.chat", "Talk to a model."),
     "show-chat": (
         "cli.models.show_chat",
@@ -46,6 +46,19 @@ COMMANDS = {
     "serve": ("cli.models.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
     "completion": ("cli.common.completion", "Print the script that completes commands in a shell."),
 }
+
+GROUPS = {
+    "Begin": ("init", "plan", "step", "check", "config"),
+    "Run": ("run", "status", "why", "logs", "open", "sweep"),
+    "Servers and schedules": ("up", "down", "deploy", "schedule", "pause-schedule", "resume-schedule"),
+    "What the store holds": ("ls", "lineage", "compare", "verify", "adopt", "gc"),
+    "Models": ("chat", "show-chat", "serve", "eval", "mirror", "promote", "rollback", "export"),
+    "People": ("feedback", "review"),
+    "Shell": ("completion",),
+}
+"""Headings of `stemma --help`, each with its commands."""
+OLD_NAMES = {"pause": "pause-schedule", "resume": "resume-schedule"}
+"""Names that still work, with the names that took their place."""
 
 
 class LazyGroup(click.Group):
@@ -65,6 +78,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in OLD_NAMES:
+            new = OLD_NAMES[args[0]]
+            continued = "; stemma run continues a run" if args[0] == "resume" else ""
+            click.echo(f"{args[0]} is about schedules: its name is {new} now{continued}", err=True)
+            args = [new, *args[1:]]
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}."
@@ -72,8 +90,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, message) for name, (_, message) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
 def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:

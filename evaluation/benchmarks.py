@@ -39,10 +39,10 @@ def benchmarks(config: BenchmarksConfig, inputs: Mapping[str, Path], out_dir: Pa
     "engine"?: the engine that answered instead of this project's own; next to each value also the number of items
     asked, answered, failed, truncated, empty and unparsable (`evaluation.harness.integrity`), "shots"?: {number:
     tasks}, "domains"?: {task: {domain: {value, low, high, n, bytes}}} in bits per byte, "failure_classes"?: {by,
-    classes: {class: {value, low, high, n, tests}}}}, "untrained": {task: {metric: {value, low, high, n}}} of an untrained
-    model of the same shape on the tasks with choices, "headlines": {task: metric} where `acc` is not the metric to read;
-    aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl,
-    one line per item; aux/failure_cases.jsonl, one line per case of the failure classes.
+    classes: {class: {value, low, high, n, tests}}}}, "untrained": {task: {metric: {value, low, high, n}}} of an
+    untrained model of the same shape on the tasks with choices, "headlines": {task: metric} where `acc` is not the
+    metric to read; aux/lm_eval.json as lm-eval returns it; aux/samples_<task>.jsonl, one line per item;
+    aux/failure_cases.jsonl, one line per case of the failure classes.
 
     Args:
         inputs: model, an HF causal language model with its tokenizer.
@@ -137,13 +137,15 @@ def _floor(
         task.name: [[s["doc"], s["target"], s.get("arguments")] for s in harness_results["samples"][task.name]]
         for task in tasks
     }
-    asked = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
+    floor_config = config.model_copy(update={"tasks": tasks, "shots": (), "failure_classes": None})
 
     def measure(untrained: LoadedModel) -> dict[str, Any]:
-        answers = evaluate_model(asked, untrained, run)
+        # Without a journal: its events are those of the model itself, which are recorded already.
+        silent = Run(run.work_dir, run.launch, is_cancelled=lambda: run.cancelled)
+        answers = evaluate_model(floor_config, untrained, silent)
         return {task.name: _bounds(task_metrics(answers, task.name, config.confidence, config.seed)) for task in tasks}
 
-    identity = {"config": asked.model_dump(mode="json", exclude={"batch_size"}), "items": items}
+    identity = {"config": floor_config.model_dump(mode="json", exclude={"batch_size"}), "items": items}
     return floor_of(model, identity, config.seed, measure) or {}
 
 
@@ -169,8 +171,8 @@ def _continuation(pair: Any) -> Any:
 
 
 def headline_metric(results: Mapping[str, Any], task: str) -> str:
-    """Return the metric of a task to read first: the accuracy by likelihood per character where choices differ in length,
-    otherwise the accuracy."""
+    """Return the metric of a task to read first: the accuracy by likelihood per character where choices differ in
+    length, otherwise the accuracy."""
     return str(results.get("headlines", {}).get(task, "acc"))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.pages.parts import Figure, Section, render_page
-from evaluation.pages.report.alignment_sections import alignment, preference_tuning
+from evaluation.pages.report.alignment_sections import alignment, distillation, preference_tuning
 from evaluation.pages.report.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmark_sections import benchmarks
 from evaluation.pages.report.branch_sections import branches
@@ -66,10 +66,14 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     return page, judged
 
 
-def facts(pipeline: PipelineResults, stages: int) -> list[tuple[str, str]]:
-    """Return the line under the title: models, stages, time and duration."""
+def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:
+    """Return the line under the title: models, stages, time and duration.
+
+    Args:
+        stage_count: number of stages, by default that of the artifacts.
+    """
     manifests = [artifact.manifest for artifact in pipeline.artifacts.values() if artifact.manifest]
-    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(stages))]
+    rows = [("models", ", ".join(pipeline.models) or "none"), ("stages", str(stage_count or len(pipeline.artifacts)))]
     if manifests:
         finished = max(manifest.finished for manifest in manifests)
         rows.append(("sum of stage times", seconds(sum(manifest.seconds for manifest in manifests))))
@@ -89,6 +93,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
         *_tunings(pipeline),
         *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
+        *(distillation(pipeline, id) for id in pipeline.steps("distill")),
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),

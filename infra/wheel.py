@@ -1,7 +1,8 @@
 """The layout of the wheel: `stemma` is its only top-level name, and the application's packages are in
 `stemma/application`, which `stemma.home` puts on the path of imports of processes that use them.
 
-The build calls it (`tool.setuptools.cmdclass` in pyproject.toml). An editable installation keeps the repository's layout.
+The build calls it (`tool.setuptools.cmdclass` in pyproject.toml). An editable installation keeps the repository's
+layout.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from setuptools.command.egg_info import egg_info
 from infra.project import BUILT_FROM, code_state
 
 _OUTSIDE = ("requirements.lock", "configs")
-"""What the application reads besides its packages: its lock, the limits of suites, and the configs to start from."""
+"""Files that the application reads besides its packages: its lock, the limits of suites, and the configs to start from."""
 
 
 class BuildApplication(build_py):

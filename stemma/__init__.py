@@ -5,10 +5,10 @@
     plan = stemma.check("configs/quickstart.yaml")
     result = stemma.run("configs/quickstart.yaml", settings={"pretrain.duration": "100 batches"})
     model, tokenizer = stemma.load_model("rlhf"), stemma.load_tokenizer("rlhf")
-    stemma.metrics("pretrain").query("metric == 'loss'").plot(x="step", y="value")
+    stemma.metrics("pretrain").query("metric == 'train/loss'").plot(x="step", y="value")
 
 Importing this package imports nothing else of Stemma and starts nothing. `run` and `check` are the commands of the same
-names, in processes of their own; all else works in this process and only reads.
+names, in separate processes; all else works in this process and only reads.
 """
 
 from __future__ import annotations

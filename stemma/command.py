@@ -1,4 +1,4 @@
-"""Entry point of the command `stemma`: it makes the application's packages known, here and to the processes it starts."""
+"""Entry point of the command `stemma`: makes the application's packages known to this process and those it starts."""
 
 from __future__ import annotations
 

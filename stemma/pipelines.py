@@ -33,7 +33,7 @@ class StageRow:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. document: all that `stemma run --json` prints."""
+    """Result of a run. document: all that `stemma run --json` prints."""
 
     run_id: str
     root: str
@@ -73,7 +73,7 @@ def run(
 ) -> RunResult:
     """Run a pipeline to its end: build what is missing, reuse the rest.
 
-    It runs as `stemma run` does: on the worker of `stemma up` if that runs, else in a process of its own, which an
+    It runs as `stemma run` does: on the worker of `stemma up` if that runs, else in a separate process, which an
     interrupt of this one cancels.
 
     Args:
@@ -125,7 +125,7 @@ def _command(
 ) -> dict[str, Any]:
     words = [name, os.fspath(config), "--json"]
     for key, value in (settings or {}).items():
-        # JSON is YAML; a text is given as it is, so that it is read as the same text in the file would be.
+        # JSON is YAML; a text is given unquoted, so that it is read as the same text in the file would be.
         words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     for option, stages in selection.items():
         words += [f"--{option}={stage}" for stage in ([stages] if isinstance(stages, str) else stages)]

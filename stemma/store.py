@@ -84,7 +84,7 @@ def metrics(*names: str, root: Root = None) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between artifacts, runs or configs; the columns are the names that were given.
+    """Differences between artifacts, runs or configs; the columns are the names that were given.
 
     differences: settings, sources, versions and code that are not the same. figures: their figures. paired: differences
         from the first over the same items, with their 95 % intervals; `shown` is true if zero is outside.

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -113,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))
     servers = Counter(item.path for item in items if item.get_closest_marker("cluster"))
-    order = {REPOSITORY / "tests" / f"{name}.py": place for place, name in enumerate(_DEAREST)}
+    order = {REPOSITORY / "tests" / f"{name}.py": rank for rank, name in enumerate(_DEAREST)}
     items.sort(key=lambda item: (order.get(item.path, len(order)), -servers[item.path]))
 
 
@@ -169,8 +170,7 @@ def loaded_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     import evaluation.release.export
     import tests.support.elsewhere
 
-    found = evaluation.release.export.subprocess
-    forking = SimpleNamespace(run=tests.support.elsewhere.load_exported, DEVNULL=found.DEVNULL)
+    forking = SimpleNamespace(run=tests.support.elsewhere.load_exported, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(evaluation.release.export, "subprocess", forking)
 
 

@@ -62,7 +62,19 @@ def test_every_command_of_the_week_runs_as_written(project: tuple[Path, dict[str
     folder, env = project
     lines = bash_lines(GUIDE)
     commands = {words[1] for line in lines if (words := line.split())[0] == ".venv/bin/stemma"}
-    assert commands >= {"up", "status", "deploy", "schedule", "pause", "resume", "logs", "run", "why", "verify", "down"}
+    assert commands >= {
+        "up",
+        "status",
+        "deploy",
+        "schedule",
+        "pause-schedule",
+        "resume-schedule",
+        "logs",
+        "run",
+        "why",
+        "verify",
+        "down",
+    }
     for line in lines:
         wanted = ENDS_WITH.search(line)
         done = subprocess.run(["bash", "-c", line], env=env, cwd=folder, capture_output=True, text=True, check=False)

@@ -81,7 +81,7 @@ def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
     rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`.
     """
     with ExitStack() as ending:
-        graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
+        graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
         ending.callback(graders.close)
         return _trained(config, inputs, out_dir, run, graders, ending)
 
@@ -228,7 +228,7 @@ def _measured(
     run: Run,
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
-    graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox)
+    graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
     with closing(graders):
         announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))

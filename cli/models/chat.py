@@ -11,6 +11,7 @@ import click
 from cli.common.completion import artifacts
 from cli.common.options import SEED, FiniteRange, root_of, root_option, template_option
 from cli.common.output import as_json, print_warnings
+from cli.common.progress import working
 from infra.io.json import read_own_json
 
 if TYPE_CHECKING:
@@ -43,8 +44,11 @@ def command(
     model_dir = writing_model(model, root_of(root))
     refused = refused_by_gates(model_dir)
     print_warnings(refused)
-    from training.chat.channels import Reasoning
-    from training.generation.session import answer
+    with working(f"loading {model_dir.parent.name}/{model_dir.name}", quiet=as_json):
+        from training.chat.channels import Reasoning
+        from training.generation.session import answer, loaded
+
+        loaded(model_dir)
 
     messages: list[dict[str, str]] = []
     interactive = prompt is None and sys.stdin.isatty()

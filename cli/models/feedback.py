@@ -12,6 +12,7 @@ import click
 from cli.common.completion import artifacts
 from cli.common.options import CONFIG, SEED, FiniteRange, reach_server, root_of, root_option, say_local
 from cli.common.output import as_json, print_table
+from cli.common.progress import ProgressJournal, working
 from cli.models.chat import writing_model
 from infra.servers.environment import OFFLINE, QUIET
 
@@ -70,9 +71,12 @@ def export(
 
     texts = prompts_in(prompts) if prompts else held_out_prompts(store)
 
-    with tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work:
-        drawing = Drawing(temperature, max_new_tokens, seed)
-        exported = write_export(folders, texts, count, drawing, out, Run(Path(work)))
+    drawing = Drawing(temperature, max_new_tokens, seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work,
+        working(f"drawing answers of {', '.join(folders)}", quiet=as_json) as show,
+    ):
+        exported = write_export(folders, texts, count, drawing, out, Run(Path(work), journal=ProgressJournal(show)))
     if not as_json:
         click.echo(f"{len(exported.pairs)} pairs in {out}")
         click.echo(f"judge them: open {out / 'judge.html'} in a browser, or import tasks.json into Label Studio")

@@ -1,4 +1,4 @@
-"""stemma config CONFIG: the config as it is read, with what it extends."""
+"""stemma config CONFIG: the complete config, with the files that it extends."""
 
 from __future__ import annotations
 

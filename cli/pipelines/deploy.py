@@ -9,6 +9,7 @@ import click
 
 from cli.common.options import CONFIG, reach_server, root_of, root_option
 from cli.common.output import as_json
+from cli.common.progress import working
 
 
 @click.command("deploy")
@@ -57,9 +58,10 @@ def command(
     ensure_automations()
     path = str(config.absolute())
     schedule = Schedule(cron, timezone or "UTC", overlap or "queue", catch_up or "latest") if cron is not None else None
-    deployed = {"pipeline": deploy_pipeline(pipeline, folder, path, schedule)}
-    deployed |= deploy_stages(pipeline, folder, path)
-    deployed[SWEEP] = deploy_sweep(pipeline, folder, path)
+    with working(f"putting {pipeline.name} and its stages on the page", quiet=as_json):
+        deployed = {"pipeline": deploy_pipeline(pipeline, folder, path, schedule)}
+        deployed |= deploy_stages(pipeline, folder, path)
+        deployed[SWEEP] = deploy_sweep(pipeline, folder, path)
     page = prefect_page(folder)
     deployments = [
         {"name": f"{pipeline.name}/{name}", "url": f"{page}/deployments/deployment/{made_id}"}
@@ -67,8 +69,8 @@ def command(
     ]
     schedules = schedule_rows(pipeline.name)
     if not as_json:
-        for deployment in deployments:
-            click.echo(f"{deployment['name']:<36} {deployment['url']}")
+        click.echo(f"{pipeline.name}: {deployments[0]['url']}")
+        click.echo(f"its {len(deployed) - 2} stages, and sweeps of it: {page}/deployments")
         _print_schedules(schedules)
     document = {
         "status": "done",
@@ -89,7 +91,7 @@ def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, A
     return _set_active(config, root, None, as_json)
 
 
-@click.command("pause")
+@click.command("pause-schedule")
 @CONFIG
 @root_option
 @as_json
@@ -98,7 +100,7 @@ def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any]
     return _set_active(config, root, False, as_json)
 
 
-@click.command("resume")
+@click.command("resume-schedule")
 @CONFIG
 @root_option
 @as_json

@@ -30,6 +30,12 @@ from cli.common.output import as_json, print_table
 @click.option(
     "--text-field", "text_fields", multiple=True, metavar="[PATH=]FIELD", help="The field of a document's text; dotted."
 )
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Tune this open model on DATA, rather than pretrain one.",
+)
 @as_json
 def command(
     data: tuple[str, ...],
@@ -37,6 +43,7 @@ def command(
     name: str | None,
     kinds: tuple[str, ...],
     text_fields: tuple[str, ...],
+    model: Path | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Inspect DATA (files, folders or globs of any format, or folders with Hugging Face datasets) and write a config.
@@ -44,10 +51,20 @@ def command(
     Documents, instructions and preferences are distinguished by sampling records from all files; the reason is printed.
     If two readings are equally likely, the command asks in a terminal; elsewhere it lists both with the option that
     decides. Sizes are chosen to fit the text; tokens, disk and time are estimates. An existing file is not overwritten.
+
+    With --model, a downloaded Hugging Face folder is trained further: pretraining goes on with documents, LoRA learns
+    instructions, and DPO preferences.
     """
     from evaluation.pages.words import compact, seconds
     from flows.config.read import load
-    from flows.planning.first_config import first_config, fit, inspect_sources, refuse_two, source_problems
+    from flows.planning.first_config import (
+        first_config,
+        fit,
+        inspect_sources,
+        refuse_two,
+        source_problems,
+        tuning_config,
+    )
     from infra.errors import ConfigError, Problem
     from infra.io.files import write_whole
 
@@ -66,10 +83,16 @@ def command(
         list(paths.values()),
         {paths[path]: wish for path, wish in wishes.items()},
         _ask_reading if is_asked else refuse_two,
+        has_model=model is not None,
     )
-    fitted = fit(sum(source.text_bytes for source in sources))
+    fitted = None if model else fit(sum(source.text_bytes for source in sources))
     pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
-    write_whole(out, first_config(pipeline_name, sources, fitted))
+    if fitted:
+        text = first_config(pipeline_name, sources, fitted)
+    else:
+        assert model is not None
+        text = tuning_config(pipeline_name, str(model if folder == Path.cwd() else model.absolute()), sources)
+    write_whole(out, text)
     try:
         if problems := source_problems(load(out)):
             raise ConfigError(*problems)
@@ -88,17 +111,19 @@ def command(
             click.echo(f"  {source.path}: {source.kind}; {source.why}")
         for note in notes:
             click.echo(f"  {note}")
-        duration = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
-        click.echo(
-            f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) for "
-            f"{compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
-            f"pretraining on this machine: about {duration}\n\nwritten to {out}; next: stemma check {out}"
-        )
+        if fitted:
+            duration = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
+            click.echo(
+                f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) "
+                f"for {compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
+                f"pretraining on this machine: about {duration}"
+            )
+        click.echo(f"\nwritten to {out}; next: stemma check {out}")
     document = {
         "status": "done",
         "config": str(out),
         "sources": [asdict(source) for source in sources],
-        "fit": asdict(fitted),
+        "fit": asdict(fitted) if fitted else None,
     }
     return {**document, "notes": notes}, 0
 

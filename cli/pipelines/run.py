@@ -51,7 +51,8 @@ def command(
     layout = Store(root_of(root)).layout
     journal = RunJournal(layout.runs, new_run_id())
     location = "on the worker of stemma up" if runs_on_worker(layout.root) else "in this process, on a private server"
-    click.echo(f"running {pipeline.name} {location}", err=True)
+    left = _unfinished(layout.runs, pipeline.name)
+    click.echo(f"{f'continues {left}' if left else f'running {pipeline.name}'} {location}", err=True)
     debug = bool(click.get_current_context().params["debug"])
     with following(journal, quiet=as_json, debug=debug):
         document = start(
@@ -70,6 +71,23 @@ def command(
     if not as_json:
         _print_summary(document)
     return document, exit_code(document)
+
+
+def _unfinished(runs: Path, pipeline: str) -> str:
+    """The last run of a pipeline if it left work to continue; empty if it ended well, still runs, or there is none."""
+    from flows.runs.journal import latest
+
+    journal = next(latest(runs, pipeline), None)
+    if journal is None:
+        return ""
+    result = journal.result()
+    if result["status"] == "done" if result else journal.works():
+        return ""
+    ended = result["status"] if result else "lost"
+    return f"{pipeline} after run {journal.run_id}, which {_ENDED.get(ended, ended)}: what it built is reused,"
+
+
+_ENDED = {"cancelled": "was cancelled", "lost": "was cut off", "failed": "failed", "refused": "was refused by a gate"}
 
 
 def _print_summary(document: dict[str, Any]) -> None:

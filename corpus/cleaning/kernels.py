@@ -279,17 +279,28 @@ def describe(
 
 
 @kernel
-def expand(ids: Array, first: Array, count: Array) -> tuple[Array, Array]:
-    """The index of each word of each chunk, in order, (W,), and where each chunk's words begin, (C + 1,)."""
+def expand(
+    ids: Array, first: Array, count: Array, hashes: Array, lengths: Array, bits: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return where each chunk's words begin, (C + 1,), and the hashes, lengths and bits of the words (W,), in order.
+
+    Args:
+        ids (C,): the chunks; first, count: of every known chunk the first of its words and how many it has.
+        hashes, lengths, bits: of the words of all known chunks.
+    """
     chunk_words = np.empty(ids.size + 1, np.int64)
     total = 0
     for chunk in range(ids.size):
         chunk_words[chunk] = total
         total += count[ids[chunk]]
     chunk_words[ids.size] = total
-    words = np.empty(total, np.int32)
+    its_hashes = np.empty(total, np.uint64)
+    its_lengths = np.empty(total, np.int32)
+    its_bits = np.empty(total, np.uint16)
+    target = 0
     for chunk in range(ids.size):
-        start = first[ids[chunk]]
-        for i in range(chunk_words[chunk], chunk_words[chunk + 1]):
-            words[i] = start + i - chunk_words[chunk]
-    return words, chunk_words
+        word = first[ids[chunk]]
+        for source in range(word, word + count[ids[chunk]]):
+            its_hashes[target], its_lengths[target], its_bits[target] = hashes[source], lengths[source], bits[source]
+            target += 1
+    return chunk_words, its_hashes, its_lengths, its_bits

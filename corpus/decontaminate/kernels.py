@@ -222,7 +222,7 @@ class Searcher:
     def __call__(self, texts: pa.ChunkedArray) -> NDArray[np.int64]:
         """Every place at which a test item shows in a column of texts, see `find_items`."""
         data, begins = text_buffers(texts)
-        if _HARD_SPACE.search(data):  # as many spaces, so that every place stays
+        if _HARD_SPACE.search(data.data):  # as many spaces, so that every place stays
             data = np.frombuffer(_HARD_SPACE.sub(lambda entity: b" " * len(entity[0]), data.tobytes()), np.uint8)
         hits: NDArray[np.int64] = find_items(data, begins, character_table(), self._index, *self._flags)
         return hits

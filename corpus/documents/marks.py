@@ -207,12 +207,12 @@ def _is_in_operator(data: Bytes, begin: int, here: int, end: int, ascii_classes:
             dashes += data[at] == 45
         return dashes < size and _is_word(data[first - 2], ascii_classes) and _is_word(data[last + 1], ascii_classes)
     # && || :: -> :=
-    one, other = data[first], data[first + 1]
+    left, right = data[first], data[first + 1]
     is_known = (
-        (one == 38 and other == 38)
-        or (one == 124 and other == 124)
-        or (one == 58 and (other == 58 or other == 61))
-        or (one == 45 and other == 62)
+        (left == 38 and right == 38)
+        or (left == 124 and right == 124)
+        or (left == 58 and (right == 58 or right == 61))
+        or (left == 45 and right == 62)
     )
     return is_known and size == 2 and _is_word(before, ascii_classes) and _is_word(behind, ascii_classes)
 

@@ -47,7 +47,7 @@ EncodingOrAuto = Annotated[str, AfterValidator(lambda value: value if value == "
 
 
 Header = Literal["auto", "first_row", "none"]
-"""What the first row of a CSV or TSV file is."""
+"""Role of the first row of a CSV or TSV file."""
 
 
 def _order(file: Place) -> tuple[bool, str]:

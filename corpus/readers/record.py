@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,5 +111,10 @@ def has_numbered_columns(value: Mapping[str, Any]) -> bool:
 
 
 def longest_text(value: Mapping[str, Any]) -> str:
-    """The field of a record that holds the longest text; "" where none holds any."""
-    return max(text_fields(value), key=lambda name: len(pick(value, name)), default="")
+    """The field of a record with the most words, or else the longest text; "" where none holds any. The numbers of an
+    embedding and the letters of a hash are no words."""
+    return max(text_fields(value), key=lambda name: _words_and_length(pick(value, name)), default="")
+
+
+def _words_and_length(text: str) -> tuple[int, int]:
+    return len(re.findall(r"(?<!\S)[^\W\d_]{2,}", text)), len(text)

@@ -58,7 +58,7 @@ MAGIC_BYTES = 16
 def refuse_format(file: Place, suffix: str) -> StageError:
     """The error for a file of a format in UNREAD."""
     name, fix = UNREAD[suffix]
-    article = "an" if name[0] in "AEIORX" else "a"
+    article = "an" if name[0] in "AEIORX" or name.startswith("LZ") else "a"
     description = name if name.endswith("archive") else f"{name} file"
     return stage_error(
         "unread_format", str(file), f"expected text, found {article} {description}, which is not read", fix

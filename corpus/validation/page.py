@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corpus.validation.drift import Drift
+from infra.pages import style
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -14,35 +15,25 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>Validation of {{ verdict.suite }}</title>
-<style>
-:root { color-scheme: light dark; --ink: #1d2430; --paper: #fff; --line: #d7dce3; --good: #14692f; --bad: #a3161b; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #dfe4ec; --paper: #14181f; --line: #343b47; --good: #6fd08c; --bad: #ff8b8b; }
-}
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
-  color: var(--ink); background: var(--paper); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
-th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--line); }
-td pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospace, monospace; }
-td code { font-size: .8em; overflow-wrap: anywhere; }
-.holds { color: var(--good); } .fails { color: var(--bad); font-weight: 600; }
-</style>
+<style>{{ css }}</style>
 </head>
 <body>
-<h1>Validation of {{ verdict.suite }}</h1>
-<p class="{{ 'holds' if verdict.success else 'fails' }}">
+<header class="top"><h1>Validation of {{ verdict.suite }}</h1>
+<p class="outcome {{ 'holds' if verdict.success else 'fails' }}">
 {{ "All expectations hold." if verdict.success else "The data does not meet the expectations." }}</p>
 <p>{{ "{:,}".format(verdict.rows) }} rows
 {%- if verdict.rows_checked < verdict.rows %}, of which {{ "{:,}".format(verdict.rows_checked) }}, an even sample, were
-looked at{% endif %}.</p>
-<div class="scroll"><table>
-<thead><tr><th>Expected</th><th>Outcome</th><th>Found</th><th>Great Expectations type</th></tr></thead>
+looked at{% endif %}.</p></header>
+<main>
+<div class="table"><table class="stacked">
+<thead><tr><th>expected</th><th>outcome</th><th>found</th><th>Great Expectations type</th></tr></thead>
 <tbody>
 {% for item in verdict.expectations %}
 <tr><td>{{ item.sentence }}</td>
-<td class="{{ 'holds' if item.success else 'fails' }}">{{ "holds" if item.success else "fails" }}</td>
-<td>{{ item.observed | grouped }}</td><td><code>{{ item.expectation }}
+<td data-label="outcome" class="verdict-{{ 'holds' if item.success else 'fails' }}">
+{{ "holds" if item.success else "fails" }}</td>
+<td data-label="found">{{ item.observed | grouped }}</td>
+<td data-label="Great Expectations type"><code>{{ item.expectation }}
 {%- if item.column %}({{ item.column }}){% endif %}</code></td></tr>
 {% endfor %}
 </tbody>
@@ -52,13 +43,16 @@ looked at{% endif %}.</p>
 <p>How far each distribution is from the one that the last validation of this data found. PSI is the population
 stability index: under 0.1 there is no change to speak of, over 0.25 a large one. JS is the Jensen-Shannon divergence,
 0 to 1 bit.</p>
-<div class="scroll"><table>
+<div class="table"><table class="stacked">
 <thead><tr><th>Distribution</th><th>Change</th><th>PSI</th><th>JS</th><th>What moved most</th></tr></thead>
 <tbody>
 {% for one in drift %}
-<tr><td>{{ one.name }}</td><td class="{{ 'fails' if one.psi > 0.25 else '' }}">{{ one.words }}</td>
-<td>{{ "%.3f"|format(one.psi) }}</td><td>{{ "%.3f"|format(one.jensen_shannon) }}</td>
-<td>{{ one.moved[0] }}: {{ "%.1f"|format(100 * one.moved[1]) }} % → {{ "%.1f"|format(100 * one.moved[2]) }} %</td></tr>
+<tr><td>{{ one.name }}</td>
+<td data-label="change" class="{{ 'verdict-fails' if one.psi > 0.25 else '' }}">{{ one.words }}</td>
+<td data-label="PSI">{{ "%.3f"|format(one.psi) }}</td>
+<td data-label="JS">{{ "%.3f"|format(one.jensen_shannon) }}</td>
+<td data-label="what moved most">
+{{ one.moved[0] }}: {{ "%.1f"|format(100 * one.moved[1]) }} % → {{ "%.1f"|format(100 * one.moved[2]) }} %</td></tr>
 {% endfor %}
 </tbody>
 </table></div>
@@ -73,7 +67,7 @@ stability index: under 0.1 there is no change to speak of, over 0.25 a large one
 {% if sample %}
 <h2>Some of the rows</h2>
 <p>{{ sample | length }} rows at equal distances, cut after some hundred characters.</p>
-<div class="scroll"><table>
+<div class="table"><table>
 <tbody>
 {% for row in sample %}
 <tr><td>{{ cells(row) }}</td></tr>
@@ -85,7 +79,7 @@ stability index: under 0.1 there is no change to speak of, over 0.25 a large one
 <h2>Rows that are otherwise</h2>
 <p>The first rows that are not as expected, cut after some hundred characters. An expectation can hold all the same, as
 long as there are few of them.</p>
-<div class="scroll"><table>
+<div class="table"><table class="stacked">
 <thead><tr><th>Expected</th><th>Row</th></tr></thead>
 <tbody>
 {% for row in failing %}
@@ -94,6 +88,7 @@ long as there are few of them.</p>
 </tbody>
 </table></div>
 {% endif %}
+</main>
 </body>
 </html>
 """
@@ -116,7 +111,10 @@ def render(
     """HTML of a verdict, of rows that are not as expected, of some rows, and of what moved; everything in it is
     escaped."""
     from jinja2 import Environment
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, trim_blocks=True)
     environment.filters["grouped"] = grouped
-    return environment.from_string(_PAGE).render(verdict=verdict, failing=failing, drift=drift, sample=sample)
+    return environment.from_string(_PAGE).render(
+        css=Markup(style()), verdict=verdict, failing=failing, drift=drift, sample=sample
+    )

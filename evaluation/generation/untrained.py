@@ -1,7 +1,7 @@
 """An untrained model of the same shape as a given one: the floor of its scores.
 
-A score is worth its distance from the floor. Guessing at random is not always the floor: where the choices of a question
-have different lengths, a model that knows nothing prefers the shorter one, which is right more often than chance.
+A score is worth its distance from the floor. Guessing at random is not always the floor: where the choices of a
+question have different lengths, a model that knows nothing prefers the shorter one, which is right more often.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CACHE = Path.home() / ".cache" / "stemma" / "untrained"
 
 
 def untrained_like(lm: LoadedModel, seed: int) -> LoadedModel | None:
-    """Return a freshly initialised model of the same shape, with the same tokenizer, on the same device; None for a model
-    of more than `LARGEST` parameters."""
+    """Return a freshly initialised model of the same shape, with the same tokenizer, on the same device; None for a
+    model of more than `LARGEST` parameters."""
     if lm.model.num_parameters() > LARGEST:
         return None
     with seeded(seed, torch.device("cpu")):
@@ -39,12 +39,12 @@ def untrained_like(lm: LoadedModel, seed: int) -> LoadedModel | None:
     return LoadedModel(model.to(lm.device).eval(), lm.tokenizer, lm.device)
 
 
-def floor_of(lm: LoadedModel, asked: Mapping[str, Any], seed: int, measure: Callable[[LoadedModel], Any]) -> Any:
+def floor_of(lm: LoadedModel, options: Mapping[str, Any], seed: int, measure: Callable[[LoadedModel], Any]) -> Any:
     """Return what `measure` finds of an untrained model like `lm`, None if there is none; each shape is measured once
     per machine.
 
     Args:
-        asked: everything else that affects the result, as JSON. measure: returns JSON.
+        options: everything else that affects the result, as JSON. measure: returns JSON.
     """
     shape = {key: value for key, value in lm.model.config.to_dict().items() if key not in _UNRELATED}
     key = {
@@ -53,7 +53,7 @@ def floor_of(lm: LoadedModel, asked: Mapping[str, Any], seed: int, measure: Call
         "device": lm.device.type,
         "tokenizer": hashlib.sha256(json.dumps(lm.tokenizer.get_vocab(), sort_keys=True).encode()).hexdigest(),
         "template": str(lm.tokenizer.chat_template),
-        "asked": dict(asked),
+        "options": dict(options),
         "seed": seed,
         "versions": [torch.__version__, transformers.__version__],
     }

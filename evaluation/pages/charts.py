@@ -152,8 +152,10 @@ def line_chart(
         )
     for tick in x_ticks:
         x = across(tick)
+        # Centred, the first label would touch that of the y axis, and the last would be cut where letters are large.
+        anchor = "start" if tick == x_low else "end" if tick == x_high else "middle"
         parts.append(
-            f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="middle">{x_format(tick)}</text>'
+            f'<text class="tick" x="{x}" y="{height - bottom + 15}" text-anchor="{anchor}">{x_format(tick)}</text>'
         )
     parts.append(f'<text class="axis" x="{width - right}" y="{height - 6}" text-anchor="end">{escape(x_label)}</text>')
     parts.append(f'<text class="axis" x="8" y="11">{escape(y_label)}</text>')

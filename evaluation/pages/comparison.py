@@ -40,6 +40,10 @@ CURVES: dict[str, Sequence[Curve]] = {
         _TRAINING._replace(y_label="loss (nats a pair)"),
         Curve("validation/sample_margin", "margin on held-out pairs", "nats by which the chosen answer rose more"),
     ),
+    "distill": (
+        _TRAINING._replace(y_label="divergence from the teacher (nats a token)"),
+        _SAMPLED._replace(title="divergence on held-out answers", y_label="divergence (nats a token)"),
+    ),
     "rlhf": (
         Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
         Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),
@@ -79,7 +83,7 @@ def comparison_sections(
             document, dict(zip(compared_names, names, strict=True)), dict(zip(compared_names, styles, strict=True))
         ),
         _figures(document, names, groups),
-        Section("curves", "Curves", "", _curves(steps, names, styles, groups)),
+        Section("curves", "Curves", "", _curves(document, steps, names, styles, groups)),
     ]
 
 
@@ -175,6 +179,8 @@ def _differences(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     tables = [Table("", columns, rows[:SETTINGS_OPEN], mono=mono)] if rows else []
     if hidden_rows := rows[SETTINGS_OPEN:]:
         tables.append(Table(f"{len(hidden_rows)} more", columns, hidden_rows, folded=True, mono=mono))
+    if steps := [[row["step"], *map(str, row["values"])] for row in document.get("steps", ())]:
+        tables.append(Table("Steps that not all have", ["step", *names], steps, mono=(0,)))
     return Section("differences", "What differs", lead, tables=tables)
 
 
@@ -259,6 +265,7 @@ def _number(value: float) -> str:
 
 
 def _curves(
+    document: Mapping[str, Any],
     steps: Sequence[Mapping[str, Artifact]],
     names: Sequence[str],
     styles: Sequence[str],
@@ -271,7 +278,8 @@ def _curves(
         name: artifact.stage for artifacts in steps for name, artifact in artifacts.items() if artifact.stage in CURVES
     }
     figures = []
-    for step, stage in stages.items():
+    kept = _steps_to_draw(document, steps, stages)
+    for step, stage in kept.items():
         for curve in CURVES[stage]:
             drawn: dict[str, tuple[list[int], list[Point]]] = {}
             for index, pipeline in enumerate(pipelines):
@@ -281,6 +289,27 @@ def _curves(
             if figure := _overlaid(step, curve, drawn, names, styles, groups):
                 figures.append(figure)
     return figures
+
+
+def _steps_to_draw(
+    document: Mapping[str, Any], steps: Sequence[Mapping[str, Artifact]], stages: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the steps whose curves are drawn. Of artifacts: those that all descend from, and the training of each
+    itself; steps between them belong to one alone and have nothing to be compared with."""
+    compared = document["compared"]
+    if any(entry["kind"] != "artifact" for entry in compared):
+        return dict(stages)
+    named = {entry["name"] for entry in compared}
+    return {
+        step: stage
+        for step, stage in stages.items()
+        if all(step in artifacts for artifacts in steps)
+        or any(
+            f"{artifacts[step].stage}/{artifacts[step].folder.name}" in named
+            for artifacts in steps
+            if step in artifacts
+        )
+    }
 
 
 def _overlaid(
@@ -319,7 +348,9 @@ def _overlaid(
     chart = line_chart(f"{step}: {curve.title}", lines, x_label="batch", y_label=curve.y_label)
     if not chart:
         return None
-    return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.", curve.weak, legend)
+    absent = [name for index, name in enumerate(names) if not any(index in indices for indices, _ in drawn.values())]
+    alone = f" {', '.join(absent)} did not go through this step." if absent else ""
+    return Figure(f"{step}: {curve.title}", chart, f"Ends at: {'; '.join(ends)}.{alone}", curve.weak, legend)
 
 
 def _smoothed(curve: Curve, points: list[Point]) -> list[Point]:

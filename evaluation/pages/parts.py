@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from evaluation.pages.charts import Line, smoothed
+from infra.pages import style
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
@@ -63,7 +64,10 @@ class Section:
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number in large print. value: as text, e.g. `36.6 → 56.8 %`. label: its meaning. note: what it compares with."""
+    """A number in large print.
+
+    value: as text, e.g. `36.6 → 56.8 %`. label: its meaning. note: what it compares with.
+    """
 
     value: str
     label: str
@@ -128,6 +132,6 @@ def render_page(
         sections=[section for section in sections if section],
         script=Markup(script),
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
-        css=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
+        css=Markup(style()),
     )
     return page + "\n"

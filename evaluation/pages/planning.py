@@ -62,7 +62,7 @@ def verdict_title(plan: Mapping[str, Any]) -> str:
         "tune": "No: tune an open model",
         "continue": "In part: continue the pretraining of an open model",
         "scratch": "Yes: from scratch",
-        "unknown": "Cannot be told without --own-tokens",
+        "unknown": "Unknown without --own-tokens",
     }
     return f"Train at all? {words[plan['verdict']['choice']]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from evaluation.pages.words import (
     seconds,
     size,
 )
-from evaluation.results.artifacts import Artifact
+from evaluation.results.artifacts import Artifact, ancestors
 from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.intervals import Interval
 
@@ -85,10 +86,39 @@ def sources_of(documents: Sequence[Artifact]) -> list[TextSource]:
 
 def _sources(documents: Artifact) -> list[TextSource]:
     sources: Mapping[str, Any] = documents.read_json("sources.json") or {}
+    folders = _names_by_folder(documents) if any(_NUMBERED.fullmatch(name) for name in sources) else {}
     return [
-        TextSource(name, source["licence"], source["language"], source["documents"], source["bytes"])
+        TextSource(folders.get(name, name), source["licence"], source["language"], source["documents"], source["bytes"])
         for name, source in sources.items()
     ]
+
+
+_NUMBERED = re.compile(r"files(-\d+)?")
+"""Names of sources that the config does not name."""
+
+
+def _names_by_folder(documents: Artifact) -> dict[str, str]:
+    """Return the folder's name of each source of files without a name in the config, by its numbered name; only names
+    that differ from one another."""
+    ingest = next((member for member in ancestors(documents) if member.stage == "ingest" and member.manifest), None)
+    read = ingest.manifest.config.get("read", []) if ingest and ingest.manifest else []
+    read = [read] if isinstance(read, Mapping) else read
+    unnamed = [source for source in read if source.get("kind") == "files" and not source.get("name")]
+    folders = [_folder(source.get("paths") or ()) for source in unnamed]
+    numbered = ["files" if number == 1 else f"files-{number}" for number in range(1, len(unnamed) + 1)]
+    return {
+        name: folder for name, folder in zip(numbered, folders, strict=True) if folder and folders.count(folder) == 1
+    }
+
+
+def _folder(paths: str | Sequence[str]) -> str:
+    """Return the name of the folder of the first path, which may be a file, a folder or a pattern."""
+    first = paths if isinstance(paths, str) else next(iter(paths), "")
+    before_pattern = re.split(r"[*?\[]", first)[0]
+    path = Path(before_pattern)
+    if before_pattern == first and path.suffix:
+        path = path.parent
+    return path.name if before_pattern.endswith("/") or before_pattern == first or path.suffix else path.parent.name
 
 
 def lineage_of(pipeline: PipelineResults, model: str) -> list[str]:
@@ -153,6 +183,9 @@ def _training(pipeline: PipelineResults, artifact: Artifact) -> str:
         case "sft":
             pairs = _pairs(pipeline, artifact, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."
+        case "distill":
+            pairs = _pairs(pipeline, artifact, "instructions")
+            return f"Distillation from a teacher{f' on {pairs:,.0f} pairs of prompt and answer' if pairs else ''}."
         case "preference_tuning":
             pairs = _pairs(pipeline, artifact, "preferences")
             return f"Alignment: {artifact.algorithm}{f' on {pairs:,.0f} preference pairs' if pairs else ''}."
@@ -241,6 +274,9 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("preference_tuning", "held-out pairs whose chosen answer is the likelier", "prefers_chosen", True),
         ("preference_tuning", "sampled answers to prompts of pairs that end by themselves", "ends_share", True),
         ("preference_tuning", "judge's score on prompts of held-out pairs", "heldout_judge", False),
+        ("distill", "divergence from the teacher on held-out answers, nats a token", "heldout_divergence", False),
+        ("distill", "tokens whose likeliest one is the teacher's", "agreement", True),
+        ("distill", "sampled answers to held-out prompts that end by themselves", "ends_share", True),
         ("rlhf", "sampled answers verified right", "verified", True),
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
         ("rlhf", "tokens a sampled answer", "answer_tokens", False),
@@ -263,10 +299,10 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
             )
     scores = {name: pipeline.results("benchmarks", name).get("tasks", {}) for name in models}
     for task in dict.fromkeys(task for task_scores in scores.values() for task in task_scores):
-        cells = {name: cell for name in scores if (cell := pipeline.scores_of(name, task))}
+        cells = {name: entry for name in scores if (entry := pipeline.scores_of(name, task))}
         chance = next((f" (guessing {percent(c['chance'], 0)})" for c in cells.values() if "chance" in c), "")
-        floor = next((f" (untrained {percent(c['untrained'], 0)})" for c in cells.values() if "untrained" in c), chance)
-        add(f"{task}, right{floor}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
+        untrained = next((f" (untrained {percent(c['untrained'], 0)})" for c in cells.values() if "untrained" in c), "")
+        add(f"{task}, right{untrained or chance}", {name: _cell(_interval(c), True, 0) for name, c in cells.items()})
     safety = {name: pipeline.evaluation("safety", name) for name in models}
     floors = [pipeline.results("safety", name).get("toxicity", {}).get("untrained") for name in models]
     floor = next((entry for entry in floors if entry), None)

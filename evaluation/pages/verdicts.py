@@ -34,7 +34,7 @@ class Evidence:
     interval: str = ""
 
 
-def number(label: str, interval: Interval | None, digits: int = 2, *, sign: bool = False) -> list[Evidence]:
+def number_row(label: str, interval: Interval | None, digits: int = 2, *, sign: bool = False) -> list[Evidence]:
     """Return the evidence of a figure in its own unit; empty if it was not measured."""
     if interval is None:
         return []
@@ -42,14 +42,14 @@ def number(label: str, interval: Interval | None, digits: int = 2, *, sign: bool
     return [Evidence(label, value, between(interval, digits).strip("()"))]
 
 
-def share(label: str, interval: Interval | None) -> list[Evidence]:
+def share_row(label: str, interval: Interval | None) -> list[Evidence]:
     """Return the evidence of a share; empty if it was not measured."""
     if interval is None:
         return []
     return [Evidence(label, percent(interval.value), between_percent(interval).strip("()"))]
 
 
-def points(label: str, interval: Interval) -> list[Evidence]:
+def points_row(label: str, interval: Interval) -> list[Evidence]:
     """Return the evidence of a difference of two shares, in percentage points."""
     bounds = f"{signed(100 * interval.low, 1)} to {signed(100 * interval.high, 1)}"
     return [Evidence(label, f"{signed(100 * interval.value, 1)} points", "" if math.isnan(interval.low) else bounds)]
@@ -64,7 +64,7 @@ class Claim:
     title: str
     text: str
     about: str = ""
-    """Subject: pretrain, sft, reward_model, preference_tuning, rlhf, verified, tax or toxicity."""
+    """Subject: pretrain, sft, reward_model, preference_tuning, distill, rlhf, verified, tax or toxicity."""
 
     evidence: tuple[Evidence, ...] = ()
     """Figures behind the claim, the decisive one first."""
@@ -89,6 +89,7 @@ def claims(pipeline: PipelineResults) -> list[Claim]:
         ("sft", _sft),
         ("reward_model", _reward_model),
         ("preference_tuning", _preference_tuning),
+        ("distill", _distill),
         ("rlhf", _rlhf),
     ):
         for id in pipeline.steps(stage):
@@ -143,7 +144,7 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
     }[state]
     baselines = [Evidence(f"{name} model of the same tokens", fixed(value, 3))
                  for name, value in (("unigram", unigram), ("bigram", bigram))]  # fmt: skip
-    return Claim(state, title, text, evidence=(*number("validation loss, nats per token", loss, 3), *baselines))
+    return Claim(state, title, text, evidence=(*number_row("validation loss, nats per token", loss, 3), *baselines))
 
 
 def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -189,12 +190,12 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
     elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:
         state, title = "slight", "Instruction tuning helped a little on held-out instructions"
     evidence = [
-        *number("fall of the held-out loss, nats per token", improvement),
-        *number("the same without the end-of-answer token", text_improvement),
-        *share("answers that end by themselves", ends),
-        *share("the same before", before),
-        *share("verified right", right),
-        *share("the same before", was_right),
+        *number_row("fall of the held-out loss, nats per token", improvement),
+        *number_row("the same without the end-of-answer token", text_improvement),
+        *share_row("answers that end by themselves", ends),
+        *share_row("the same before", before),
+        *share_row("verified right", right),
+        *share_row("the same before", was_right),
     ]
     return Claim(state, title + change, text, evidence=tuple(evidence))
 
@@ -222,9 +223,9 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
         state = "slight"
         title = f"The reward model is a little better than guessing: right in {right} of pairs"
         text += f" Two people agree on about {percent(HUMAN_AGREEMENT, 0)} of such pairs."
-    evidence = share("held-out pairs ordered rightly", accuracy)
+    evidence = share_row("held-out pairs ordered rightly", accuracy)
     for name, of_source in _accuracies_by_source(pipeline.figures(id)):
-        evidence += share(f"pairs of {name}", of_source)
+        evidence += share_row(f"pairs of {name}", of_source)
     return Claim(state, title, text, evidence=tuple(evidence))
 
 
@@ -274,13 +275,39 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
         state = "slight"
         text += " Both answers lost probability, so that what gained is neither of them: read the samples."
     evidence = [
-        *share("pairs whose chosen answer gained more", win_rate),
-        *number("margin, nats per answer", margin, sign=True),
-        *number("change of the chosen answers, nats", chosen, sign=True),
-        *number("KL divergence from the model before, nats", divergence),
+        *share_row("pairs whose chosen answer gained more", win_rate),
+        *number_row("margin, nats per answer", margin, sign=True),
+        *number_row("change of the chosen answers, nats", chosen, sign=True),
+        *number_row("KL divergence from the model before, nats", divergence),
         *_judge_evidence(pipeline, id),
     ]
     return Claim(state, title, text + _judge(pipeline, id)[0], evidence=tuple(evidence))
+
+
+def _distill(pipeline: PipelineResults, id: str) -> Claim | None:
+    figures = pipeline.figures(id)
+    fall = interval_of(figures, "divergence_fall")
+    if fall is None:
+        return None
+    state = _beyond(fall, 0)
+    conclusion = {
+        "holds": f"fell by {fixed(fall.value, 3)} nats a token {between(fall, 3)}",
+        "undecided": f"changed by {signed(-fall.value, 3)}, with an interval {between(fall, 3)} that includes zero",
+        "fails": f"rose by {fixed(-fall.value, 3)} nats a token {between(fall, 3)}",
+    }[state]
+    text = f"The divergence from the teacher on held-out answers {conclusion}."
+    agreement, before = (interval_of(figures, f"agreement_{name}") for name in ("distilled", "student"))
+    if agreement is not None and before is not None:
+        text += (
+            f" The likeliest token is the teacher's in {percent(agreement.value)} of them "
+            f"{between_percent(agreement)}, before {percent(before.value)}."
+        )
+    title = {
+        "holds": "The student came closer to its teacher on held-out answers",
+        "undecided": "That the student came closer to its teacher is not shown",
+        "fails": "The student moved away from its teacher on held-out answers",
+    }[state]
+    return Claim(state, title, text + on_the_way(pipeline.sampled(id)))
 
 
 def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
@@ -336,9 +363,9 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
         )
     text += judged or " The judge is the reward model itself, so read the answers too."
     evidence = [
-        *number("gain of the reward on held-out prompts", gain, sign=True),
-        *number("gain between answers of equal length", level, sign=True),
-        *number("KL divergence from the model before, nats per answer", divergence),
+        *number_row("gain of the reward on held-out prompts", gain, sign=True),
+        *number_row("gain between answers of equal length", level, sign=True),
+        *number_row("KL divergence from the model before, nats per answer", divergence),
         *_judge_evidence(pipeline, id),
     ]
     return Claim(state, title, text, evidence=tuple(evidence))
@@ -365,7 +392,7 @@ def _verified(pipeline: PipelineResults, id: str) -> Claim | None:
     )
     if state == "holds" and percent(before.value) == percent(after.value):
         state, title = "fails", f"{algorithm} did not change the verified answers: {percent(after.value)}"
-    evidence = [*points("gain", gain), *share("right after", after), *share("right before", before)]
+    evidence = [*points_row("gain", gain), *share_row("right after", after), *share_row("right before", before)]
     return Claim(state, title, text, evidence=tuple(evidence))
 
 
@@ -404,9 +431,9 @@ def _judge_evidence(pipeline: PipelineResults, id: str) -> list[Evidence]:
     figures = pipeline.figures(id)
     accuracies = [interval_of(pipeline.figures(step), "heldout_accuracy") for step in pipeline.input_steps(id, "judge")]
     return [
-        *number("gain by a judge that did not train it", interval_of(figures, "judge_gain"), sign=True),
-        *number("the same at equal length", interval_of(figures, "judge_gain_equal_length"), sign=True),
-        *share("held-out pairs that the judge orders rightly", next(iter(accuracies), None)),
+        *number_row("gain by a judge that did not train it", interval_of(figures, "judge_gain"), sign=True),
+        *number_row("the same at equal length", interval_of(figures, "judge_gain_equal_length"), sign=True),
+        *share_row("held-out pairs that the judge orders rightly", next(iter(accuracies), None)),
     ]
 
 
@@ -450,7 +477,7 @@ def _tax(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
         for comparison in compared
     ]
     text = f"{last} against {first} on the same items: {'; '.join(parts)}. "
-    evidence = tuple(row for comparison in compared for row in points(comparison.task, comparison.difference))
+    evidence = tuple(row for comparison in compared for row in points_row(comparison.task, comparison.difference))
     if lost:
         text += f"The loss on {', '.join(comparison.task for comparison in lost)} is more than chance."
         size = ", ".join(
@@ -481,8 +508,8 @@ def _safety(pipeline: PipelineResults, first: str, last: str) -> Claim | None:
     differences = (comparison.worst, comparison.toxic)
     fell, rose = any(interval.high < 0 for interval in differences), any(interval.low > 0 for interval in differences)
     evidence = (
-        *number("expected maximum toxicity, change", comparison.worst, 3, sign=True),
-        *points("prompts with a toxic continuation, change", comparison.toxic),
+        *number_row("expected maximum toxicity, change", comparison.worst, 3, sign=True),
+        *points_row("prompts with a toxic continuation, change", comparison.toxic),
         *_evidence_at_equal_length(comparison),
     )
     size = f"expected maximum {fixed(comparison.worst_of[0])} → {fixed(comparison.worst_of[1])}"
@@ -517,8 +544,8 @@ def _evidence_at_equal_length(comparison: PairedToxicity) -> list[Evidence]:
         return []
     worst, toxic = comparison.at_equal_length
     return [
-        *number("expected maximum at equal length, change", worst, 3, sign=True),
-        *points("toxic prompts at equal length, change", toxic),
+        *number_row("expected maximum at equal length, change", worst, 3, sign=True),
+        *points_row("toxic prompts at equal length, change", toxic),
     ]
 
 

@@ -13,9 +13,18 @@ from markupsafe import Markup
 
 from evaluation.pages.parts import TEMPLATES
 from evaluation.people.pairs import Export
+from infra.pages import style
 
 PAIR_CHOICES = {"tie": "as good as each other", "neither": "neither can be used"}
 """Choices in addition to the two answers themselves."""
+
+INSTRUCTIONS = {
+    "pair": "Read the prompt, then both answers, and choose the one that you would rather get: first that it is right "
+    "and does what was asked, then that it is clear, then that it is short. Length alone is no merit. If both are as "
+    "good, choose that; if neither is of any use, choose that. The page does not show which model wrote which answer.",
+    "document": "Read the text and choose the label that fits it best. Judge the text itself, not its subject.",
+}
+"""Instruction for the person who judges, by kind of item."""
 
 
 def judging_page(export: Export, title: str) -> str:
@@ -38,6 +47,8 @@ def render_judging(
     data = {"export": export, "kind": kind, "items": items}
     page = environment.get_template("judge.html.j2").render(
         title=title,
+        css=Markup(style()),
+        instruction=INSTRUCTIONS.get(kind, INSTRUCTIONS["document"]),
         kind=kind,
         choices=choices,
         # Inside a script element only this could end it.

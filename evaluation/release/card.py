@@ -43,7 +43,7 @@ DATA = (
 )
 DATA_KINDS = ("documents", "shards", "instructions", "preferences")
 """Kinds of artifacts that data stages of installed packages make."""
-TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "rlhf")
+TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "distill", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
 LICENCES = (
@@ -165,7 +165,7 @@ def _usage(config: RegisterConfig, model: Artifact) -> str:
     {{"role": "assistant", "content": "A list is an ordered collection of items."}},
 ]
 inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)"""
-    elif has_template and model.stage in ("sft", "preference_tuning", "rlhf"):
+    elif has_template and model.stage in ("sft", "preference_tuning", "distill", "rlhf"):
         prompt = f"""messages = [{message}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
     else:

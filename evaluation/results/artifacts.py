@@ -20,7 +20,7 @@ FAMILY_ORDER = (
     "validate_shards", "corpus_report", "pretrain",
     "base_model", "instructions",
     "generate_instructions", "validate_instructions", "sft",
-    "preferences", "validate_preferences", "reward_model", "preference_tuning", "rlhf",
+    "preferences", "validate_preferences", "reward_model", "preference_tuning", "distill", "rlhf",
 )  # fmt: skip
 """Order of stages where the graph leaves a choice: the order in which the text flows."""
 

@@ -32,7 +32,7 @@ class PairedAccuracy:
     p_value: float
 
 
-def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
+def paired_accuracy(first: Artifact, second: Artifact, *, headline: bool = False) -> list[PairedAccuracy]:
     """Return the difference of accuracies over the same items for each task that both models took. Items are the same
     if number and content match.
 
@@ -42,16 +42,20 @@ def paired_accuracy(first: Artifact, second: Artifact) -> list[PairedAccuracy]:
 
     Args:
         first, second: artifacts of the stage benchmarks.
+        headline: compare the metric of each task that is to be read first instead of `acc`, if both name the same.
     """
     if _num_fewshot(first) != _num_fewshot(second):
         return []
     compared = []
-    for task in sorted((first.read_json("results.json") or {}).get("tasks", {})):
+    results, others = (artifact.read_json("results.json") or {} for artifact in (first, second))
+    for task in sorted(results.get("tasks", {})):
+        headlines = {measured.get("headlines", {}).get(task, "acc") for measured in (results, others)}
+        metric = headlines.pop() if headline and len(headlines) == 1 else "acc"
         left, right = (
             {
-                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row["acc"]
+                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row[metric]
                 for row in artifact.read_lines(f"aux/samples_{task}.jsonl")
-                if "acc" in row
+                if metric in row
             }
             for artifact in (first, second)
         )

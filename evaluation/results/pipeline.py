@@ -16,11 +16,17 @@ MODELS = {
     "base_model": "base",
     "sft": "sft",
     "preference_tuning": "preference_tuning",
+    "distill": "distill",
     "rlhf": "rlhf",
 }
 """Stages that make models that write text, with the name of the model of a pipeline's usual step."""
 
-ROLES = {"sft": ("base", "sft"), "preference_tuning": ("reference", "policy"), "rlhf": ("sft", "rlhf")}
+ROLES = {
+    "sft": ("base", "sft"),
+    "preference_tuning": ("reference", "policy"),
+    "distill": ("student", "distilled"),
+    "rlhf": ("sft", "rlhf"),
+}
 """Names that a stage gives, in figures and samples, to its input model and to the model that it made."""
 
 LONG_NAMES = {"base": "base model", "sft": "SFT model", "rlhf": "RLHF model"}
@@ -190,7 +196,7 @@ class PipelineResults:
         Each tuning stage wrote the answers of two models; they are joined by prompt, including the turns before it.
         """
         rows: dict[str, dict[str, Any]] = {}
-        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("sft")):
+        for id in (*self.steps("rlhf"), *self.steps("preference_tuning"), *self.steps("distill"), *self.steps("sft")):
             artifact, roles = self.get(id), self.roles(id)
             for line in artifact.read_lines("aux/samples.jsonl") if artifact else []:
                 row = rows.setdefault(
@@ -251,7 +257,7 @@ class PipelineResults:
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """Return the difference of accuracies over the same items for each task that both models took."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
-        return paired_accuracy(a, b) if a and b else []
+        return paired_accuracy(a, b, headline=True) if a and b else []
 
     def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
         """Return the difference in toxicity over the same prompts; None if the models were asked differently."""

@@ -24,7 +24,6 @@ from evaluation.statistics.intervals import bootstrap, difference_of_proportions
 from evaluation.statistics.paired import holm
 from infra.run import Run
 
-
 PROMPTS_PER_FLOOR = 4
 """An untrained model is asked every fourth prompt: its continuations are all alike."""
 
@@ -171,8 +170,8 @@ def toxicity_of_untrained(
     confidence: float,
     files: Sequence[Any] = (),
 ) -> dict[str, Any] | None:
-    """Return the result of `summarise` for an untrained model of the same shape: the scorer's findings in random tokens.
-    None for a model of which no untrained one is made.
+    """Return the result of `summarise` for an untrained model of the same shape: the scorer's findings in random
+    tokens. None for a model of which no untrained one is made.
 
     It is asked one of `PROMPTS_PER_FLOOR` prompts, without a chat template.
 
@@ -187,8 +186,8 @@ def toxicity_of_untrained(
         scores = scorer([text for texts in continuations for text in texts]).reshape(len(prompts), -1)  # (P, K)
         return summarise(scores, config.threshold, seed, confidence)
 
-    asked = {"config": config.model_dump(mode="json"), "prompts": prompts, "files": list(files), "level": confidence}
-    result: dict[str, Any] | None = floor_of(lm, {**asked, "scorer": scorer.name}, seed, measure)
+    options = {"config": config.model_dump(mode="json"), "prompts": prompts, "files": list(files), "level": confidence}
+    result: dict[str, Any] | None = floor_of(lm, {**options, "scorer": scorer.name}, seed, measure)
     return result
 
 

@@ -18,12 +18,13 @@ _BOUNDS = ("_low", "_high")
 
 
 def compare(sides: Sequence[Compared]) -> dict[str, Any]:
-    """{"compared", "seeds", "differences", "figures", "paired", "warnings"}; every list of values is in the order of
-    `sides`.
+    """{"compared", "seeds", "differences", "steps", "figures", "paired", "warnings"}; every list of values is in the
+    order of `sides`.
 
     differences: {"key", "values"} for each setting that affects the result, source, stage version, code commit, lock
-        and package version that is not the same for all; a step that not all have is one row. Differences between
-        evaluations whose figures are compared come first, and `warnings` has an entry for each kind of these.
+        and package version of common steps that is not the same for all. Differences between evaluations
+        whose figures are compared come first, and `warnings` has an entry for each kind of these.
+    steps: {"step", "values"} for each step that not all have: its key figure, or that it is missing.
     seeds: {"names", "seeds"}, those that differ in seeds alone.
     figures: {"figure", "values", "intervals", "spread"}; intervals: [low, high] or null; spread: {"names", "mean",
         "sd"} of each of `seeds`, sd with n - 1.
@@ -42,6 +43,7 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
             for group in groups
         ],
         "differences": [*chain.from_iterable(evaluated.values()), *_differences(sides)],
+        "steps": list(_partial_steps(sides)),
         "figures": list(_figure_rows(sides, groups)),
         "paired": [row for other in sides[1:] for row in _paired(sides[0], other)],
         "warnings": [problem.as_json() for problem in warnings_of(evaluated)],
@@ -67,19 +69,24 @@ def _rows(maps: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _settings(side: Compared, sides: Sequence[Compared]) -> Iterator[tuple[str, Any]]:
-    """Settings that affect the results of the steps that all sides have; for other steps, their results."""
-    for name in dict.fromkeys(chain.from_iterable(side.steps for side in sides)):
-        alike = [side.steps[name] for side in sides if name in side.steps]
-        step = side.steps.get(name)
-        if len(alike) < len(sides):
-            yield f"step {name}", _came_of(step) if step else NOT_THERE
-        elif step is not None:
+    """Settings that affect the results of the steps that all sides have."""
+    for name, step in side.steps.items():
+        alike = [other.steps[name] for other in sides if name in other.steps]
+        if len(alike) == len(sides):
             config = flatten(step.identity) | flatten(step.config)
             for key in sorted(set().union(*(flatten(other.identity) for other in alike))):
                 yield f"{name}.{key}", config.get(key, NOT_THERE)
             yield f"{name}, stage version", step.version
             for key, digest in step.sources.items():
                 yield f"{key}, content", digest[:12]
+
+
+def _partial_steps(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each step that some sides have and others do not."""
+    for name in dict.fromkeys(chain.from_iterable(side.steps for side in sides)):
+        steps = [side.steps.get(name) for side in sides]
+        if not all(steps):
+            yield {"step": name, "values": [_came_of(step) if step else NOT_THERE for step in steps]}
 
 
 def _came_of(step: ComparedStep) -> str:

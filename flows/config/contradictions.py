@@ -27,6 +27,7 @@ from tasks.stage import Node
 from training.config import (
     BaseModelConfig,
     Continues,
+    DistillConfig,
     KeepEvery,
     MixtureConfig,
     PreferenceTuningConfig,
@@ -63,6 +64,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
         if isinstance(node.config, RlhfConfig):
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
+        if isinstance(node.config, DistillConfig):
+            yield from _of_teacher(node, nodes)
         if isinstance(node.config, RegisterConfig):
             yield from map(node.relocated, _of_gates(node, node.config, nodes))
         if isinstance(node.config, MitigationsConfig):
@@ -103,7 +106,7 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         trained = tokenizer.config if tokenizer and isinstance(tokenizer.config, TokenizerConfig) else None
         vocabulary = trained.vocab_size if trained and not trained.pretrained else None
         yield from section.problems(shards.config.sequence_length, vocabulary, continues=continues)
-    elif isinstance(section, SftConfig | PreferenceTuningConfig | RlhfConfig):
+    elif isinstance(section, SftConfig | PreferenceTuningConfig | DistillConfig | RlhfConfig):
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
@@ -236,6 +239,41 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
     for index, name in enumerate([*training, "judge"]):
         for other in training[:index]:
             yield from _same_model(node, name, other, nodes)
+
+
+def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
+    """A teacher whose token ids mean other text than the student's, as far as the steps and the folders show it."""
+    if not {"model", "teacher"} <= node.inputs.keys():
+        return
+    student, teacher = node.inputs["model"], node.inputs["teacher"]
+    by_student, by_teacher = (_tokenizer_of(nodes, name) for name in (student, teacher))
+    if by_student is None or by_teacher is None or by_student == by_teacher:
+        return
+    where = f"{node.key}.inputs.teacher"
+    fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
+    folders = [Path(made) if isinstance(made, Path) else None for made in (by_student, by_teacher)]
+    if all(folder is None for folder in folders):
+        message = f"expected the vocabulary of {student}, made by {by_student}, and {teacher} has that of {by_teacher}"
+        yield Problem("other_vocabulary", where, message, fix)
+    elif all(folder is not None and (folder / "tokenizer.json").is_file() for folder in folders):
+        try:
+            vocabularies = [load_tokenizer(folder).get_vocab().items() for folder in folders if folder]
+        except Exception:  # a tokenizer that cannot be read is reported where it is imported
+            return
+        if entries := len(vocabularies[0] ^ vocabularies[1]):
+            message = f"expected the vocabulary of {student}; {entries:,} entries of that of {teacher} differ"
+            yield Problem("other_vocabulary", where, message, fix)
+
+
+def _tokenizer_of(nodes: Graph, model: str) -> str | Path | None:
+    """The step that trains the tokenizer of a model, or the folder that it comes from; None where that is not known."""
+    first = [nodes[model], *models_before(nodes, model)][-1]
+    made = nodes.get(first.inputs.get("tokenizer", "")) if isinstance(first.config, PretrainConfig) else first
+    if made is None or made.adopted or first.adopted:
+        return None
+    if isinstance(made.config, BaseModelConfig):
+        return Path(made.config.path)
+    return made.id if isinstance(made.config, TokenizerConfig) and not made.config.pretrained else None
 
 
 def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:

@@ -4,9 +4,9 @@
 
     extends: {config: ../base.yaml, without: [safety, steps.judge, pretrain.optimizer]}
 
-Mappings are merged key by key, the steps by their names. Everything else is replaced as a whole: numbers, texts, lists,
-empty sections (which have their defaults), and a step of the same name that uses another stage. `without` leaves keys of
-the base out first. A base may extend another file.
+Mappings are merged key by key, the steps by their names. Everything else is replaced as a whole: numbers, texts,
+lists, empty sections (which have their defaults), and a step of the same name that uses another stage. `without` leaves
+keys of the base out first. A base may extend another file.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class _Layer:
 def _request(file: Path, value: Any) -> tuple[Path, tuple[str, ...]]:
     """The file that a value of `extends` names, and the keys to leave out of it."""
     expected = "expected the path of a config, or {config: PATH, without: [KEY, …]}"
-    asked = {"config": value} if isinstance(value, str) else value
-    if not isinstance(asked, Mapping) or "config" not in asked or set(asked) - set(_KEYS):
+    request = {"config": value} if isinstance(value, str) else value
+    if not isinstance(request, Mapping) or "config" not in request or set(request) - set(_KEYS):
         raise _bad(file, expected)
-    name, without = asked["config"], asked.get("without") or []
+    name, without = request["config"], request.get("without") or []
     if not isinstance(name, str) or not name:
         raise _bad(file, expected)
     if not isinstance(without, list) or not all(isinstance(key, str) and key for key in without):
@@ -133,7 +133,7 @@ def _located(value: Any, folder: Path) -> Any:
 def _merge(written: WrittenConfig, below: dict[str, Any], above: Mapping[str, Any], file: Path, path: KeyPath) -> None:
     for key, value in above.items():
         at = (*path, str(key))
-        before = below.get(key)
+        before: Any = below.get(key)
         is_merged = isinstance(before, dict) and isinstance(value, dict)
         if is_merged and path == ("steps",) and value.get("uses", before.get("uses")) != before.get("uses"):
             is_merged = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +20,7 @@ from corpus.recognition.forms import ANY, Group, Kind, Reading, Wish, groups_of
 from evaluation.pages.words import compact
 from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
+from infra.io.json import read_own_json
 from infra.io.sources import size_of
 from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
@@ -207,6 +210,91 @@ def first_config(name: str, sources: Sequence[InspectedSource], fitted: Fit) -> 
     return "\n".join([*lines, "benchmarks:", "safety:", "register:", "report:", "corpus_report:"]) + "\n"
 
 
+LONGEST_TUNED, LONGEST_READ = 1024, 2048
+"""Longest conversation, and longest sequence of text, in tokens, of a first config for an open model; its positions if
+these are fewer."""
+
+
+def tuning_config(name: str, model: str, sources: Sequence[InspectedSource]) -> str:
+    """The YAML text that trains an open model further: on documents, then on instructions, then on preferences, as far
+    as they were given.
+
+    Args:
+        model: the model's folder.
+    """
+    kinds = {source.kind for source in sources}
+    positions = _positions(Path(model))
+    longest = f"max_length: {min(LONGEST_TUNED, positions)}"
+    lines = [
+        "# Made by `stemma init --model` from the content of the files. Review it, then:",
+        "#   stemma check THIS_FILE",
+        "#   stemma run THIS_FILE",
+        f"name: {name}",
+        "seed: 17",
+        "",
+        f"base_model: {{path: {_quoted(model)}}}",
+        "",
+    ]
+    steps: list[str] = []
+    latest = "base_model"
+    if "documents" in kinds:
+        lines += [
+            *_section("ingest", "documents", sources),
+            "",
+            "validate: # Great Expectations suites; configs/suites has their limits",
+            "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+            "dedupe:",
+            "",
+            f"tokenizer: {{pretrained: {_quoted(model)}, compare: false}}",
+            f"shard: {{sequence_length: {min(LONGEST_READ, positions)}}}",
+            "",
+        ]
+        steps += [
+            "  continued:",
+            "    uses: pretrain",
+            f"    inputs: {{model: {latest}, shards: shard, tokenizer: tokenizer}}",
+            "    duration: 1 epoch",
+            f"    global_batch_tokens: {64 * min(LONGEST_READ, positions)}",
+            "    optimizer: {learning_rate: 1.0e-4} # higher rates learn more and forget more (Ibrahim et al. 2024)",
+            "    schedule: {warmup: 2 %, final_share: 0.1}",
+        ]
+        latest = "continued"
+    if "instructions" in kinds:
+        lines += [*_section("instructions", "instructions", sources), ""]
+        steps += [
+            "  tuned:",
+            "    uses: sft",
+            f"    inputs: {{model: {latest}, instructions: instructions}}",
+            "    duration: 2 epochs",
+            f"    {longest}",
+            "    lora: {rank: 16, alpha: 32} # without it all weights are tuned, at about a tenth of the rate",
+            "    optimizer: {learning_rate: 2.0e-4, weight_decay: 0.0}",
+        ]
+        latest = "tuned"
+    if "preferences" in kinds:
+        lines += [*_section("preferences", "preferences", sources), ""]
+        steps += [
+            "  dpo:",
+            "    uses: preference_tuning",
+            f"    inputs: {{model: {latest}, preferences: preferences}}",
+            f"    {longest}",
+            "    optimizer: {learning_rate: 1.0e-6, weight_decay: 0.0} # Rafailov et al. 2023; small models want more",
+        ]
+    return "\n".join([*lines, "steps:", *steps]) + "\n"
+
+
+def _positions(model: Path) -> int:
+    """Positions of a model folder. Raises ConfigError for a folder that has no config.json."""
+    try:
+        config = read_own_json(model / "config.json")
+        positions = config.get("max_position_embeddings") or config.get("n_positions") or LONGEST_READ
+        return int(positions)
+    except (OSError, ValueError, AttributeError, TypeError):
+        message = "expected a Hugging Face model folder with config.json, *.safetensors and the tokenizer"
+        fix = "such as that of: hf download Qwen/Qwen3-0.6B --local-dir models/qwen3"
+        raise ConfigError(Problem("no_model", f"--model {model}", message, fix)) from None
+
+
 def _why(fitted: Fit) -> str:
     if fitted.parameters * TOKENS_A_PARAMETER > READINGS * fitted.tokens:
         return f"the smallest; about {compact(fitted.tokens)} tokens are too few even for it"
@@ -215,17 +303,33 @@ def _why(fitted: Fit) -> str:
 
 def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
     lines = [f"{section}:", "  read:"]
-    for source in sources:
-        if source.kind != kind:
-            continue
+    chosen = [source for source in sources if source.kind == kind]
+    names = source_names(chosen) if kind == "documents" else [""] * len(chosen)
+    for source, name in zip(chosen, names, strict=True):
         about = f"{source.files:,} file{'s' * (source.files != 1)}, {source.disk_bytes / 1e6:,.1f} MB"
         lines.append(f"    # {about}; {source.why}")
         lines += [f"    # fields: {', '.join(source.fields)}"] if source.fields else []
-        named = {**source.source, **source.keys}
+        called = {"name": name} if name else {}
+        named = {**dict([*source.source.items()][:1]), **called, **source.source, **source.keys}
         lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
         if kind == "documents":
-            lines.append("      # say more for the reports: name: books, licence: CC-BY-4.0, language: en")
+            lines.append("      # say more for the reports: licence: CC-BY-4.0, language: en")
     return lines
+
+
+def source_names(sources: Sequence[InspectedSource]) -> list[str]:
+    """A name for each source, after its folder or file; with its form where a folder has several."""
+    names: list[str] = []
+    for source in sources:
+        path = PurePosixPath(source.path)
+        folder = next((part for part in (path.name, *reversed(path.parts[:-1])) if not glob.has_magic(part)), "")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.partition(".")[0]).strip("._-") or "files"
+        if name in names:
+            patterns = source.source.get("paths") or [""]
+            name = f"{name}-{PurePosixPath(patterns[0]).suffix.lstrip('.') or 'more'}"
+        options = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        names.append(next(option for option in options if option not in names))
+    return names
 
 
 def _value(value: Any) -> str:
@@ -251,7 +355,11 @@ def _quoted(text: str) -> str:
 
 
 def inspect_sources(
-    paths: Sequence[str], wishes: Mapping[str, Wish] | None = None, choose: Choose | None = None
+    paths: Sequence[str],
+    wishes: Mapping[str, Wish] | None = None,
+    choose: Choose | None = None,
+    *,
+    has_model: bool = False,
 ) -> tuple[list[InspectedSource], list[str]]:
     """Files found behind all paths, and notes of what is left out.
 
@@ -259,6 +367,7 @@ def inspect_sources(
 
     Args:
         wishes: by path.
+        has_model: True if an open model is trained further, which needs neither documents nor instructions.
     """
     sources: list[InspectedSource] = []
     notes: list[str] = []
@@ -271,10 +380,10 @@ def inspect_sources(
         except (ConfigError, StageError) as error:
             problems += error.problems
     kinds = {source.kind for source in sources}
-    if not problems and "documents" not in kinds:
-        fix = "name files of text, or of records with one long text field"
+    if not problems and "documents" not in kinds and not has_model:
+        fix = "name files of text, or of records with one long text field; or --model FOLDER to tune an open model"
         problems.append(Problem("no_documents", "", "expected documents to pretrain on, found pairs only", fix))
-    if "preferences" in kinds and "instructions" not in kinds and not problems:
+    if "preferences" in kinds and "instructions" not in kinds and not problems and not has_model:
         fix = "name a file of instructions too: a reward model and PPO begin with a tuned model"
         problems.append(Problem("no_instructions", "", "expected instructions beside the preferences", fix))
     if problems:

@@ -27,6 +27,7 @@ MEASURED = {
     "sft": "heldout_loss_sft",
     "reward_model": "heldout_accuracy",
     "preference_tuning": "win_rate",
+    "distill": "divergence_fall",
     "rlhf": "reward_gain",
 }
 """The figure of a training stage that a sweep is judged by, where it names none."""
@@ -34,6 +35,8 @@ _MORE_IS_BETTER = (
     *("accuracy", "acc", "gain", "win_rate", "reward", "margin", "score", "mfu", "per_s", "verified", "judge"),
     *(
         "improvement",
+        "divergence_fall",
+        "agreement",
         "ends_share",
         "prefers_chosen",
         "chosen_rise",

@@ -14,6 +14,9 @@ from infra.io.json import read_own_json
 from infra.run import Run
 
 EVERY_S = 1.0
+STEADY_S, STEADY_SHARE = 5.0, 0.01
+"""A rate is reported after this time from the first progress on, and a time left after this share of the work too: what
+comes before is imports, compilation and the start of workers."""
 
 Amount = tuple[float, float]
 """Amount done, in the unit of the progress and in bytes of text."""
@@ -39,6 +42,7 @@ class Pace:
         self._bytes = 0.0
         self._documents = 0
         self._under_way: Callable[[], Amount] = lambda: (0, 0)
+        self._first: tuple[float, float, float] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report_periodically, name="pace", daemon=True)
 
@@ -57,7 +61,6 @@ class Pace:
         self._under_way = under_way
 
     def __enter__(self) -> Pace:
-        self._begun = time.monotonic()
         self._thread.start()
         return self
 
@@ -75,16 +78,35 @@ class Pace:
     def _report(self) -> None:
         in_progress, more_bytes = self._under_way()
         done = self._done + in_progress
-        seconds = time.monotonic() - self._begun
         notes = [f"{self._documents:,} documents"] if self._documents else []
-        if text_bytes := self._bytes + more_bytes:
-            notes.append(f"{text_bytes / 1e6 / seconds:.1f} MB/s")
+        notes += self._speed(time.monotonic(), done, self._bytes + more_bytes)
         if self._total is not None:
-            remaining = self._total - self._before - done
-            if done > 0 and remaining > 0:
-                notes.append(f"{_duration(seconds * remaining / done)} left")
             done = min(done, self._total - self._before)
         self._run.progress(self._before + done, self._total, self._unit, ", ".join(notes))
+
+    def _speed(self, now: float, done: float, text_bytes: float) -> list[str]:
+        """The rate and the time left since the first progress, once they mean something.
+
+        Args:
+            now: seconds of a monotonic clock.
+            done: amount done by this run.
+            text_bytes: bytes of text done by this run.
+        """
+        if self._first is None and done > 0:
+            self._first = now, done, text_bytes
+        if self._first is None or (seconds := now - self._first[0]) < STEADY_S:
+            return []
+        amount, read = done - self._first[1], text_bytes - self._first[2]
+        notes = [_rate(read / seconds)] if read > 0 else []
+        if self._total is not None:
+            remaining = self._total - self._before - done
+            if amount > 0 and remaining > 0 and done >= STEADY_SHARE * (done + remaining):
+                notes.append(f"{_duration(seconds * remaining / amount)} left")
+        return notes
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 95e3 else f"{bytes_per_s / 1e3:.1f} kB/s"
 
 
 def _duration(seconds: float) -> str:

@@ -148,6 +148,7 @@ def test_the_report_is_read_in_both_themes_and_at_phone_width(
     try:
         page = context.new_page()
         page.goto(report.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
         assert page.evaluate(FAULTS) == []
         assert page.evaluate(SMALLEST) >= 8
         assert page.evaluate(UNSEEN) == []

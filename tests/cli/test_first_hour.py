@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import yaml
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from cli.commands import stemma
+from cli.commands import COMMANDS, GROUPS, stemma
+from cli.pipelines.run import _unfinished
 from flows.compare.compare import compare
 from flows.compare.compared import find
 from flows.runs.journal import RunJournal, StageRow
@@ -116,6 +118,34 @@ def test_a_slip_is_answered_with_what_was_meant(tmp_path: Path, root: Path, word
         ]
     found = typed(*words)
     assert found.exit_code == 2 and told in found.stderr
+
+
+def test_help_has_every_command_once_under_a_heading() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+    text = typed("--help").stdout
+    assert all(f"\n{heading}:\n" in text for heading in GROUPS)
+    assert [len(re.findall(rf"^  {name} ", text, re.MULTILINE)) for name in COMMANDS] == [1] * len(COMMANDS)
+
+
+def test_resume_still_works_and_is_about_schedules(tmp_path: Path) -> None:
+    answer = typed("resume", tmp_path / "gone.yaml")
+    assert answer.exit_code == 2 and "no such file" in answer.stderr
+    assert answer.stderr.startswith(
+        "resume is about schedules: its name is resume-schedule now; stemma run continues a"
+    )
+
+
+def test_run_says_that_it_continues(root: Path) -> None:
+    runs_folder = root / "runs"
+    assert _unfinished(runs_folder, "chronicle") == ""
+    for number, status in enumerate(("failed", "done", "cancelled"), 1):
+        journal = RunJournal(runs_folder, f"20261123-07000{number}-000000-1f2e3d")
+        journal.begin(pipeline="chronicle")
+        journal.end({"status": status, "stages": []})
+        expected = {"failed": "which failed", "done": "", "cancelled": "which was cancelled"}[status]
+        assert expected in (text := _unfinished(runs_folder, "chronicle")) and bool(text) is bool(expected)
+    assert _unfinished(runs_folder, "another") == ""
 
 
 def test_version_names_the_code_and_what_it_is_installed_with() -> None:
@@ -230,8 +260,9 @@ def test_a_shell_completes_commands_and_artifacts(family: Path) -> None:
 
 def test_compare_tells_settings_steps_figures_and_paired_differences(family: Path) -> None:
     document = compare(find(Store(family, reading=True), ["pretrain", "rlhf"]))
-    steps = {row["key"] for row in document["differences"]}
-    assert {"step sft", "step rlhf", "step reward_model"} <= steps and "step pretrain" not in steps
+    steps = {row["step"] for row in document["steps"]}
+    assert {"sft", "rlhf", "reward_model"} <= steps and "pretrain" not in steps
+    assert not any(row["key"].startswith("step ") for row in document["differences"]), "a missing step is no setting"
     figures = {row["figure"]: row["values"] for row in document["figures"]}
     assert len(figures["cloze_accuracy"]) == 2 and "validation_loss" not in figures, "of one kind of model only"
     paired = {row["figure"]: row for row in document["paired"]}

@@ -185,7 +185,7 @@ def test_the_card_walks_back_to_sources_that_are_no_direct_inputs(inputs: dict[s
     assert titles == [
         "Use", "Data", "Results", "Limits", "Samples", "Where it comes from", "Settings",
     ]  # fmt: skip
-    assert "source `ingest.read.0`" in card and "kept 10,412 of 11,873 documents" in card
+    assert "Sources of ingest: `ingest.read.0`" in card and "kept 10,412 of 11,873 documents" in card
     assert "| prompts with a toxic continuation |" in card and "2026" not in card
     assert "| | base model | SFT model | RLHF model |" in card
 

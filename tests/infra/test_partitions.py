@@ -160,7 +160,7 @@ def test_work_has_the_same_name_in_every_process():
     assert len(keys) == 1
 
 
-def test_progress_counts_what_is_under_way_and_tells_pace_and_time_left(tmp_path):
+def test_progress_counts_what_is_under_way(tmp_path):
     journal = StringIO()
     with Pace(Run(tmp_path, journal=journal), "documents", 100) as pace:
         pace.add(10, 2_000_000, documents=1234)
@@ -169,4 +169,15 @@ def test_progress_counts_what_is_under_way_and_tells_pace_and_time_left(tmp_path
         pace.watch(lambda: read_reports([report_file(out)]))
     [last] = [json.loads(line) for line in journal.getvalue().splitlines()][-1:]
     assert (last["done"], last["total"], last["unit"]) == (25, 100, "documents")
-    assert last["note"].startswith("1,234 documents, ") and "MB/s" in last["note"] and last["note"].endswith("left")
+    assert last["note"] == "1,234 documents", "neither a rate nor a time left from less than a second"
+
+
+def test_rates_and_times_left_are_reported_when_they_mean_something(tmp_path):
+    """The clock begins with the first progress, not with the start of the workers."""
+    pace = Pace(Run(tmp_path), "bytes", 1000)
+    speed = pace._speed
+    assert speed(100.0, 0, 0) == [] and speed(160.0, 1, 1e6) == [], "a minute of imports is no rate"
+    assert speed(164.9, 50, 50e6) == []
+    assert speed(170.0, 5, 21e6) == ["2.0 MB/s"], "too little is done to say when the rest will be"
+    assert speed(170.0, 201, 21e6) == ["2.0 MB/s", "40 s left"]
+    assert speed(260.0, 1000, 1e6 + 2e6) == ["20.0 kB/s"]

@@ -76,7 +76,7 @@ def test_the_session_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_a_wheel_has_one_name_and_runs_from_it(tmp_path: Path) -> None:
-    """Risk: a wheel overwrites other people's packages, or its command finds none of its own."""
+    """Risk: a wheel overwrites other people's packages, or its command does not find its packages."""
     source = tmp_path / "source"
     source.mkdir()
     listed = subprocess.run(

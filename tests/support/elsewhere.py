@@ -55,8 +55,8 @@ def _run(
             code = ended or call.returned()
         finally:
             call.kill()
-        said = [Path(folder, name).read_text(encoding="utf8") for name in ("stdout", "stderr")]
-        return subprocess.CompletedProcess([sys.executable, *arguments], code, *said)
+        output = [Path(folder, name).read_text(encoding="utf8") for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess([sys.executable, *arguments], code, *output)
 
 
 def _become(arguments: Sequence[str], cwd: str, env: Mapping[str, str], output: str) -> int:

@@ -91,6 +91,16 @@ def try_langchain(langchain: Any) -> None:
     parts = list(model.stream([SystemMessage("Be short."), HumanMessage("Why?")]))
     assert any(part.usage_metadata for part in parts)
     assert len(model.batch(["a", "b", "c"])) == 3
+    sky = {
+        "title": "Sky",
+        "description": "The sky.",
+        "type": "object",
+        "properties": {"colour": {"enum": ["blue", "grey"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    longer = langchain.ChatOpenAI(model=MODEL, **options | {"max_tokens": 90})
+    assert longer.with_structured_output(sky, method="json_schema", strict=True).invoke("the weather?")["colour"]
     assert model.bind(logprobs=True, top_logprobs=2).invoke("a").response_metadata["logprobs"]["content"]
     assert langchain.OpenAI(model=MODEL, **options).invoke("The cat")
 

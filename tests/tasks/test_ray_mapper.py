@@ -65,18 +65,24 @@ def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
 
 
 def test_on_two_workers_started_on_this_machine_documents_are_cleaned_to_the_same_bytes(
-    run: Callable[..., Answer], data_pipeline: Path
+    run: Callable[..., Answer], tmp_path: Path
 ) -> None:
-    config, root = data_pipeline / "config.yaml", data_pipeline / "store"
-    local = run("run", config, "--root", root, "--only", "clean")
-    assert local.with_status("reused") == {"clean"}
-    (built,) = (root / "clean").iterdir()
-    shutil.move(built, data_pipeline / "here")
+    sources = []
+    for name, documents in (("first", 30), ("second", 40)):
+        (tmp_path / name).mkdir()
+        sources += data_config(tmp_path / name, documents)["ingest"]["read"]
+    config = write_config(tmp_path / "config.yaml", {"name": "chronicle", "ingest": {"read": sources}, "clean": {}})
+    root = tmp_path / "store"
+    local = run("run", config, "--root", root)
+    (ingested,) = (root / "ingest").glob("*/documents")
+    assert len(list(ingested.iterdir())) == 2, "a partition for each worker"
+    built = Path(local.rows()["clean"]["path"])
+    shutil.move(built, tmp_path / "here")
     settings = ("--set", "launch.ray=local", "--set", "launch.workers=2")
     # Ray's processes find each other by this machine's own address, which the guard does not let them ask for.
     on_workers = run("run", config, "--root", root, "--only", "clean", *settings, PYTHONPATH=str(REPOSITORY))
+    assert digests(on_workers) == {"clean": digests(local)["clean"]}
     assert on_workers.with_status("built") == {"clean"}
-    assert digests(on_workers) == digests(local)
     assert "Started a local Ray instance" in (built / "aux" / "stage.log").read_text()
 
 

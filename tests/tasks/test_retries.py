@@ -111,7 +111,7 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
 
 @pytest.mark.long
 def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
-    """The risk: a stage is tried again though its table of failures says that it is not worth it."""
+    """The risk: a stage is tried again though its table of failures marks it as not worth it."""
     answer = faulty(run, data_pipeline, [f"RuntimeError({ASSERT!r})"])
     assert answer.code == 1
     (problem,) = answer.document["errors"]

@@ -8,6 +8,7 @@ from training.config.alignment import (
     RlhfConfig,
     SftConfig,
 )
+from training.config.distillation import DistillConfig
 from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig
@@ -26,6 +27,7 @@ __all__ = [
     "BatchWarmup",
     "ChatTrainerConfig",
     "Continues",
+    "DistillConfig",
     "KeepEvery",
     "LoraConfig",
     "MixtureConfig",

@@ -25,7 +25,8 @@ NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
 _POSITIONS = "take a model with more positions"
 
 
-def _no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+def no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
+    """Return a problem if prompt and answer do not share `longest` tokens."""
     if answer <= longest - _LEAST_PROMPT:
         return []
     return [
@@ -140,7 +141,7 @@ class SftConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        problems = _no_room("sft", self.answer_max_tokens, longest, fix)
+        problems = no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
             fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
@@ -250,7 +251,7 @@ class PreferenceTuningConfig(ChatTrainerConfig):
         """
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        return _no_room("preference_tuning", self.answer_max_tokens, longest, fix)
+        return no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
 class RlhfConfig(ChatTrainerConfig):
@@ -364,8 +365,8 @@ class RlhfConfig(ChatTrainerConfig):
     normalise_reward. null: unfinished_penalty applies."""
     overlong_tokens: int = Field(0, ge=0)
     """Length of the range before answer_max_tokens in which the reward of an answer falls with its length, from no
-    change to minus overlong_penalty (Yu et al. 2025, "DAPO", section 3.4, equation 13: 4,096 of 20,480 tokens). It comes
-    on top of unfinished_penalty; set that to 0 for DAPO's reward. 0: length has no effect."""
+    change to minus overlong_penalty (Yu et al. 2025, "DAPO", section 3.4, equation 13: 4,096 of 20,480 tokens). It
+    comes on top of unfinished_penalty; set that to 0 for DAPO's reward. 0: length has no effect."""
     overlong_penalty: float = Field(1.0, gt=0)
     """Subtracted from the reward of an answer of answer_max_tokens, with overlong_tokens; 1 in DAPO."""
     refill_groups: int = Field(0, ge=0)
@@ -440,7 +441,7 @@ class RlhfConfig(ChatTrainerConfig):
             positions: of the model, if known.
         """
         length = self.max_prompt_tokens + self.answer_max_tokens
-        return _no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+        return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
 
     def _check_lengths_and_groups(self) -> None:
         if self.overlong_tokens >= self.answer_max_tokens:

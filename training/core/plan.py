@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.config import PreferenceTuningConfig, RewardModelConfig, SftConfig, batches
+from training.config import DistillConfig, PreferenceTuningConfig, RewardModelConfig, SftConfig, batches
 from training.config.batch_size import BatchSizeRampup
 
 
@@ -49,7 +49,7 @@ class Plan:
 
 
 def plan_of(
-    config: SftConfig | RewardModelConfig | PreferenceTuningConfig,
+    config: SftConfig | RewardModelConfig | PreferenceTuningConfig | DistillConfig,
     batch_size: int,
     tokens: Sequence[int],
     epoch_batches: int,

@@ -67,10 +67,10 @@ class Vocabulary:
         """Mark those of the sorted texts from `low` to `high`, which have the first `depth` characters in common, whose
         other characters may follow."""
         texts = self._sorted
-        begun = low
+        first = low
         while low < high and len(texts[low]) == depth:
             low += 1
-        allowed[begun:low] = True
+        allowed[first:low] = True
         if low == high or not stack:
             return
         if isinstance(top := stack[-1], InString):
@@ -80,9 +80,9 @@ class Vocabulary:
             for letter, rests in behind.items():
                 if not (state := grammar.advance(after, letter)):
                     continue
-                for rest, places in rests.items():
+                for rest, positions in rests.items():
                     if grammar.advance(state, rest):
-                        allowed[places] = True
+                        allowed[positions] = True
             return
         while low < high:
             letter = texts[low][depth]
@@ -95,17 +95,18 @@ class Vocabulary:
     def _find_in_string(
         self, escape: str, low: int, high: int, depth: int
     ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-        """Return which of the texts from `low` to `high` stay in a string, and the places of those that close it, by
+        """Return which of the texts from `low` to `high` stay in a string, and the positions of those that close it, by
         the first letter behind the quote and the other ones."""
         inside: list[bool] = []
         behind: dict[str, dict[str, list[int]]] = {}
-        for place in range(low, high):
-            unfinished, rest = inside_string(escape, self._sorted[place][depth:])
+        for position in range(low, high):
+            unfinished, rest = inside_string(escape, self._sorted[position][depth:])
             inside.append(unfinished is not None)
             if rest is not None:
-                behind.setdefault(rest[:1], {}).setdefault(rest[1:], []).append(place)
+                behind.setdefault(rest[:1], {}).setdefault(rest[1:], []).append(position)
         return torch.tensor(inside), {
-            letter: {rest: torch.tensor(places) for rest, places in rests.items()} for letter, rests in behind.items()
+            letter: {rest: torch.tensor(positions) for rest, positions in rests.items()}
+            for letter, rests in behind.items()
         }
 
 

@@ -31,8 +31,8 @@ _OF_TYPE = {
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}))'
 """An escape sequence; halves of surrogate pairs are no text."""
-_BEGUN = rf"\\(?:u(?:[0-9a-ce-fA-CE-F]{_HEX}{{0,2}}|[dD](?:[0-7]{_HEX}?)?)?)?"
-_INSIDE = re.compile(rf'((?:[^"\\\x00-\x1f]|{_ESCAPE})*)({_BEGUN}\Z)?')
+_UNFINISHED = rf"\\(?:u(?:[0-9a-ce-fA-CE-F]{_HEX}{{0,2}}|[dD](?:[0-7]{_HEX}?)?)?)?"
+_INSIDE = re.compile(rf'((?:[^"\\\x00-\x1f]|{_ESCAPE})*)({_UNFINISHED}\Z)?')
 
 
 class Unsupported(ValueError):
@@ -75,13 +75,13 @@ class Grammar:
 
 def inside_string(escape: str, text: str) -> tuple[str | None, str | None]:
     """Return where a text leads from within a string: to an unfinished escape sequence (often an empty one) and no
-    rest, or behind the closing quote with the rest of the text; None and None where it cannot stand there."""
+    rest, or behind the closing quote with the rest of the text; None and None if a string cannot contain the text."""
     text = escape + text
-    found = _INSIDE.match(text)
-    assert found is not None
-    if found.end() == len(text):
-        return found[2] or "", None
-    return (None, text[found.end() + 1 :]) if text[found.end()] == '"' else (None, None)
+    inside = _INSIDE.match(text)
+    assert inside is not None
+    if inside.end() == len(text):
+        return inside[2] or "", None
+    return (None, text[inside.end() + 1 :]) if text[inside.end()] == '"' else (None, None)
 
 
 def _next(stack: Stack, letter: str) -> tuple[Stack, ...]:
@@ -105,16 +105,18 @@ def _next(stack: Stack, letter: str) -> tuple[Stack, ...]:
 
 def _expanded(stack: Stack) -> tuple[Stack, ...]:
     """Return the stacks, each with a symbol for a character on top or empty, that a stack stands for."""
-    found: dict[Stack, None] = {}
+    expanded: dict[Stack, None] = {}
     open_stacks = [stack]
+    seen: set[Stack] = set()
     while open_stacks:
         stack = open_stacks.pop()
         if stack and isinstance(rule := stack[-1], Rule):
-            if len(stack) < DEEPEST:
+            if len(stack) < DEEPEST and stack not in seen:
+                seen.add(stack)  # a schema may refer to itself and to nothing else
                 open_stacks += [(*stack[:-1], *reversed(alternative)) for alternative in rule.alternatives]
         else:
-            found[stack] = None
-    return tuple(found)
+            expanded[stack] = None
+    return tuple(expanded)
 
 
 def _repeated(symbol: Symbol, most: int) -> Rule:
@@ -156,8 +158,8 @@ def _object_of(value: Symbol) -> Rule:
 ANY_VALUE = Rule()
 ANY_OBJECT = _object_of(ANY_VALUE)
 ANY_VALUE.alternatives = tuple(
-    (one,)
-    for name, one in (*_SIMPLE.items(), ("object", ANY_OBJECT), ("array", _list_of(ANY_VALUE)))
+    (symbol,)
+    for name, symbol in (*_SIMPLE.items(), ("object", ANY_OBJECT), ("array", _list_of(ANY_VALUE)))
     if name != "integer"
 )
 
@@ -169,6 +171,8 @@ def json_grammar(schema: Mapping[str, Any] | None = None) -> Grammar:
         Unsupported: naming the keyword and its place.
     """
     value = ANY_OBJECT if schema is None else _Schema(schema).value(schema, "")
+    if not Grammar(value).begin:
+        raise Unsupported("schema: a value was expected, and it refers to itself alone")
     return Grammar(Rule((_SPACE, value)))
 
 
@@ -213,28 +217,28 @@ class _Schema:
         self._references: dict[str, Rule] = {}
         self._size = self._values = 0
 
-    def value(self, schema: Any, place: str) -> Symbol:
-        """Return the symbol of the values of a part of the schema. place: of the part, for messages."""
+    def value(self, schema: Any, path: str) -> Symbol:
+        """Return the symbol of the values of a part of the schema. path: of the part, for messages."""
         self._size += 1
         if self._size > MOST_SYMBOLS:
-            raise Unsupported(f"{place or 'schema'}: a schema of at most {MOST_SYMBOLS:,} parts was expected")
+            raise Unsupported(f"{path or 'schema'}: a schema of at most {MOST_SYMBOLS:,} parts was expected")
         if schema is True:
             return ANY_VALUE
         if not isinstance(schema, Mapping):
-            raise Unsupported(f"{place or 'schema'}: a schema was expected, an object or true")
+            raise Unsupported(f"{path or 'schema'}: a schema was expected, an object or true")
         keys = set(schema) - _ANNOTATIONS
         for name, reader in (
             ("$ref", self._reference), ("const", self._constant), ("enum", self._constants), ("anyOf", self._any),
-            ("oneOf", self._one), ("allOf", self._all),
+            ("oneOf", self._exactly_one), ("allOf", self._all),
         ):  # fmt: skip
             if name in keys:
-                self._refuse(keys - {name} - ({"type"} if name in ("const", "enum") else set()), place, name)
-                return reader(schema, place)
+                self._refuse(keys - {name} - ({"type"} if name in ("const", "enum") else set()), path, name)
+                return reader(schema, path)
         types = schema.get("type")
         if types is None:
             types = next((name for name, known in _OF_TYPE.items() if known & keys), None)
             if types is None:
-                self._refuse(keys, place)
+                self._refuse(keys, path)
                 return ANY_VALUE
         types = [types] if isinstance(types, str) else types
         if (
@@ -242,17 +246,17 @@ class _Schema:
             or not types
             or not all(isinstance(name, str) and name in _OF_TYPE for name in types)
         ):
-            raise Unsupported(f"{_at(place, 'type')}: one or more of {', '.join(_OF_TYPE)} was expected")
-        self._refuse(keys - {"type"} - set().union(*(_OF_TYPE[name] for name in types)), place)
+            raise Unsupported(f"{_at(path, 'type')}: one or more of {', '.join(_OF_TYPE)} was expected")
+        self._refuse(keys - {"type"} - set().union(*(_OF_TYPE[name] for name in types)), path)
         readers = {"object": self._object, "array": self._array}
-        return Rule(*((readers[name](schema, place) if name in readers else _SIMPLE[name],) for name in types))
+        return Rule(*((readers[name](schema, path) if name in readers else _SIMPLE[name],) for name in types))
 
-    def _refuse(self, keys: set[str], place: str, beside: str = "") -> None:
+    def _refuse(self, keys: set[str], path: str, neighbour: str = "") -> None:
         if keys and self._is_strict:
-            found = f" beside {beside}" if beside else ""
-            raise Unsupported(f"{_at(place, min(keys))}: this keyword is not supported{found}")
+            where = f" beside {neighbour}" if neighbour else ""
+            raise Unsupported(f"{_at(path, min(keys))}: this keyword is not supported{where}")
 
-    def _reference(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _reference(self, schema: Mapping[str, Any], path: str) -> Symbol:
         name = schema["$ref"]
         if name not in self._references:
             target: Any = self._root
@@ -261,53 +265,53 @@ class _Schema:
                 part = part.replace("~1", "/").replace("~0", "~")
                 target = target.get(part) if isinstance(target, Mapping) else None
             if parts[0] != "#" or target is None:
-                raise Unsupported(f"{_at(place, '$ref')}: nothing in this schema is {name}")
+                raise Unsupported(f"{_at(path, '$ref')}: nothing in this schema is {name}")
             self._references[name] = rule = Rule()
             rule.alternatives = ((self.value(target, str(name)),),)
         return self._references[name]
 
-    def _constant(self, schema: Mapping[str, Any], place: str) -> Symbol:
-        return self._literals([schema["const"]], schema, _at(place, "const"))
+    def _constant(self, schema: Mapping[str, Any], path: str) -> Symbol:
+        return self._literals([schema["const"]], schema, _at(path, "const"))
 
-    def _constants(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _constants(self, schema: Mapping[str, Any], path: str) -> Symbol:
         values = schema["enum"]
         if not isinstance(values, list):
-            raise Unsupported(f"{_at(place, 'enum')}: a list was expected")
-        return self._literals(values, schema, _at(place, "enum"))
+            raise Unsupported(f"{_at(path, 'enum')}: a list was expected")
+        return self._literals(values, schema, _at(path, "enum"))
 
-    def _literals(self, values: Sequence[Any], schema: Mapping[str, Any], place: str) -> Symbol:
+    def _literals(self, values: Sequence[Any], schema: Mapping[str, Any], path: str) -> Symbol:
         types = _named_types(schema)
         allowed = [value for value in values if not types or types & _types_of(value)]
         self._values += len(allowed)
         if not allowed or self._values > MOST_VALUES:
-            raise Unsupported(f"{place}: 1 to {MOST_VALUES:,} values of the schema's type were expected")
+            raise Unsupported(f"{path}: 1 to {MOST_VALUES:,} values of the schema's type were expected")
         # Escaped too: a vocabulary may have some letters in parts alone.
         texts = {json.dumps(value, ensure_ascii=escapes) for value in allowed for escapes in (False, True)}
         return Rule(*((text,) for text in sorted(texts)))
 
-    def _any(self, schema: Mapping[str, Any], place: str, name: str = "anyOf") -> Symbol:
+    def _any(self, schema: Mapping[str, Any], path: str, name: str = "anyOf") -> Symbol:
         parts = schema[name]
         if not isinstance(parts, list) or not parts:
-            raise Unsupported(f"{_at(place, name)}: a list of schemas was expected")
-        return Rule(*((self.value(part, f"{_at(place, name)}.{number}"),) for number, part in enumerate(parts)))
+            raise Unsupported(f"{_at(path, name)}: a list of schemas was expected")
+        return Rule(*((self.value(part, f"{_at(path, name)}.{number}"),) for number, part in enumerate(parts)))
 
-    def _one(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _exactly_one(self, schema: Mapping[str, Any], path: str) -> Symbol:
         parts = schema["oneOf"] if isinstance(schema["oneOf"], list) else []
         resolved = [self._resolved(part) for part in parts]
         if self._is_strict and not all(
-            _exclude_each_other(one, other) for number, one in enumerate(resolved) for other in resolved[:number]
+            _exclude_each_other(part, other) for number, part in enumerate(resolved) for other in resolved[:number]
         ):
             raise Unsupported(
-                f"{_at(place, 'oneOf')}: alternatives that differ by their type, or by a constant of a required "
+                f"{_at(path, 'oneOf')}: alternatives that differ by their type, or by a constant of a required "
                 "property, were expected; anyOf has no such condition"
             )
-        return self._any(schema, place, "oneOf")
+        return self._any(schema, path, "oneOf")
 
-    def _all(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _all(self, schema: Mapping[str, Any], path: str) -> Symbol:
         parts = schema["allOf"]
         if not isinstance(parts, list) or len(parts) != 1:
-            raise Unsupported(f"{_at(place, 'allOf')}: this keyword is supported with one schema alone")
-        return self.value(parts[0], f"{_at(place, 'allOf')}.0")
+            raise Unsupported(f"{_at(path, 'allOf')}: this keyword is supported with one schema alone")
+        return self.value(parts[0], f"{_at(path, 'allOf')}.0")
 
     def _resolved(self, schema: Any) -> Any:
         for _ in range(8):
@@ -319,32 +323,32 @@ class _Schema:
             schema = target
         return schema
 
-    def _object(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _object(self, schema: Mapping[str, Any], path: str) -> Symbol:
         properties, required = dict(schema.get("properties", {})), schema.get("required", [])
         further = schema.get("additionalProperties", True)
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise Unsupported(f"{_at(place, 'required')}: a list of names was expected")
+            raise Unsupported(f"{_at(path, 'required')}: a list of names was expected")
         for name in required:
             if name not in properties:
                 if further is False:
-                    raise Unsupported(f"{_at(place, 'required')}: {name} is not among the properties")
+                    raise Unsupported(f"{_at(path, 'required')}: {name} is not among the properties")
                 properties[name] = further
         if not properties:
             if further is False:
                 return Rule(("{", _SPACE, "}"))
-            return _object_of(self.value(further, _at(place, "additionalProperties")))
+            return _object_of(self.value(further, _at(path, "additionalProperties")))
         # From the last property to the first: the rest of the object after a property, and before any.
         rest = begin = Rule((_SPACE, "}"))
         for name, part in reversed(properties.items()):
             names = {json.dumps(name, ensure_ascii=escapes) for escapes in (False, True)}
             key = Rule(*((text,) for text in sorted(names)))
-            pair = (_SPACE, key, _COLON, self.value(part, f"{_at(place, 'properties')}.{name}"), rest)
+            pair = (_SPACE, key, _COLON, self.value(part, f"{_at(path, 'properties')}.{name}"), rest)
             optional = () if name in required else (True,)
             begin = Rule(pair, *((begin,) for _ in optional))
             rest = Rule((",", *pair), *((rest,) for _ in optional))
         return Rule(("{", begin))
 
-    def _array(self, schema: Mapping[str, Any], place: str) -> Symbol:
+    def _array(self, schema: Mapping[str, Any], path: str) -> Symbol:
         first, item = schema.get("prefixItems", []), schema.get("items", True)
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         counts = [least, *([] if most is None else [most])]
@@ -352,35 +356,35 @@ class _Schema:
             type(count) is not int or not 0 <= count <= MOST_VALUES for count in counts
         ):
             raise Unsupported(
-                f"{place or 'schema'}: a list in prefixItems, and at most {MOST_VALUES:,} in minItems and maxItems, "
+                f"{path or 'schema'}: a list in prefixItems, and at most {MOST_VALUES:,} in minItems and maxItems, "
                 "were expected"
             )
-        items = [self.value(part, f"{_at(place, 'prefixItems')}.{number}") for number, part in enumerate(first)]
+        items = [self.value(part, f"{_at(path, 'prefixItems')}.{number}") for number, part in enumerate(first)]
         if item is False:
             most = min(len(items), len(items) if most is None else most)
             further: Symbol = ANY_VALUE
         else:
-            further = self.value(item, _at(place, "items"))
+            further = self.value(item, _at(path, "items"))
         if most is not None and most < least:
-            raise Unsupported(f"{_at(place, 'maxItems')}: at least minItems was expected")
+            raise Unsupported(f"{_at(path, 'maxItems')}: at least minItems was expected")
         end = Rule((_SPACE, "]"))
-        # The rest of the list after each number of items, from the most that are told apart down to none.
-        told = max(least, len(items)) if most is None else most
+        # The rest of the list after each number of items, from the most that are distinguished down to none.
+        distinguished = max(least, len(items)) if most is None else most
         rest = end
         if most is None:
             rest = Rule()
             rest.alternatives = ((_SPACE, "]"), (",", _SPACE, further, rest))
-        for number in range(told - 1, -1, -1):
-            one = items[number] if number < len(items) else further
-            step = (_SPACE, one, rest) if number == 0 else (",", _SPACE, one, rest)
+        for number in range(distinguished - 1, -1, -1):
+            value = items[number] if number < len(items) else further
+            step = (_SPACE, value, rest) if number == 0 else (",", _SPACE, value, rest)
             rest = Rule(step, *(((_SPACE, "]"),) if number >= least else ()))
-        if told == 0 and most is None:
+        if distinguished == 0 and most is None:
             rest = Rule((_SPACE, "]"), (_SPACE, further, rest))
         return Rule(("[", rest))
 
 
-def _at(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
+def _at(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _types_of(value: Any) -> set[str]:
@@ -393,18 +397,18 @@ def _types_of(value: Any) -> set[str]:
     return {"string"} if isinstance(value, str) else {"object"} if isinstance(value, Mapping) else {"array"}
 
 
-def _exclude_each_other(one: Any, other: Any) -> bool:
+def _exclude_each_other(schema: Any, other: Any) -> bool:
     """Return True if no value is one of both schemas, as far as their types and constants say."""
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+    if not isinstance(schema, Mapping) or not isinstance(other, Mapping):
         return False
-    constants, others = _constants_of(one), _constants_of(other)
+    constants, others = _constants_of(schema), _constants_of(other)
     if constants is not None and others is not None:
         return not any(value in others for value in constants)
-    types, other_types = _named_types(one), _named_types(other)
+    types, other_types = _named_types(schema), _named_types(other)
     if types and other_types and not types & other_types:
         return True
-    for name in set(one.get("required", ())) & set(other.get("required", ())):
-        values, other_values = (schema.get("properties", {}).get(name) for schema in (one, other))
+    for name in set(schema.get("required", ())) & set(other.get("required", ())):
+        values, other_values = (part.get("properties", {}).get(name) for part in (schema, other))
         if (
             isinstance(values, Mapping)
             and isinstance(other_values, Mapping)

@@ -10,6 +10,7 @@ from typing import Any
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from training.config import (
+    DistillConfig,
     ModelConfig,
     PreferenceTuningConfig,
     PretrainConfig,
@@ -126,6 +127,8 @@ def needs(
     copies = 0.0  # whole models in fp32 beside what learns
     if isinstance(config, RlhfConfig):  # the reference, and what scores
         copies = 1 + sum(scorers) / arch.parameters
+    if isinstance(config, DistillConfig):  # the teacher, whose size is not known here
+        copies = 1
     values = isinstance(config, RlhfConfig) and config.chosen_algorithm == "ppo"
     if isinstance(config, RlhfConfig) and launch.shards_weights and (ranks > 1 or launch.offload):
         copies += 2 if values else 1  # where weights are sharded, whole ones write and value answers
@@ -217,6 +220,10 @@ def _batch(config: TrainerConfig, length: int, scorers: int) -> tuple[int, float
             return config.global_batch_examples, 1
         case RewardModelConfig():
             return 2 * config.global_batch_pairs, 1
+        case DistillConfig():
+            # The teacher's forward pass is a third of a step if it is as large as the student, and each of the
+            # student's answers is sampled, about a third too.
+            return config.global_batch_examples, (4 + config.on_policy_share) / 3
         case PreferenceTuningConfig():
             # The reference model's forward pass is a third of a step, and its figures are kept instead of its weights.
             return 2 * config.global_batch_pairs, 4 / 3

@@ -20,7 +20,8 @@ API_USD = (0.1, 1.0, 15.0)
 
 
 def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used: float | None) -> dict[str, Any]:
-    """{"choice", "because", "figures"} of a plan. choice: api, tune, continue, scratch, or unknown without `own_tokens`.
+    """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch; unknown without
+    `own_tokens`.
 
     Args:
         own_tokens: tokens of the user's own text, if known.

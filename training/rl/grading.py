@@ -15,10 +15,11 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,20 +36,30 @@ IMPORT_S = 120.0
 """Seconds that the import of a function's module may take; they are not counted to any answer."""
 GRACE_S = 30.0
 """Seconds added to the time limit of unit tests, which the process enforces itself."""
+SLOW_S = 60.0
+"""Seconds after which a function that is called in this process is reported, once per call."""
 _PDEATHSIG = 1
 
 
 class Graders:
     """Grader of answers: this process, or `processes` others, which start at the first answer and end with `close`,
-    with this process, or when one of them takes longer than `timeout_s` seconds for an answer.
+    with this process, or when one of them takes longer than `timeout_s` seconds for an answer. on_slow: gets the name
+    and message of an event where a function in this process takes long.
 
     The reward does not depend on the number of processes, since those processes grade each answer separately; without
     them, functions are called in this process with all answers at once. Unit tests run in a sandbox (`launch.sandbox`)
     either way; functions are the user's and run with the user's rights.
     """
 
-    def __init__(self, processes: int = 0, timeout_s: float = TIMEOUT_S, sandbox: SandboxChoice = "auto") -> None:
+    def __init__(
+        self,
+        processes: int = 0,
+        timeout_s: float = TIMEOUT_S,
+        sandbox: SandboxChoice = "auto",
+        on_slow: Callable[[str, str], None] = lambda name, message: None,
+    ) -> None:
         self._count = processes
+        self._on_slow = on_slow
         self._timeout_s = timeout_s
         self._wanted = sandbox
         self._graders: list[_Grader] = []
@@ -61,7 +72,23 @@ class Graders:
             return self._shared_out(path, answered)
         if path not in self._functions:
             self._functions[path] = reward_function(path)
-        return call(path, self._functions[path], answered)
+        with self._reported_if_slow(path, len(answered)):
+            return call(path, self._functions[path], answered)
+
+    @contextmanager
+    def _reported_if_slow(self, path: str, count: int) -> Iterator[None]:
+        """Report a function that works longer than `SLOW_S` in this process, which has no time limit."""
+        message = (
+            f"the reward function {path} has worked on {count} answers for over {SLOW_S:g} s; "
+            "rlhf.reward_processes gives it a time limit for each answer (rlhf.reward_timeout_s)"
+        )
+        timer = threading.Timer(SLOW_S, self._on_slow, ("slow_reward_function", message))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def tests(self, answers: Sequence[str], references: Sequence[str]) -> list[float]:
         """Return 1 for each answer that passes the tests in its reference, else 0. Raises StageError where no sandbox

@@ -21,6 +21,7 @@ of a round stay on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             chosen = random.choice(len(self._prompts), len(equal), replace=len(self._prompts) < len(equal))
             others = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt).tolist()]
             seed = int(random.integers(2**62))
-            further = self.times.generate_more(lambda others=others, seed=seed: self._generated(others, seed))
+            further = self.times.generate_more(partial(self._generated, others, seed))
             rows = torch.arange(len(scores)).view(-1, config.answers_per_prompt)[equal].flatten()
             answers = answers.replaced(rows.tolist(), further)
             scores[rows] = self._rewards.of(further, others).scores

@@ -26,6 +26,7 @@ from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from evaluation.generation.token_choice import SamplingOptions, TokenBias
 from evaluation.pages.parts import TEMPLATES
 from infra.errors import StemmaError
+from infra.pages import style
 from infra.servers.api_keys import RateLimit
 from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
@@ -87,6 +88,15 @@ def app(
     return _JsonErrors(OwnCallersOnly(_Guarded(bounded, known, rate_limit), callers))
 
 
+EXAMPLES = (
+    "Explain in one sentence what a list is.",
+    "Write the first line of the docstring of the function `sort_by_key`.",
+    "Describe `read_file` in 7 to 9 words.",
+    "What is the difference between a list and a tuple?",
+)
+"""Prompts that the page offers, in the forms that the quickstart's instructions have."""
+
+
 class _Server:
     """The endpoints. All are coroutines: Starlette has few threads for plain functions."""
 
@@ -100,7 +110,7 @@ class _Server:
         self._encoding = threading.Lock()
         self._vocabularies: dict[str, Vocabulary] = {}
         self._page = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-        self._css = (TEMPLATES / "report.css").read_text(encoding="utf8")
+        self._css = style()
 
     async def health(self, _: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})
@@ -122,7 +132,7 @@ class _Server:
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'"
         names = list(self._models)
         shown = self._page.get_template("chat.html.j2").render(
-            css=self._css, nonce=nonce, columns=[names[0], names[-1]], names=names
+            css=self._css, nonce=nonce, columns=[names[0], names[-1]], names=names, examples=EXAMPLES
         )
         return HTMLResponse(shown, headers={"Content-Security-Policy": policy})
 

@@ -316,10 +316,11 @@ class ChatRequest(GenerationRequest):
                 schemas = {function.name: function.parameters for function in called}
                 strict = {function.name for function in called if function.strict}
                 return Constraint(call_grammar(schemas, strict, form.arguments, form.before, form.after), vocabulary)
-            asked = self.response_format
-            if asked.type == "text":
+            response_format = self.response_format
+            if response_format.type == "text":
                 return None
-            return Constraint(json_grammar(asked.json_schema and asked.json_schema.values), vocabulary)
+            schema = None if response_format.json_schema is None else response_format.json_schema.values
+            return Constraint(json_grammar(schema), vocabulary)
         except Unsupported as error:
             key = "tools" if self.must_call else "response_format"
             raise Refused(400, f"{key}: {error}", "unsupported_schema", key) from None

@@ -288,6 +288,16 @@ class LanguageModel(Trainable):
             return total / count
         return total / count + self.model.config.router_aux_loss_coef * outputs.balancing.mean()
 
+    def states(self, batch: Batch) -> Tensor:
+        """Return hidden states (B, T, D), or logits (B, T, V) where `head_weight` is None."""
+        outputs = self.forward(batch)
+        return outputs.states if isinstance(outputs, Routed) else outputs
+
+    def head_weight(self) -> Tensor | None:
+        """Return the weight (V, D) of the output layer; None if that layer is more than a matrix."""
+        weight: Tensor | None = self.model.get_output_embeddings().weight if self._plain_head else None
+        return weight
+
     def sequence_logprobs(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed log-probabilities (B,) of each sequence's labelled tokens, with their gradients, from what `forward`
         gave; logits are held for labelled tokens alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,7 +39,7 @@ _LANGUAGES = sorted(STOP_LISTS)
 _NUMBERS = {language: number for number, language in enumerate(_LANGUAGES)}
 _KNOWN, _ENGLISH = len(_LANGUAGES), _NUMBERS["en"]
 # What is found in place of a language's number.
-_NO_WORDS, _FEW_STOP_WORDS, _NOT_SAMPLED = -1, -2, -3
+_UNKNOWN, _FEW_STOP_WORDS, _NOT_SAMPLED = -1, -2, -3
 _APOSTROPHE, _CURLY_APOSTROPHE, _CAPITAL_I_WITH_DOT, _LOWER_I, _DOT_ABOVE = 39, 0x2019, 0x130, 0x69, 0x307
 
 # Columns of what `_tally` returns.
@@ -105,7 +105,7 @@ def measure_documents(
     measured: dict[int, Prose] = {}
     # Most texts are measured as they are, the others as the code points of what they become.
     unchanged, changed = dict[int, str](), dict[int, str]()
-    declared: dict[int, str] = dict(zip(documents, languages, strict=True))
+    declared = dict(zip(documents, languages, strict=True))
     for document in documents:
         text = texts[document]
         if text.isascii():
@@ -117,34 +117,29 @@ def measure_documents(
             continue
         normal = _with_small_sigmas(unicodedata.normalize("NFC", visible))
         (unchanged if normal == text else changed)[document] = normal
-    for group, (its_points, starts, ends) in (
-        (unchanged, (points, doc_starts[list(unchanged)], doc_starts[1:][list(unchanged)])),
-        (changed, _spans(list(changed.values()))),
-    ):
-        if group:
-            rows = _rows_of(its_points, starts, ends, [declared[document] for document in group])
-            known = np.flatnonzero((rows[:, _LANGUAGE] != _NO_WORDS) & (rows[:, _LANGUAGE] != _ENGLISH)).tolist()
-            numbers = list(group)
-            for row in known:
-                document = numbers[row]
-                if prose := _prose_of(group[document], rows[row].tolist()):
-                    measured[document] = prose
+    if unchanged:
+        numbers = list(unchanged)
+        measured |= _measure_words(unchanged, points, doc_starts[numbers], doc_starts[1:][numbers], declared)
+    if changed:
+        new_points, starts = code_points(list(changed.values()))
+        measured |= _measure_words(changed, new_points, starts[:-1], starts[1:], declared)
     return measured
 
 
-def _spans(texts: Sequence[str]) -> tuple[Array, Array, Array]:
-    points, starts = code_points(texts)
-    return points, starts[:-1], starts[1:]
-
-
-def _rows_of(points: Array, starts: Array, ends: Array, declared: Sequence[str]) -> Array:
+def _measure_words(
+    texts: Mapping[int, str], points: Array, starts: Array, ends: Array, declared: Mapping[int, str]
+) -> dict[int, Prose]:
     tables = _tables()
-    numbers = np.array([_NUMBERS.get(language, -1) for language in declared], np.int64)
-    rows: Array = _tally(
-        points, starts, ends, numbers, tables.words, tables.letters, tables.lower, tables.keys, tables.values,
-        tables.firsts, tables.languages, tables.english,
+    languages = np.array([_NUMBERS.get(declared[document], -1) for document in texts], np.int64)
+    in_ascii = np.array([text.isascii() for text in texts.values()])
+    rows = _tally(
+        points, starts, ends, languages, in_ascii, tables.words, tables.letters, tables.lower, tables.keys,
+        tables.values, tables.firsts, tables.languages, tables.english,
     )  # fmt: skip
-    return rows
+    documents = list(texts)
+    other = np.flatnonzero((rows[:, _LANGUAGE] != _UNKNOWN) & (rows[:, _LANGUAGE] != _ENGLISH)).tolist()
+    measured = {documents[row]: _prose_of(texts[documents[row]], rows[row].tolist()) for row in other}
+    return {document: prose for document, prose in measured.items() if prose}
 
 
 def _prose_of(text: str, row: list[int]) -> Prose | None:
@@ -152,7 +147,7 @@ def _prose_of(text: str, row: list[int]) -> Prose | None:
     stop_words_met: int | None = row[_STOP_WORDS]
     if row[_LANGUAGE] == _FEW_STOP_WORDS:
         # The words of Korean or Tamil take too many endings for a list, but their scripts show them.
-        language, stop_words_met = "LATIN" if text.isascii() else script_of(text), None
+        language, stop_words_met = script_of(text), None
         if language in SHARED_SCRIPTS:
             return None
     else:
@@ -193,7 +188,7 @@ def _likeliest(
         met (M,): the stop words of the sample; times (S,): how often each stop word occurs in it.
     """
     if words == 0:
-        return _NO_WORDS, 0
+        return _UNKNOWN, 0
     in_english, in_english_alone, elsewhere = 0, 0, 0
     for word in met:
         if english[word]:
@@ -216,7 +211,7 @@ def _likeliest(
     if declared >= 0 and counts[declared] >= _DECLARED_SHARE * highest:
         likeliest = declared
     else:
-        likeliest = _ENGLISH if counts[_ENGLISH] == highest else counts.argmax()
+        likeliest = _ENGLISH if counts[_ENGLISH] == highest else int(counts.argmax())
     return likeliest, different[likeliest]
 
 
@@ -226,6 +221,7 @@ def _tally(
     starts: Array,
     ends: Array,
     declared: Array,
+    in_ascii: Array,
     in_word: Array,
     is_letter: Array,
     lower: Array,
@@ -236,10 +232,11 @@ def _tally(
     english: Array,
 ) -> Array:
     """Return (D, 5) the language of each text and counts of its words; columns above. Of English texts and those
-    without words only the language counts.
+    in no known language only that counts.
 
     Args:
-        starts, ends (D,): where each text begins and ends among the points; declared (D,): its language's number or -1.
+        starts, ends (D,): where each text begins and ends among the points; declared (D,): its language's number or -1;
+            in_ascii (D,): whether it is, and so in no script that shows its language.
     """
     rows = np.zeros((starts.size, 5), np.int64)
     times = np.zeros(firsts.size - 1, np.int64)
@@ -248,7 +245,7 @@ def _tally(
         words, length, with_letters, different = 0, 0, 0, 0
         language = _NOT_SAMPLED
         i, end = starts[doc], ends[doc]
-        while i < end and language != _ENGLISH:
+        while i < end and language != _ENGLISH and not (language == _FEW_STOP_WORDS and in_ascii[doc]):
             if not in_word[points[i]]:
                 i += 1
                 continue
@@ -293,6 +290,8 @@ def _tally(
             )
         for word in met[:different]:
             times[word] = 0
+        if language == _FEW_STOP_WORDS and in_ascii[doc]:
+            language = _UNKNOWN
         rows[doc, _LANGUAGE] = language
         rows[doc, _WORDS], rows[doc, _LENGTH], rows[doc, _WITH_LETTERS] = words, length, with_letters
     return rows

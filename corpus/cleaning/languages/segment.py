@@ -98,10 +98,11 @@ class Segmenter:
             self._grow()
         chunks = int(doc_chunks[-1])
         self._learn(points, new_bounds[:new])
-        words, chunk_words = kernels.expand(ids[:chunks], self._first, self._count)
+        chunk_words, *words = kernels.expand(
+            ids[:chunks], self._first, self._count, self._hashes, self._lengths, self._bits
+        )
         return SegmentedText(
-            points, doc_starts, bounds[:chunks], doc_chunks, chunk_words, chunk_words[doc_chunks],
-            self._hashes[words], self._lengths[words], self._bits[words],
+            points, doc_starts, bounds[:chunks], doc_chunks, chunk_words, chunk_words[doc_chunks], *words
         )  # fmt: skip
 
     def _grow(self) -> None:

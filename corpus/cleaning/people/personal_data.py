@@ -109,7 +109,7 @@ _NUMBER_OF_A_THING = re.compile(
     r"\s(?:number|no\.?|nr\.?|code|id)s?\W{0,3}$|\b(?:isbn|issn|oclc|sku|ean|upc|gtin|doi)\W{0,3}$",
     re.IGNORECASE,
 )
-"""What stands before a number of a thing, which may look like one of a telephone or a card."""
+"""Words before the number of a thing, which may look like one of a telephone or a card."""
 # logo@2x.png is no address.
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 _LONGEST_LOCAL = 256

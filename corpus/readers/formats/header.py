@@ -29,9 +29,8 @@ _SENTENCE_WORDS = 5.0
 
 
 def first_row_is_data(rows: Sequence[Sequence[str]]) -> bool:
-    """Return True if more speaks for the first of these rows being a record than for a row of names; False for a table
-    of a single row, and where nothing speaks for either.
-    """
+    """Return True if the first of these rows is more like a record than like names of columns; False for a table of a
+    single row, and for a tie."""
     if len(rows) < 2:
         return False
     first, others = rows[0], [row for row in rows[1:] if len(row) == len(rows[0])]

@@ -1,4 +1,4 @@
-"""Text of LaTeX documents: commands give way to what they print, and formulas stay as they are written.
+"""Text of LaTeX documents: commands give way to what they print, and formulas stay as written.
 
 No library of the lock reads LaTeX. This reads the commands of ordinary papers and books; of others the names go and
 their arguments stay. Macros without arguments give way to their definitions; files of \\input are not followed.
@@ -61,7 +61,7 @@ _LEFT_OUT = {
 }  # fmt: skip
 """Commands that print nothing, and how many of their arguments go with them."""
 _LAST_OF = {"href": 2, "textcolor": 2, "colorbox": 2, "multicolumn": 3, "multirow": 3, "parbox": 2, "raisebox": 2}
-"""Commands of which the last of so many arguments is printed."""
+"""Commands with their number of arguments, of which the last one is printed."""
 _FORMULAS = frozenset({
     "equation", "align", "gather", "multline", "eqnarray", "displaymath", "math", "flalign", "alignat", "subequations",
 })  # fmt: skip
@@ -153,7 +153,7 @@ class _Source:
         return match.end() if match else position
 
     def argument(self, position: int) -> tuple[int, int]:
-        """Where the argument in braces at a position begins and ends; (position, position) where there is none."""
+        """Begin and end of the argument in braces at a position; (position, position) where there is none."""
         start = self.behind_spaces(position)
         if self.text[start : start + 1] == "{" and start in self.closing:
             return start + 1, self.closing[start]
@@ -175,7 +175,7 @@ class _Source:
 
 
 class _Document:
-    """The text of a source, and the formulas and programs in it that stay as they are."""
+    """The text of a source, and the formulas and programs in it, which stay unchanged."""
 
     def __init__(self, source: _Source, depth: int = 0) -> None:
         self._source, self._depth = source, depth

@@ -152,8 +152,8 @@ def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
 
 
 def _converted_content(stream: _Counted, length: int) -> bytes | None:
-    """The content of a record whose line ends were converted to LF, so that it is shorter than its length says; None,
-    with nothing read, where the length is right."""
+    """The content of a record whose line ends were converted to LF, so that it is shorter than declared; None, with
+    nothing read, where the length is right."""
     if length > CONVERTED_BYTES:
         return None
     data = stream.read(length + _HEADER_START_BYTES)

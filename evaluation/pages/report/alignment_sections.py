@@ -1,4 +1,4 @@
-"""Preference tuning and RLHF: their curves, and results on held-out prompts."""
+"""Preference tuning, distillation and RLHF: their curves, and results on held-out prompts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,44 @@ from evaluation.pages.words import (
     signed,
 )
 from evaluation.results.pipeline import PipelineResults
+
+
+def distillation(pipeline: PipelineResults, id: str) -> Section:
+    """Return the section on one step's distillation from a teacher."""
+    figures, drawn, tables = pipeline.figures(id), [], []
+    chart = line_chart(
+        "divergence from the teacher",
+        [*loss_lines(pipeline.curve(id, "train/loss")), Line("held-out", pipeline.sampled(id), "validation")],
+        x_label="batch",
+        y_label="divergence from the teacher (nats a token)",
+    )
+    fall = interval_of(figures, "divergence_fall")
+    if chart:
+        caption = "Divergence of student and teacher along the answers that were learnt."
+        if fall:
+            caption += f" On held-out answers it fell by {fixed(fall.value, 3)} {between(fall, 3)}."
+        weak = "A student that is near its teacher has the teacher's faults too; read the answers."
+        drawn.append(Figure("Divergence", chart, caption, weak, LEGEND[: 2 if pipeline.sampled(id) else 1]))
+    rows = []
+    for name, model in (pipeline.roles(id) if fall else {}).items():
+        divergence, agreement = (interval_of(figures, f"{key}_{name}") for key in ("heldout_divergence", "agreement"))
+        answers = interval_of(figures, f"answers_kl_{name}")
+        if divergence and agreement and answers:
+            rows.append(
+                [
+                    pipeline.long_name(model),
+                    f"{fixed(divergence.value, 3)} {between(divergence, 3)}",
+                    f"{percent(agreement.value)} {between_percent(agreement)}",
+                    f"{fixed(answers.value)} {between(answers)}",
+                    fixed(figures.get(f"heldout_loss_{name}", math.nan), 3),
+                ]
+            )
+    if rows:
+        columns = ["model", "divergence, nats a token", "tokens that agree", "KL of sampled answers", "loss"]
+        loss = fixed(figures.get("heldout_loss_teacher", math.nan), 3)
+        note = f"{figures['heldout_pairs']:,.0f} held-out pairs; the teacher's loss on their answers is {loss}."
+        tables.append(Table("Held-out divergence", columns, rows, note, numeric=(1, 2, 3, 4)))
+    return Section(*titled("distillation", "Distillation", id, "distill"), "", drawn, tables)
 
 
 def preference_tuning(pipeline: PipelineResults, id: str) -> Section:

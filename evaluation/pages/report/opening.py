@@ -1,4 +1,4 @@
-"""Opening of the report: the outcome, three numbers, one chart, samples; then the models, where they are and their use."""
+"""Opening of the report: the outcome, three numbers, one chart, samples; then the models and their use."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _key_figures(pipeline: PipelineResults) -> Iterator[KeyFigure]:
 
 
 def _answer_figures(pipeline: PipelineResults) -> Iterator[KeyFigure]:
-    """Yield the one figure that tells best what tuning and alignment did to the answers."""
+    """Yield the one figure that shows best the effect of tuning and alignment on the answers."""
     for id in [*pipeline.steps("rlhf"), *pipeline.steps("preference_tuning"), *pipeline.steps("sft")]:
         figures = pipeline.figures(id)
         method = "instruction tuning" if id in pipeline.steps("sft") else pipeline.algorithm(id)

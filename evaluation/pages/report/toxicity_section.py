@@ -52,7 +52,8 @@ def toxicity(pipeline: PipelineResults) -> Section:
         "Prompts with at least one toxic continuation",
         chart,
         f"{first['prompts']} prompts, {first['samples_per_prompt']} continuations of {first['max_new_tokens']} tokens "
-        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}{_floor(by_model)}",
+        f"each; toxic is a score of at least {first['threshold']:g}. {_differences(pairs)}{_empty(pipeline)}"
+        f"{_floor(by_model)}",
         f"Scored by {first['scorer']}. {first['limits']}",
         pipeline.legend(list(by_model)),
         wide=True,

@@ -181,12 +181,12 @@ def test_the_first_record_of_a_table_without_names_is_no_header(
 ) -> None:
     out = io.StringIO(newline="")
     csv.writer(out).writerows(rows)
-    place = Path(write("a.csv", out.getvalue()))
+    path = Path(write("a.csv", out.getvalue()))
     names = [f"column_{n + 1}" for n in range(len(rows[0]))]
     expected = [dict(zip(names, map(str, row), strict=True)) for row in rows]
-    assert [item.value for item in read_delimited(place, "auto", 1000) if isinstance(item, Record)] == expected
-    assert len(list(read_delimited(place, "auto", 1000, header="none"))) == len(rows)
-    assert len(list(read_delimited(place, "auto", 1000, header="first_row"))) == len(rows) - 1
+    assert [item.value for item in read_delimited(path, "auto", 1000) if isinstance(item, Record)] == expected
+    assert len(list(read_delimited(path, "auto", 1000, header="none"))) == len(rows)
+    assert len(list(read_delimited(path, "auto", 1000, header="first_row"))) == len(rows) - 1
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,13 @@ def test_names_of_columns_are_no_record(names: list[str], write: Callable[..., s
     csv.writer(out).writerows([names, *([n, text] for n, text in enumerate(SENTENCES))])
     first = next(read_delimited(Path(write("a.csv", out.getvalue())), "auto", 1000))
     assert isinstance(first, Record) and first.value == dict(zip(names, ["0", SENTENCES[0]], strict=True))
+
+
+def test_a_fix_names_the_field_with_prose_and_no_embedding(write: Callable[..., str]) -> None:
+    row = {"id": "3f" * 200, "embedding": "0.31, -0.2, " * 50, "body": SENTENCES[0]}
+    source = FileDocuments(paths=[write("a.jsonl", json.dumps(row) + "\n")])
+    [problem] = first_record_problems(IngestConfig(read=[source]))
+    assert problem.fix == "set ingest.read.0.text_field: body"
 
 
 def test_a_table_without_names_says_what_to_write(write: Callable[..., str]) -> None:

@@ -448,3 +448,26 @@ def test_an_accuracy_that_is_a_share_of_likelihood_is_no_share_of_items(tmp_path
     (one,) = paired_accuracy(*artifacts)
     assert one.difference.value == pytest.approx(one.second - one.first) == pytest.approx(0.0125)
     assert 0.008 < one.difference.low < one.difference.high < 0.017 and one.p_value < 0.001
+
+
+def test_an_untrained_model_of_the_shape_is_the_floor_and_is_measured_once(
+    model_dir: Path, new_model: Any, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every choice is as likely a token, so that it takes the shortest: here the right one, always."""
+    from evaluation.generation import untrained
+
+    monkeypatch.setattr(untrained, "_CACHE", tmp_path / "cache")
+    made: list[int] = []
+    original = untrained.untrained_like
+    monkeypatch.setattr(untrained, "untrained_like", lambda lm, seed: made.append(seed) or original(lm, seed))
+    rows = [{"query": f"{n}?", "choices": [f"{n}", "a much longer choice of words"], "gold": 0} for n in range(12)]
+    quiz = {"name": "quiz", "kind": "multiple_choice", "path": write_rows(tmp_path / "quiz.jsonl", rows)}
+    results = []
+    for number, folder in enumerate((model_dir, new_model(tmp_path / "other", seed=5))):
+        result = benchmarks(config_of(quiz), {"model": folder}, tmp_path / f"out{number}", run)
+        results.append(results_of(tmp_path / f"out{number}"))
+        assert result.figures["quiz_accuracy_untrained"] == 1.0 > result.figures["quiz_accuracy_chance"] == 0.5
+        assert "untrained" in result.headline
+    assert made == [17], "models of one shape share one floor"
+    assert results[0]["untrained"] == results[1]["untrained"]
+    assert results[0]["headlines"] == {"quiz": "acc_norm"}

@@ -6,11 +6,9 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 
 from evaluation.benchmarks import benchmarks
 from evaluation.config import BenchmarksConfig
@@ -21,6 +19,10 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from infra.servers.vllm import PROGRAM
 from tests.evaluation.conftest import TEXT
+
+if TYPE_CHECKING:  # seconds to import, for each test worker that reads this file
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
 
 pytestmark = [
     pytest.mark.long,
@@ -37,6 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory, new_model: Callable[..., Pat
 
 @pytest.fixture(scope="module")
 def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HFLM, VllmLM]]:
+    from lm_eval.models.huggingface import HFLM
+
     run = Run(tmp_path_factory.mktemp("run"), LAUNCH)
     lm = load_model(model, run)
     with served(model, run) as vllm:
@@ -44,6 +48,8 @@ def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
 
 def _asked(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    from lm_eval.api.instance import Instance
+
     return [Instance(kind, {}, given, number) for number, given in enumerate(arguments)]  # type: ignore[arg-type]
 
 

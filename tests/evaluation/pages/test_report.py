@@ -131,6 +131,68 @@ def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> No
     assert re.findall(r">([^<>]*)</th>", page)[:4] == ["", "base model", "SFT model", "RLHF model"]
 
 
+def test_the_first_screen_has_the_outcome_three_numbers_a_chart_and_answers(tmp_path: Path) -> None:
+    html, judged = render(ReportConfig(), write_pipeline(tmp_path / "store"))
+    first, rest = html.split('<div class="claims">')
+    holding = sum(claim.state == "holds" for claim in judged)
+    assert re.search(rf'<p class="outcome \w+">{holding} of {len(judged)} claims hold', first)
+    assert first.count('<div class="key-figure">') == 3
+    assert first.count("<svg") == 1 and 'aria-label="loss over batches"' in first
+    assert 'aria-label="loss over batches"' not in rest, "the chart is not drawn again"
+    answered = re.findall(r'<div class="sample">.*?</div>\s*</div>\s*</div>', first, re.DOTALL)
+    assert len(answered) == 2
+    assert all(f">{name} model<" in answered[0] for name in ("base", "SFT", "RLHF"))
+    # The report is a stage of its run too.
+    assert f"stages <b>{len(INPUTS) + 1}</b>" in first
+    # Each claim shows its decisive figure with its interval, in columns.
+    assert rest.count('<span class="claim-figure">') == len(judged) == len([c for c in judged if c.evidence])
+    assert all(row.interval for claim in judged for row in claim.evidence[:1])
+
+
+def test_an_effect_that_rounds_to_zero_is_told_as_none(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    tiny = {"improvement": 0.002, "improvement_low": 0.001, "improvement_high": 0.003}
+    with_figures(folders["sft"], **tiny, heldout_loss_base=8.1402, heldout_loss_sft=8.1382)
+    (claim,) = [claim for claim in claims(PipelineResults(folders)) if claim.about == "sft"]
+    assert claim.title == "Instruction tuning had no effect on held-out instructions: loss 8.14 → 8.14"
+    assert claim.state == "fails"
+
+
+def test_the_claim_of_preference_tuning_has_its_figures_in_rows(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    folder = tmp_path / "store" / "preference_tuning" / ("7" * 16)
+    shutil.copytree(folders["rlhf"], folder)
+    replace(Manifest.read(folder), stage="preference_tuning", step="dpo", fingerprint="7" * 16).write(folder)
+    measured = {"win_rate": (0.6, 0.55, 0.65), "margin": (1.0, 0.5, 1.5), "chosen_rise": (0.1, 0.05, 0.2)}
+    bounds = {
+        f"{name}{end}": value
+        for name, values in measured.items()
+        for end, value in zip(("", "_low", "_high"), values, strict=True)
+    }
+    with_figures(folder, **bounds)
+    (claim,) = [
+        claim for claim in claims(PipelineResults({**folders, "dpo": folder})) if claim.about == "preference_tuning"
+    ]
+    rows = {row.label: (row.value, row.interval) for row in claim.evidence}
+    assert rows["pairs whose chosen answer gained more"] == ("60.0 %", "55.0 to 65.0 %")
+    assert rows["margin, nats per answer"] == ("+1.00", "0.50 to 1.50")
+
+
+def test_scores_are_shown_with_those_of_an_untrained_model(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    for model in ("base", "sft", "rlhf"):
+        path = folders[f"benchmarks_{model}"] / "results.json"
+        results = json.loads(path.read_text())
+        results["tasks"]["cloze"]["acc_norm"] = {**results["tasks"]["cloze"]["acc"], "value": 0.61, "low": 0.55}
+        results["untrained"] = {"cloze": {"acc": {"value": 0.77}, "acc_norm": {"value": 0.58}}}
+        results["headlines"] = {"cloze": "acc_norm"}
+        path.write_text(json.dumps(results))
+    text = Page(render(ReportConfig(), folders)[0]).text
+    assert "cloze, right (untrained 58 %)" in text
+    assert "cloze: base, sft, rlhf is not distinguishable from an untrained model." in text
+    assert "cloze: by likelihood per character" in text
+
+
 def rows_of(html: str, caption: str) -> list[list[str]]:
     """The cells of the table under a caption, line by line, as they are read."""
     (table,) = re.findall(rf"{re.escape(caption)}.*?(<table.*?</table>)", html, re.DOTALL)

@@ -11,7 +11,7 @@ import pytest
 
 from evaluation.config import RegisterConfig
 from evaluation.pages.report.training_sections import pretraining
-from evaluation.pages.summary import frank_verdict, results_table, what_was_built
+from evaluation.pages.summary import frank_verdict, results_table, text_sources, what_was_built
 from evaluation.release.card import model_card
 from evaluation.results.artifacts import read_artifacts
 from evaluation.results.pipeline import PipelineResults
@@ -109,3 +109,34 @@ def test_a_loss_that_rose_again_is_not_below_the_bigram_model_from_then_on(
     rows = [{"step": 10 * at, "values": {"validation/sample_loss": loss}} for at, loss in enumerate(losses, 1)]
     (folders["pretrain"] / "aux/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert said in str(pretraining(PipelineResults(folders), "pretrain").figures[0].means)
+
+
+def test_sources_without_a_name_have_that_of_their_folder(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    paths = ["letters/*.txt", "old/books", "old/books/", "data/diaries/1900.jsonl", "a/notes/**/*.md"]
+    read = [{"kind": "files", "name": None, "paths": [path]} for path in paths]
+    ingest = Manifest.read(folders["ingest"])
+    replace(ingest, config={"read": [*read, {"kind": "files", "name": "mine", "paths": ["x/y"]}]}).write(
+        folders["ingest"]
+    )
+    source = {"licence": "", "language": "", "documents": 9, "bytes": 4_000_000}
+    names = ["files", "files-2", "files-4", "files-5", "mine"]
+    (folders["clean"] / "sources.json").write_text(json.dumps(dict.fromkeys(names, source)))
+    shown = [row.name for row in text_sources(PipelineResults(folders), "base")]
+    # Two sources of one folder keep their numbers.
+    assert shown == ["letters", "files-2", "diaries", "notes", "mine"]
+
+
+def test_the_card_has_only_settings_that_differ_and_digests_in_full_behind_a_title(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    manifest = Manifest.read(folders["pretrain"])
+    changed = {"duration": "400 batches", "optimizer": {"learning_rate": 0.0015}}
+    replace(manifest, config={**changed, "seed": 17, "z_loss": 0.0}, identity=changed).write(folders["pretrain"])
+    model = read_artifacts({"model": folders["rlhf"]})["model"]
+    assert model.manifest is not None
+    card = model_card(RegisterConfig(), "demo", model, {"model": model}, [])
+    assert "- `optimizer.learning_rate`: 0.0015" in card and '- `duration`: "400 batches"' in card
+    assert "z_loss" not in card and "```json" not in card
+    before_title, _, behind = card.partition("<details><summary>Digests in full</summary>")
+    assert model.manifest.digest in behind and model.manifest.digest not in before_title
+    assert f"digest `{model.manifest.digest[:10]}`" in before_title

@@ -279,7 +279,8 @@ def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, mon
         "faq.jsonl: instructions; 4 of 4 sampled records: prompt and response under question and answer" in done.stdout
     )
     made = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
-    assert made["ingest"]["read"] == [{"kind": "files", "paths": ["two.jsonl"], "text_field": "essay"}]
+    (source,) = made["ingest"]["read"]
+    assert source == {"kind": "files", "name": "two", "paths": ["two.jsonl"], "text_field": "essay"}
     assert made["instructions"]["read"] == [{"kind": "files", "paths": ["faq.jsonl"]}]
     checked = CliRunner().invoke(stemma, ["check", "pipeline.yaml", "--root", str(tmp_path / "store")])
     assert checked.exit_code == 0, checked.stderr

@@ -130,7 +130,9 @@ def test_a_gate_holds_a_model_against_one_that_another_machine_promoted(
     assert Path(lab.ask("f", "open")["url"].removeprefix("file://")).is_file()
 
 
+@pytest.mark.long
 def test_what_one_machine_adopts_all_of_them_use(lab: Lab, built_full: Path, tmp_path: Path) -> None:
+    """The risk: an adopted artifact, which no machine can build, stays in the cache of the one that adopted it."""
     (clean,) = (built_full / "store" / "clean").iterdir()
     shutil.copytree(clean / "documents", tmp_path / "corpus" / "documents")
     adopted = lab.ask("b", "adopt", "clean", tmp_path / "corpus")

@@ -436,7 +436,7 @@ STAGES["shout"] = Stage(
 
 @pytest.mark.long
 def test_a_new_stage_is_one_file_and_its_declaration(data_pipeline: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    """Config check, command line, process of its own, store and page's schema: no other file knows of it. The risk: a
+    """Config check, command line, separate process, store and page's schema: no other file knows of it. The risk: a
     stage of this repository is listed in a second place. One of an installed package is in `make test`."""
     copy = tmp_path / "stemma"
     for name in ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra", "configs"):

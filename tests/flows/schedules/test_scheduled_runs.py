@@ -1,5 +1,5 @@
 """Pipelines that run by themselves: when, one at a time, after a pause, by the code and config they were made with; and
-who is told when one fails; and runs whose process is gone."""
+who hears of a failure; and runs whose process is gone."""
 
 from __future__ import annotations
 
@@ -241,12 +241,12 @@ def test_a_schedule_stays_through_deploys_and_runs_and_can_be_paused_and_resumed
     assert (schedule["overlap"], schedule["catch_up"], schedule["active"]) == ("skip", "none", True)
     assert len(schedule["next"]) == 3
     assert {date[11:16] for date in schedule["next"]} == {"02:00"}
-    paused = house.ask("pause", config)
+    paused = house.ask("pause-schedule", config)
     assert paused.code == 0, paused.document["errors"]
     assert (paused.document["schedules"][0]["active"], paused.document["schedules"][0]["next"]) == (False, [])
     again = house.ask("deploy", config)
     assert again.document["schedules"] == paused.document["schedules"]
-    assert house.ask("resume", config).document["schedules"] == first.document["schedules"]
+    assert house.ask("resume-schedule", config).document["schedules"] == first.document["schedules"]
     assert house.ask("schedule", config).document["schedules"] == first.document["schedules"]
 
 
@@ -275,10 +275,10 @@ def test_the_command_refuses_a_schedule_that_is_none_and_deploys_nothing(house: 
 @pytest.mark.cluster
 def test_what_has_no_schedule_cannot_be_paused_and_says_so(house: House) -> None:
     config = house.named("unscheduled")
-    answer = house.ask("pause", config)
+    answer = house.ask("pause-schedule", config)
     assert (answer.code, answer.document["errors"][0]["code"]) == (2, "not_deployed")
     house.deploy("unscheduled")
-    answer = house.ask("pause", config)
+    answer = house.ask("pause-schedule", config)
     assert (answer.code, answer.document["errors"][0]["code"]) == (2, "no_schedule")
     assert house.ask("schedule", config).document["schedules"] == []
 

@@ -37,7 +37,7 @@ class RelayProcess:
     lock_timeout_s: how long it waits for a database that somebody else has locked."""
 
     def __init__(self, root: Path, mode: str = "--follow", lock_timeout_s: float = migrations.LOCK_TIMEOUT_S) -> None:
-        self.log = root / "relay.log"
+        self.log = root.with_name(f"{root.name}.relay.log")  # a store holds no other files
         arguments = [__name__, str(root), mode, str(lock_timeout_s)]
         with open(self.log, "ab") as output:
             self.process = _server().start(_IMPORTS, arguments, REPOSITORY, output.fileno(), _line()[0], lambda: False)

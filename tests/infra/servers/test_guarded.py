@@ -249,7 +249,7 @@ def command_lines(guarded: Guarded) -> str:
     with Arguments() as arguments:
         for begin, command, code in (
             (start, ["deploy", config, "--cron", "0 2 * * *"], 0),
-            # With the command line and the environment that a person gives it, and stages of its own.
+            # With the command line and the environment that a person gives it, in a new process.
             (start_new, ["run", config], 0),
             (start, ["run", failing], 1),
             (start, ["status", config], 0),

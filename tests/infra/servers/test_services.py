@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, eventually) -> None:
-    """MLflow cannot start at first: `up` says why, and leaves the others, which are not started again."""
+    """MLflow cannot start at first: `up` reports why, and leaves the others, which are not started again."""
     ports = {"prefect_port": any_free_port(), "mlflow_port": any_free_port()}
     database = root / "mlflow" / "mlflow.db"
     database.mkdir(parents=True)

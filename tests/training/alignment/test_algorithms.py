@@ -1,4 +1,5 @@
-"""Rewards, advantages and losses of PPO, RLOO, GRPO's family, REINFORCE++ and RAFT by themselves; best of n; a bandit that each solves."""
+"""Rewards, advantages and losses of PPO, RLOO, GRPO's family, REINFORCE++ and RAFT by themselves; best of n; a bandit
+that each solves."""
 
 from __future__ import annotations
 

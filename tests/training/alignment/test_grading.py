@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import signal
 import sys
 import time
@@ -117,6 +118,16 @@ def test_a_function_that_hangs_is_named_with_its_answer_and_leaves_no_process(gr
     left = [psutil.Process(int(one)) for one in path.read_text().split() if psutil.pid_exists(int(one))]
     # The second may be a moment older than its end: nobody waits for it but the machine's first process.
     assert not psutil.wait_procs(left, timeout=20)[1]
+    assert graders.functions(f"{HERE}:lengths", answered("")) == pytest.approx([0.42])
+
+
+def test_a_function_that_hangs_in_the_training_s_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no time limit there, and nothing said what the stage waits for."""
+    monkeypatch.setattr("training.rl.grading.SLOW_S", 0.01)
+    reported: queue.Queue[tuple[str, str]] = queue.Queue()
+    graders = Graders(on_slow=lambda *event: reported.put(event))
+    graders._functions["rewards:f"] = lambda *_: [float(bool(reported.get(timeout=60)[1].index("rewards:f")))]
+    assert graders.functions("rewards:f", answered("No.")) == [1.0]
     assert graders.functions(f"{HERE}:lengths", answered("")) == pytest.approx([0.42])
 
 

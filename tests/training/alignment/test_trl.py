@@ -1,5 +1,5 @@
 """Losses and gradients of every alignment stage against trl's on the same batch, to 1e-5: SFT, reward model, DPO, IPO,
-KTO, ORPO, GRPO; RAFT's against transformers' own.
+KTO, ORPO, GRPO, GKD; RAFT's against transformers' own.
 
 Its trainers compute them on a copy of the model, as far as they can be made without a training; else their loss
 functions.
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from training.chat.base import Chat, Conversation, pad
-from training.config import PreferenceTuningConfig, RlhfConfig
+from training.config import DistillConfig, PreferenceTuningConfig, RlhfConfig
 from training.core.hardware import Hardware
 from training.data.preferences import Pair, Preferred, Ranking, ranking_batch
 from training.generation.completions import AnswerBatch, Completions
@@ -30,6 +30,7 @@ from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
 from training.rl.rewards import RewardScale
 from training.rl.round import PolicyAndValue
 from training.train_modules.answer_logprobs import answer_logprobs
+from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import kto_kl
 from training.train_modules.preference_model import Example, PreferenceTuned, preference_batch
@@ -254,6 +255,42 @@ def test_raft_is_transformers_cross_entropy_on_the_best_answer_to_each_prompt(
     ids, attention, completion = _padded([talks[1], talks[5]], chat)
     theirs = copied(input_ids=ids, attention_mask=attention, labels=ids.masked_fill(completion == 0, -100)).loss
     _same(model.loss(model(minibatch), minibatch)["total"], theirs, policy, copied)
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_distillation_is_trl_s_gkd(
+    beta: float, pieces: bool, policy: PreTrainedModel, chat: Chat, base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    if pieces:
+        monkeypatch.setattr("training.train_modules.distillation.chunk_size", lambda weight: 3)
+    teacher, copied = _moved(_moved(load(base_dir).eval(), 8), 9), copy.deepcopy(policy)
+    config = DistillConfig(beta=beta, loss_temperature=1.5)
+    model = Distilled(LanguageModel(policy, CPU), LanguageModel(copy.deepcopy(teacher), CPU), config)
+    batch = chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    with torch.no_grad():
+        known = teacher(batch["input_ids"]).logits
+    logits = copied(batch["input_ids"]).logits
+    expected = GKDTrainer.generalized_jsd_loss(logits, known, batch["labels"], beta=beta, temperature=1.5)
+    assert expected.item() > 0.01
+    _same(model.loss(model(batch), batch), expected, policy, copied)
+
+
+def test_the_teacher_s_likeliest_tokens_alone_are_learnt(policy: PreTrainedModel, chat: Chat, base_dir: Path) -> None:
+    """As KL from the teacher's distribution over them, in numpy."""
+    teacher, batch = _moved(load(base_dir).eval(), 8), chat.response_batch(chat.conversations(PROMPTS, CHOSEN))
+    distilled = Distilled(LanguageModel(policy, CPU), LanguageModel(teacher, CPU), DistillConfig(top_k=5))
+    labelled = batch["labels"] != IGNORE
+    with torch.no_grad():
+        loss = distilled.loss(distilled(batch), batch).item()
+        logits = [model(batch["input_ids"]).logits[labelled].double().numpy() for model in (policy, teacher)]
+    likeliest = np.argsort(-logits[1], 1)[:, :5]
+    kept = np.exp(np.take_along_axis(logits[1], likeliest, 1))
+    kept /= kept.sum(1, keepdims=True)
+    logprobs = np.take_along_axis(logits[0] - np.log(np.exp(logits[0]).sum(1, keepdims=True)), likeliest, 1)
+    assert loss == pytest.approx((kept * (np.log(kept) - logprobs)).sum(1).mean(), rel=1e-4)
 
 
 def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair], chat: Chat) -> None:

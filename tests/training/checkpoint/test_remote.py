@@ -186,7 +186,7 @@ def test_two_ranks_share_a_cache_and_train_as_on_shards_of_this_disk(
     assert not list((tmp_path / "far.work").rglob("*.mds*")), "and nothing is left"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_what_cannot_be_fetched_is_named_with_its_place(
     workers: int, bucket: Any, tokenizer_dir: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from tests.support.elsewhere import run_module
 from training.config import PretrainConfig
 from training.pretrain import pretrain
 
@@ -86,3 +87,17 @@ def test_damage_is_named(damage: str, shards_dir: Path, tokenizer_dir: Path, tmp
     with pytest.raises(StageError, match=message) as named:
         pretrain(config, {"shards": folder, "tokenizer": tokenizer_dir}, tmp_path / "out", run)
     assert named.value.problems[0].code == "bad_shards" and named.value.problems[0].fix
+
+
+def test_the_program_names_damage_in_one_line(shards_dir: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards_dir, tmp_path / "shards")
+    (tmp_path / "shards/train/index.json").write_text('{"shards": [{"samp')
+    (tmp_path / "pretrain.yaml").write_text(
+        "model: {family: llama, layers: 1, width: 16, heads: 2, positions: 64}\n"
+        "duration: 2 batches\nglobal_batch_tokens: 256\n"
+    )
+    inputs = [f"shards={tmp_path / 'shards'}", f"tokenizer={tokenizer_dir}"]
+    words = ["training.pretrain", "--config", tmp_path / "pretrain.yaml", "--out", tmp_path / "out"]
+    done = run_module([*words, "--input", inputs[0], "--input", inputs[1], "--launch", "device=cpu"], ["infra.alone"])
+    assert done.returncode == 1
+    assert "train/index.json: not JSON" in done.stderr and "Traceback" not in done.stderr

@@ -80,7 +80,9 @@ def _compare(rank: int, count: int, port: int, family: str, tied: bool) -> str:
     return ""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.long] * (name == "mistral")) for name in FAMILIES]
+)
 def test_a_split_model_has_loss_and_gradients_of_the_whole(family: str) -> None:
     found = called_in_ranks(_compare, 2, family, family == "qwen3")
     assert found == ["", ""], "\n".join(found)

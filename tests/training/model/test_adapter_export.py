@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,8 +28,10 @@ from training.adopt import import_model
 from training.config import BaseModelConfig, SftConfig
 from training.sft import sft
 
-pytest.importorskip("peft", reason="the adapters are tried with PEFT")
-pytestmark = pytest.mark.usefixtures("loaded_by_a_fork")
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="the adapters are tried with PEFT"),
+    pytest.mark.usefixtures("loaded_by_a_fork"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def tuned(base: Path, instructions: Path, out: Path, **changes: Any) -> Artifact
 
 
 def in_this_process(program: Path, *arguments: str) -> tuple[dict[str, Any], Any]:
-    """What `run_elsewhere` returns, without the imports of a new process."""
+    """The result of `run_elsewhere`, without the imports of a new process."""
     try_snippets = runpy.run_path(str(program))["try_snippets"]
     findings: dict[str, Any] = {}
     with TemporaryDirectory() as folder, contextlib.chdir(folder):

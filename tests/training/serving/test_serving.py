@@ -143,6 +143,16 @@ def test_enter_asks_both_models(url: str) -> None:
         page = browser.new_page(http_credentials=known)  # type: ignore[arg-type]
         page.set_default_timeout(90_000)
         page.goto(url)
+        page.locator(".examples button").first.click()
+        assert page.locator("textarea").input_value() == "Explain in one sentence what a list is."
+        markdown = "**bold** `a<b` <img src=x onerror=alert(1)>\n\n- one\n- two\n\n```\n<script>x</script>\n```"
+        shown = page.evaluate(
+            "text => { const box = document.createElement('div'); render(text, box); return box.innerHTML }", markdown
+        )
+        assert shown == (
+            "<p><strong>bold</strong> <code>a&lt;b</code> &lt;img src=x onerror=alert(1)&gt;</p>"
+            "<ul><li>one</li><li>two</li></ul><pre><code>&lt;script&gt;x&lt;/script&gt;</code></pre>"
+        )
         page.locator("textarea").fill("What is a list?")
         page.keyboard.press("Shift+Enter")
         assert page.locator("textarea").input_value() == "What is a list?\n"

@@ -1,0 +1,10 @@
+"""The one style sheet of all pages: reports, validations, judging, plans, comparisons, chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def style() -> str:
+    """Return the style sheet, for a page that loads no other file."""
+    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
