@@ -50,6 +50,7 @@ from flows.dashboard.run_view import RunView
 from flows.dashboard.steering import RefusedError, Steering
 from infra.errors import ConfigError, StemmaError
 from infra.io.json import parse_own_json
+from infra.pages import STYLE_SHEET
 from infra.servers.asgi_server import BoundedBody, Server
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.prefect.callers import App, OwnCallersOnly
@@ -255,10 +256,14 @@ class Dashboard:
 
     async def static(self, request: Request) -> Response:
         name, kind = request.path_params["name"], request.url.path.rpartition(".")[2]
-        files = {"report.css": REPORT_TEMPLATES, "dashboard.css": TEMPLATES, "dashboard.js": TEMPLATES}
+        files = {
+            "style.css": STYLE_SHEET,
+            "dashboard.css": TEMPLATES / "dashboard.css",
+            "dashboard.js": TEMPLATES / "dashboard.js",
+        }
         if (file := f"{name}.{kind}") not in files:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        return FileResponse(files[file] / file, headers={"Cache-Control": "no-cache"})
+        return FileResponse(files[file], headers={"Cache-Control": "no-cache"})
 
     def _view(self, run_id: str) -> RunView:
         if run_id not in self._views:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+STYLE_SHEET = Path(__file__).parent / "style.css"
+
 
 def style() -> str:
     """Return the style sheet, for a page that loads no other file."""
-    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    return STYLE_SHEET.read_text(encoding="utf-8")
