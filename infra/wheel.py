@@ -17,7 +17,7 @@ from setuptools.command.egg_info import egg_info
 from infra.project import BUILT_FROM, code_state
 
 _OUTSIDE = ("requirements.lock", "configs")
-"""Files that the application reads besides its packages: its lock, the limits of suites, and the configs to start from."""
+"""Files that the application reads besides its packages: its lock, limits of suites, and configs to start from."""
 
 
 class BuildApplication(build_py):
