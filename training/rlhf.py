@@ -1,4 +1,4 @@
-"""Aligns an SFT model with rewards by PPO, RLOO, GRPO or RAFT, kept near the SFT model by a KL penalty.
+"""Aligns an SFT model with rewards by PPO, RLOO, GRPO, REINFORCE++ or RAFT, kept near the SFT model by a KL penalty.
 
 python -m training.rlhf --config rlhf.yaml --input model=DIR --input prompts=DIR --out DIR
     [--input reward_model=DIR] [--input reward_model_2=DIR …] [--input judge=DIR] [--input shards=DIR]
