@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
 from setuptools.command.egg_info import egg_info
+
+# setuptools loads this file by its path, before anything of the project is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from infra.project import BUILT_FROM, code_state
 
