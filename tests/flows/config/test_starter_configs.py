@@ -18,7 +18,7 @@ STARTERS = {
     "lora": ["sft.duration=2 batches", "sft.global_batch_examples=8", "sft.max_length=128", "sft.answers_limit=4"],
     "dpo": ["dpo.duration=2 batches", "dpo.global_batch_pairs=8", "dpo.max_length=128", "dpo.heldout_prompts=2"],
     "continue": [
-        "shard.sequence_length=64",
+        "shards.sequence_length=64",
         "continued.duration=2 batches",
         "continued.global_batch_tokens=512",
         "ingest.read.0={kind: docstrings, packages: [numpy], limit_mb: 0.3}",
@@ -37,8 +37,7 @@ def open_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_for(name: str, model: Path, settings: list[str]) -> list[str]:
-    paths = [f"base_model.path={model}", *([f"tokenizer.pretrained={model}"] if name == "continue" else [])]
-    options = [word for setting in [*paths, *settings] for word in ("--set", setting)]
+    options = [word for setting in [f"base_model.path={model}", *settings] for word in ("--set", setting)]
     return [str(REPOSITORY / "configs" / "open-model" / f"{name}.yaml"), *options]
 
 
