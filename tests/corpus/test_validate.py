@@ -316,4 +316,4 @@ def test_the_page_groups_what_was_observed(found, shown):
     verdict = {"success": True, "suite": "documents", "rows": 11691, "rows_checked": 11691}
     expectation = {"expectation": "x", "column": "", "sentence": "s", "success": True, "observed": found}
     page = render({**verdict, "expectations": [expectation]}, [], [])
-    assert f"<td>{shown}</td>" in page and "11,691 rows" in page
+    assert f'<td data-label="found">{shown}</td>' in page and "11,691 rows" in page
