@@ -169,15 +169,15 @@ class Grams:
             task_of, passage_of: of each item.
         """
         grams, items = np.concatenate(self._grams), np.concatenate(self._items)
+        # Items were entered in ascending order, in which a stable sort leaves those of one n-gram.
+        order = np.argsort(grams, kind="stable")
+        grams, items = grams[order], items[order]
+        fresh = np.append(True, (grams[1:] != grams[:-1]) | (items[1:] != items[:-1]))[: grams.size]
+        grams, items = grams[fresh], items[fresh]
         keep = ~_is_template(grams, task_of[items], passage_of[items])
         grams, items = grams[keep], items[keep]
-        order = np.lexsort((items, grams))
-        grams, items = grams[order], items[order]
-        fresh = np.ones(grams.size, np.bool_)
-        fresh[1:] = (grams[1:] != grams[:-1]) | (items[1:] != items[:-1])
-        hashes, begins = np.unique(grams[fresh], return_index=True)
-        owned = items[fresh]
-        return hashes, Owners(np.append(begins, owned.size).astype(np.int64), owned)
+        begins = np.flatnonzero(_begins(grams))
+        return grams[begins], Owners(np.append(begins, items.size).astype(np.int64), items)
 
 
 class Answers:
@@ -217,16 +217,30 @@ class Answers:
 
 
 def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask of the n-grams that more than SHARED_BY_ITEMS passages of their task have. All arguments (N,)."""
-    order = np.lexsort((passages, tasks, grams))
-    ordered = np.stack([grams.view(np.int64), tasks, passages])[:, order]
-    changes = ordered[:, 1:] != ordered[:, :-1]
-    is_new_gram = np.append(True, changes[:2].any(0))[: grams.size]
-    is_new_passage = np.append(True, changes.any(0))[: grams.size]
-    number = np.cumsum(is_new_gram) - 1
+    """Return a mask of the n-grams that more than SHARED_BY_ITEMS passages of their task have.
+
+    Args:
+        grams: (N,), ascending.
+        tasks, passages: (N,).
+    """
+    begins = _begins(grams)
+    number = np.cumsum(begins) - 1
+    # Few n-grams are common enough for their passages to be counted.
+    common = np.flatnonzero(np.bincount(number)[number] > SHARED_BY_ITEMS)
     is_template = np.zeros(grams.size, np.bool_)
-    is_template[order] = np.bincount(number, is_new_passage)[number] > SHARED_BY_ITEMS
+    if not common.size:
+        return is_template
+    rows = np.stack([number, tasks, passages])[:, common]
+    order = np.lexsort(rows[::-1])
+    changes = np.append(np.ones((3, 1), np.bool_), np.diff(rows[:, order]) != 0, axis=1)
+    of_task = np.cumsum(changes[:2].any(0)) - 1
+    is_template[common[order]] = np.bincount(of_task, changes.any(0))[of_task] > SHARED_BY_ITEMS
     return is_template
+
+
+def _begins(grams: Hashes) -> NDArray[np.bool_]:
+    """Return a mask of the first of equal n-grams, (N,), of ascending ones."""
+    return np.append(True, grams[1:] != grams[:-1])[: grams.size]
 
 
 class Words(NamedTuple):

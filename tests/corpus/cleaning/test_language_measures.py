@@ -71,7 +71,9 @@ def texts(generator: random.Random) -> list[tuple[str, str]]:
             generator.choice(by_language[code] if generator.random() < 0.6 else everything)
             for _ in range(generator.randrange(SAMPLE - 3, SAMPLE + 4) if number % 50 == 0 else number % 60)
         ]
-        if number % 4 == 0:
+        if number % 3 == 1:  # as many words of English as of another language, or one more
+            words = [generator.choice(by_language[generator.choice([code, "en"])]) for _ in words]
+        elif number % 4 == 0:
             code = generator.choice(LANGUAGES)
             words = list(importlib.import_module(f"spacy.lang.{code}.examples").sentences)
         elif number % 7 == 0:
