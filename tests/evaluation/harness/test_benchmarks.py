@@ -62,6 +62,7 @@ def test_scores_are_those_of_lm_evals_own_command_line(
         "--output_path", str(tmp_path / "theirs"),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it sets this for its process, which is that of the tests
     with own_cache(tmp_path / "cache"):
         cli_evaluate()
     theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
@@ -108,6 +109,7 @@ def test_questions_by_a_models_template_are_those_of_lm_evals_own_command_line(
         "--output_path", str(tmp_path / "theirs"), "--log_samples",
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it sets this for its process, which is that of the tests
     with own_cache(tmp_path / "cache"):
         cli_evaluate()
     theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]["sums"]
