@@ -68,8 +68,9 @@ ENGINE = "prefect.engine"
 _STAGES = "STEMMA_TEST_STAGE_SERVER"
 """In a forked command: the sockets of the servers that its stages share, one for each number of threads."""
 LINE = "line"
-_AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE, CONSOLE_LEVEL, "PREFECT__FLOW_RUN_ID"}
-"""Variables in which a stage may differ from its server: how glibc keeps memory and how long threads stay awake change
+_AS_IT_COMES = {"GLIBC_TUNABLES", AWAKE, CONSOLE_LEVEL, "PREFECT__FLOW_RUN_ID", "TOKENIZERS_PARALLELISM"}
+"""Variables in which a stage may differ from its server: how glibc keeps memory, how long threads stay awake and
+whether tokenizers use several (lm-eval's command and `encode` set that for their process, which may be a test's) change
 no result, and a stage uses nothing of Prefect, which the run of a worker has set. So one server imports for all stages
 what several would each import."""
 _OWN_SERVER = {"OMP_NUM_THREADS", "LOGNAME"}
