@@ -1,11 +1,11 @@
 """The calculator task: a small model is tuned shortly on calls of a calculator, then learns to use it from rewards alone.
 
-python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 60] [--sft-epochs 2] [--threads 2]
+python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 60] [--sft-epochs 2] [--threads 1]
 
 A task is an exercise with two operands of up to three digits (`What is 864-394?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model has
-random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT and
-policy. Held-out exercises are others than those of the training; answers are sampled at temperature 1. What is in OUT
+random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT
+and policy. Held-out exercises are others than those of the training; answers are sampled at temperature 1. What is in OUT
 already is taken as it is.
 """
 
@@ -33,10 +33,10 @@ from training.rlhf import rlhf
 from training.sft import sft
 
 DEMONSTRATIONS = 4000
-MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 128, "heads": 4, "positions": 128}
+MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 96, "heads": 4, "positions": 128}
 SFT: dict[str, Any] = {
     "global_batch_examples": 32, "max_length": 96, "answer_max_tokens": 24, "heldout_limit": 64, "answers_limit": 32,
-    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %",
+    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %", "watched_prompts": 0,
 }  # fmt: skip
 LEARNING: dict[str, Any] = {
     "environment": {
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--sft-epochs", type=float, default=2, help="how much the model knows before")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,9 @@ def demonstrations(count: int) -> list[list[dict[str, str]]]:
         value = str(evaluate(expression))
         call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
         talk = (question, f"<tool_call>\n{call}\n</tool_call>", f"<tool_response>\n{value}\n</tool_response>", value)
-        talks.append([{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, talk, strict=True)])
+        talks.append(
+            [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, talk, strict=True)]
+        )
     return talks
 
 
@@ -105,7 +107,10 @@ def tokenizer_of(talks: list[list[dict[str, str]]]) -> PreTrainedTokenizerFast:
     """A tokenizer with a token for each digit, learnt from conversations."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

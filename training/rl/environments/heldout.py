@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from corpus.documents.parts import read_documents
 from corpus.pairs.dialogues import opening_of
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, number_clusters
 from infra.run import Run
 from training.chat.base import Chat
 from training.config import RlhfConfig
+from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.completions import Completions, Episode, kl_of
 from training.rl.environments.episodes import Episodes
@@ -29,7 +30,8 @@ from training.validation.answer_figures import means, raw_scores
 
 EPISODES = "episodes.jsonl"
 """In aux/: one line per held-out task, with an episode of each side."""
-_Values = NDArray[np.float64]
+_MOST_TEXT = 20_000_000
+"""Characters of documents that are searched."""
 
 
 def playing(
@@ -41,7 +43,8 @@ def playing(
     """
     if config.environment is None:
         return None
-    pool = EnvironmentPool(config.environment, run.launch.sandbox, inputs.get("documents"))
+    documents = _as_text(inputs["documents"], run.work_dir / "documents.txt") if "documents" in inputs else None
+    pool = EnvironmentPool(config.environment, run.launch.sandbox, documents)
     ending.callback(pool.close)
     run.event("environment", f"rlhf: {pool.described()}", sandbox=pool.kind)
     return Episodes(config, chat, hardware, pool)
@@ -98,6 +101,19 @@ def measure_episodes(
         f"reward of {len(tasks):,} held-out tasks {before:.2f} → {after:.2f}",
         f"KL {figures['kl_to_sft']:.1f}",
     ]
+
+
+def _as_text(documents: Path, path: Path) -> Path:
+    """Write documents as text, which a sandbox reads without this project's code."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f"{ranks.rank()}-{path.name}")
+    size = 0
+    with own.open("w", encoding="utf8") as file:
+        for document in read_documents(documents):
+            size += file.write(f"{document.text}\n\n")
+            if size > _MOST_TEXT:
+                break
+    return own
 
 
 def _of(side: Completions) -> list[Episode]:
