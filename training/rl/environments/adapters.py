@@ -30,8 +30,8 @@ def _module(name: str, package: str) -> Any:
 class Verifiers(Environment):
     """An environment of verifiers 0.1, by its id.
 
-    Tasks are rows of its dataset, held-out ones of its evaluation dataset; the reward is that of its rubric, which has to
-    judge each episode by itself. What it asks of a model besides the policy, such as a judge, needs `network: true`.
+    Tasks are rows of its dataset, held-out ones of its evaluation dataset; the reward is that of its rubric, which has
+    to judge each episode by itself. A judge that it asks needs `network: true`.
 
     Args:
         id: of an installed environment, as for `verifiers.load_environment`.
