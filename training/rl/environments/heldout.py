@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from corpus.documents.parts import read_documents
 from corpus.pairs.dialogues import opening_of
+from evaluation.pages.episodes import episodes_page
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, number_clusters
 from infra.run import Run
 from training.chat.base import Chat
@@ -30,6 +31,8 @@ from training.validation.answer_figures import means, raw_scores
 
 EPISODES = "episodes.jsonl"
 """In aux/: one line per held-out task, with an episode of each side."""
+PAGE = "episodes.html"
+"""In aux/: the same as a page."""
 _MOST_TEXT = 20_000_000
 """Characters of documents that are searched."""
 
@@ -68,7 +71,7 @@ def measure_episodes(
     tasks), turns_, tool_calls_ and answer_tokens_ (means per episode), truncated_ (share of episodes that the
     environment did not end), dropped_ (number of episodes that it failed in), rejected_ (share of rewarded episodes
     that a second rule or the judge rejects) of each side; kl_to_sft (nats per episode) and kl_per_token. Episodes go to
-    aux/episodes.jsonl, their last answers to aux/samples.jsonl.
+    aux/episodes.jsonl and aux/episodes.html, their last answers to aux/samples.jsonl.
     """
     each = config.heldout_answers
     played = [task for task in tasks for _ in range(each)]
@@ -169,6 +172,7 @@ def _write(
 ) -> None:
     """Write the first episode of each task."""
     folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = []
     with (
         (folder / EPISODES).open("w", encoding="utf8") as file,
         (folder / "samples.jsonl").open("w", encoding="utf8") as samples,
@@ -197,3 +201,5 @@ def _write(
                 for name, episode in episodes.items()
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.append(line)
+    (folder / PAGE).write_text(episodes_page(lines, "Episodes before and after"), encoding="utf8")
