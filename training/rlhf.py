@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import keep_adapters
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -33,7 +35,8 @@ from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length, load
+from training.model.lora import add_adapters
+from training.model.models import limit_length
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
 from training.rl.algorithms import CLIPPED, algorithm_of
@@ -43,6 +46,7 @@ from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.rl.round import PolicyAndValue, Rollouts
 from training.rl.verify import announce_sandbox, rules_of
+from training.train_modules.adapting import Adapting, sharing_frozen
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer
 from training.trainer.fit import fit
@@ -92,12 +96,16 @@ def _trained(
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
     # The policy, the models that score its answers, and a frozen copy of the policy as reference.
-    policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    forget_untrained(policy)
+    adapting, algorithm = _adapting(config), algorithm_of(config)
+    policy = adapting.load(inputs["model"], run)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)
-    reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    if config.lora:  # only adapters differ: the reference has the same memory
+        reference = sharing_frozen(policy.to(hardware.device).requires_grad_(False)).eval()
+    else:
+        reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    ids = adapting.adapt(policy, chat.tokenizer, run)
     # The value function of PPO begins from the reward model.
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
@@ -107,7 +115,7 @@ def _trained(
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
             "give one, or take algorithm: rloo, grpo or raft",
         )
-    value = copy.deepcopy(ensemble.first).train().requires_grad_(True) if algorithm.has_values else None
+    value = _value_function(ensemble.first, config) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
 
@@ -122,7 +130,8 @@ def _trained(
     values = sampler.values if value is not None else None
     vllm = None
     if config.sampler == "vllm":
-        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
+        adapted: dict[str, Any] = {"lora": config.lora, "token_ids": ids}
+        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
         ending.callback(vllm.close)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
@@ -159,9 +168,18 @@ def _trained(
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
-    export(policy, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir, estimate)
+    # The model that is left: adapters merged, if there are any.
     refresh()
+    tuned, network, adapters = sampler.policy, policy, None
+    if config.lora:
+        network, adapters = adapting.merge(policy, inputs["model"], ids)
+        if not adapting.quantizes:  # the unquantized model may not fit on the device
+            choose_attention(network, hardware, longest)
+            tuned = network.to(hardware.device).eval().requires_grad_(False)
+    export(network, inputs["model"], out_dir, chat.stops)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
+    done.leave(out_dir, estimate)
     figures = {"batches": float(done.batches), **rollouts.times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
     if config.stop_on_divergence:
@@ -170,9 +188,7 @@ def _trained(
         headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        result = _measured(
-            config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
-        )
+        result = _measured(config, heldout, ensemble, judge, chat, hardware, reference, tuned, measured_dir, its_run)
         stopped = done.batches < plan.batches
         return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
 
@@ -205,7 +221,9 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
-    reference, policy = (load(inputs[name]).eval().requires_grad_(False) for name in ("model", TRAINED))
+    adapting = _adapting(config)
+    reference = adapting.load(inputs["model"], run).eval().requires_grad_(False)
+    policy = adapting.load_trained(inputs["model"], inputs[TRAINED], run).eval().requires_grad_(False)
     longest = _longest(config, reference)
     ensemble, judge = _placed_scorers(config, inputs, reference, chat, hardware, longest)
     for network in (reference, policy):
@@ -237,6 +255,22 @@ def _measured(
         figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     check_measured("rlhf", figures)
     return Result(figures, ", ".join(sentences))
+
+
+def _adapting(config: RlhfConfig) -> Adapting:
+    return Adapting("rlhf", config.lora, config.seed, forget_untrained)
+
+
+def _value_function(scorer: Scorer, config: RlhfConfig) -> Scorer:
+    """Return a value function that begins as this reward model: a copy, or with `lora` its frozen weights with adapters
+    and a score of its own."""
+    if config.lora is None:
+        return copy.deepcopy(scorer).train().requires_grad_(True)
+    value = sharing_frozen(scorer.requires_grad_(False)).train()
+    add_adapters(value.model.base_model, config.lora, config.seed + 1, "rlhf")
+    head = value.model.get_submodule("score")
+    head.weight = nn.Parameter(value.model.get_parameter("score.weight").detach().clone())
+    return value
 
 
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
@@ -349,7 +383,7 @@ def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[]
     """
     if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
         return model, lambda: None
-    copied = copy.deepcopy(model).requires_grad_(False)
+    copied = sharing_frozen(model).requires_grad_(False)
     copied.scale = model.scale
 
     def refresh() -> None:

@@ -110,8 +110,8 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
-        if isinstance(section, SftConfig) and pretrain:
-            yield from _of_tuned_family(section, pretrain.model.architecture())
+        if pretrain:
+            yield from _of_tuned_family(section, node.stage.name, pretrain.model.architecture())
     if isinstance(section, SftConfig):
         yield from _of_text("sft", "text_share", section.text_share, section.text_sources, node, nodes)
     if isinstance(section, RlhfConfig):
@@ -119,14 +119,14 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         yield from section.missing_functions()
 
 
-def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]:
+def _of_tuned_family(section: TrainerConfig, stage: str, architecture: str) -> Iterator[Problem]:
     """Settings of a tuning that the family of the model does not support."""
-    if section.packing and (problem := documents_problem(architecture)):
+    if isinstance(section, SftConfig) and section.packing and (problem := documents_problem(architecture)):
         fix = "set it to false, or train a model of another family"
         yield Problem(problem.code, "sft.packing", problem.message, fix)
-    if section.lora and architecture == "gpt2":
+    if getattr(section, "lora", None) and architecture == "gpt2":
         message = "expected a model with linear layers, gpt2 has none that adapters support"
-        yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
+        yield Problem("no_such_layer", f"{stage}.lora", message, f"tune all weights: set {stage}.lora to null")
 
 
 def _of_document_bounds(section: ShardConfig, tokenizer: Node | None) -> Iterator[Problem]:
