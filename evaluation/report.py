@@ -25,7 +25,7 @@ from evaluation.pages.report.origin_sections import data, lineage, reproduce, st
 from evaluation.pages.report.planned_section import planned, profiles
 from evaluation.pages.report.safety_sections import bias, memorisation
 from evaluation.pages.report.toxicity_section import toxicity
-from evaluation.pages.report.training_sections import pretraining, reward_model, tuning
+from evaluation.pages.report.training_sections import averaging, pretraining, reward_model, tuning
 from evaluation.pages.verdicts import Claim, claims
 from evaluation.pages.words import seconds
 from evaluation.results.pipeline import PipelineResults
@@ -91,6 +91,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
     """Return every section that is not empty, in reading order."""
     candidates = [
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
+        *(averaging(pipeline, id) for id in pipeline.steps("average")),
         *_tunings(pipeline),
         *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
         *(distillation(pipeline, id) for id in pipeline.steps("distill")),

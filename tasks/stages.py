@@ -36,6 +36,7 @@ from infra.store.measurements import TRAINED
 from tasks.installed import installed_stages
 from tasks.stage import KINDS, STATE, Kind, Stage, UsualStep, may_have, needs
 from training.config import (
+    AverageConfig,
     BaseModelConfig,
     DistillConfig,
     PreferenceTuningConfig,
@@ -243,6 +244,18 @@ OUR_STAGES: dict[str, Stage] = {
             config=BaseModelConfig,
             function="training.adopt:import_model",
             makes="model",
+        ),
+        Stage(
+            "average",
+            about="The mean of several models, or of several checkpoints of one training.",
+            version=1,
+            config=AverageConfig,
+            function="training.average:average",
+            inputs=(needs("model"), may_have("shards")),
+            more=("model",),
+            makes="model",
+            continues_text=True,
+            uses_gpu=True,
         ),
         Stage(
             "instructions",

