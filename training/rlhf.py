@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.rl.round import PolicyAndValue, Rollouts
+from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.adapting import Adapting, sharing_frozen
 from training.train_modules.mixed_text import TextBeside, text_examples
@@ -122,7 +123,10 @@ def _trained(
     # Prompts and rewards.
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
     announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
-    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+    rubric = rubric_of(config.rubric, inputs, hardware, run)
+    if rubric is not None:
+        ending.callback(rubric.close)
+    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
     # The sampler: this process's policy, or a vLLM server with copies of its weights.
     steps = config.round_batches
@@ -188,7 +192,9 @@ def _trained(
         headline = f"STOPPED after {done.batches // steps:,} of {config.rollouts:,} rounds, as the judge's score fell"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        result = _measured(config, heldout, ensemble, judge, chat, hardware, reference, tuned, measured_dir, its_run)
+        result = _measured(
+            config, heldout, ensemble, judge, chat, hardware, reference, tuned, inputs, measured_dir, its_run
+        )
         stopped = done.batches < plan.batches
         return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
 
@@ -215,6 +221,9 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
     _judge, _verified are the figures of the best of 4 answers of `model`, with intervals (and so on up to `best_of`).
 
+    With a `rubric`, rubric_sft, rubric_rlhf and rubric_gain are the weighted mean of its criteria, and
+    rubric_<criterion>_sft, _rlhf and _gain those of each.
+
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers), verified_gain
     (paired interval over prompts) and verified_prompts of these.
@@ -230,7 +239,7 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
         choose_attention(network, hardware, longest)
         network.to(hardware.device)
     heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
-    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
+    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, inputs, out_dir, run)
 
 
 def _measured(
@@ -242,15 +251,20 @@ def _measured(
     hardware: Hardware,
     reference: PreTrainedModel,
     policy: PreTrainedModel,
+    inputs: Mapping[str, Path],
     out_dir: Path,
     run: Run,
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
     graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
-    with closing(graders):
+    with ExitStack() as ending:
+        ending.callback(graders.close)
+        rubric = rubric_of(config.rubric, inputs, hardware, run)
+        if rubric is not None:
+            ending.callback(rubric.close)
         announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
-        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
         figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     check_measured("rlhf", figures)
@@ -321,13 +335,18 @@ def _scorers(
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
     """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
+    if (
+        not has_model
+        and not config.reward_functions
+        and config.rubric is None
+        and any(prompt.rule is None for prompt in prompts)
+    ):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
-            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
-            "a rule (verify)",
-            "give the input reward_model, name a function, or give instructions that a rule can check",
+            "expected something that rewards every prompt: there is no reward model, function or rubric, and prompts "
+            "without a rule (verify)",
+            "give the input reward_model, name a function, write a rubric, or give instructions that a rule can check",
         )
     if config.stop_on_divergence and not (has_judge and has_model):
         raise stage_error(

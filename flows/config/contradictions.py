@@ -38,6 +38,7 @@ from training.config import (
 )
 from training.config.duration import parse_duration
 from training.config.families import documents_problem, sampler_problems
+from training.config.rubrics import JUDGE
 
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
@@ -243,6 +244,10 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
     """A teacher whose token ids mean other text than the student's, as far as the steps and the folders show it."""
+    has_endpoint = isinstance(node.config, DistillConfig) and node.config.endpoint is not None
+    if has_endpoint == ("teacher" in node.inputs):
+        message = f"expected the input teacher or an endpoint, there are {'both' if has_endpoint else 'none'}"
+        yield Problem("no_teacher", f"{node.key}.inputs.teacher", message, "give one of the two")
     if not {"model", "teacher"} <= node.inputs.keys():
         return
     student, teacher = node.inputs["model"], node.inputs["teacher"]
@@ -287,6 +292,10 @@ def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
         message = "expected the inputs reward_model and judge, whose scores it compares"
         fix = "give a judge: a reward model of another seed or of other pairs, or set it to null"
         yield Problem("no_judge", f"{key}.stop_on_divergence", message, fix)
+    if section.rubric and section.rubric.endpoint is None and JUDGE not in given:
+        message = f"expected a judge: an endpoint, or the input {JUDGE}"
+        fix = f"set rubric.endpoint, or give a model that follows instructions as the input {JUDGE}"
+        yield Problem("no_rubric_judge", f"{key}.rubric", message, fix)
     members = given.keys() - ({item.name for item in node.stage.inputs} - {"reward_model"})
     for name in sorted(section.reward_weights.keys() - members):
         message = f"expected one of the inputs {', '.join(sorted(members)) or '(there is no reward model)'}"

@@ -16,11 +16,12 @@ from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
 from training.config.functions import file_of, missing_functions
 from training.config.guard import GuardConfig
+from training.config.rubrics import RubricConfig
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
-NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
+NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model of its policy."""
 _POSITIONS = "take a model with more positions"
 
@@ -288,6 +289,9 @@ class RlhfConfig(ChatTrainerConfig):
     None to abstain: the function's reward is then left out for that answer, as in trl. Added to the reward model's
     normalised score or the rule's; without the input `reward_model` they are the only reward. The reward of an answer
     must not depend on other answers in the call: ranks and processes divide them."""
+    rubric: RubricConfig | None = None
+    """Criteria by which a judge model scores each answer: an endpoint of OpenAI's protocol, or the input
+    `rubric_judge`. Added to the other rewards like a function."""
     reward_processes: int = outside_identity(0, ge=0)
     """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
     answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
