@@ -20,6 +20,7 @@ from evaluation.pages.report.branch_sections import branches
 from evaluation.pages.report.failure_section import failure_classes
 from evaluation.pages.report.logbook_section import logbook
 from evaluation.pages.report.mitigation_section import mitigations
+from evaluation.pages.report.needle_section import needle
 from evaluation.pages.report.opening import opening
 from evaluation.pages.report.origin_sections import data, lineage, reproduce, stages
 from evaluation.pages.report.planned_section import planned, profiles
@@ -98,6 +99,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),
+        *(needle(pipeline, id) for id in pipeline.steps("needle")),
         failure_classes(pipeline),
         answers(pipeline, samples),
         answers_over_training(pipeline),

@@ -32,6 +32,7 @@ from evaluation.config import (
     SafetyConfig,
 )
 from evaluation.config.mitigations import MitigationsConfig
+from evaluation.config.needle import NeedleConfig
 from infra.store.measurements import TRAINED
 from tasks.installed import installed_stages
 from tasks.stage import KINDS, STATE, Kind, Stage, UsualStep, may_have, needs
@@ -461,6 +462,17 @@ OUR_STAGES: dict[str, Stage] = {
             shows=("results.json",),
             continues_text=True,
             imports_later=("evaluation.harness.tasks",),
+        ),
+        Stage(
+            "needle",
+            about="Numbers that a model finds in long texts, by length and by place.",
+            version=1,
+            config=NeedleConfig,
+            function="evaluation.needle:needle",
+            inputs=(needs("model"),),
+            makes="scores",
+            shows=("results.json",),
+            continues_text=True,
         ),
         Stage(
             "safety",

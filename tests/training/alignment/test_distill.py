@@ -11,12 +11,14 @@ import torch
 
 from infra.errors import Cancelled, StageError
 from infra.run import Run
+from infra.store.measurements import TRAINED
 from tests.evaluation.conftest import make_model
+from tests.support.endpoint import completion, endpoint
 from tests.support.ranked import train_in_ranks
 from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import DistillConfig
-from training.distill import distill
+from training.distill import distill, measure_trained
 from training.model.models import load
 from training.rl.own_answers import prompts_in
 
@@ -144,7 +146,7 @@ def test_an_endpoint_teaches_by_its_answers_and_none_is_asked_for_twice(
             distill(config, student, tmp_path / "out", stopped)
         assert 6 <= len(calls.bodies) < len(learnt)
         result = distill(config, student, tmp_path / "out", Run(tmp_path / "work", run.launch))
-        asked = {prompt for prompt in calls.prompts}
+        asked = set(calls.prompts)
         assert len(calls.bodies) == len(asked), "none twice"
         once_more = Run(tmp_path / "more", run.launch, answers_dir=tmp_path / "work" / "answers")
         given = student | {TRAINED: tmp_path / "out"}
