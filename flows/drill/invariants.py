@@ -29,13 +29,13 @@ def artifacts_true(root: Path) -> list[str]:
     store = Store(root, reading=True)
     violations = []
     for stage in store.stages():
-        for folder in store.folders(stage):
+        for folder in sorted(path for path in (store.root / stage).iterdir() if path.is_dir()):
             manifest = store.read(folder)
             if manifest is None:
                 violations.append(f"{stage}/{folder.name[:12]} is an artifact without a readable manifest")
                 continue
             differences = store.verify(folder, manifest)
-            violations += [f"{stage}/{folder.name[:12]}: {item.path.name} {item.what}" for item in differences]
+            violations += [f"{stage}/{folder.name[:12]}: {Path(item.path).name} {item.what}" for item in differences]
     return violations
 
 
@@ -183,20 +183,20 @@ def no_leases(root: Path) -> list[str]:
 
 
 def check_true(document: Mapping[str, Any] | None, built: Collection[str]) -> list[str]:
-    """`stemma check` says `reuse` of each stage that has a finished artifact, of no other.
+    """`stemma check` reports `reuse` for each stage that has a finished artifact, and for no other.
 
-    built: addresses (`stage/fingerprint`) of the artifacts.
+    built: fingerprints of the artifacts.
     """
     if document is None or document.get("status") != "done":
         reasons = [f"{error['code']}: {error['message']}"[:200] for error in (document or {}).get("errors", [])]
         return [f"stemma check fails: {'; '.join(reasons) or 'no document'}"]
     violations = []
     for row in document["stages"]:
-        has = any(address.endswith(f"/{row['fingerprint']}") for address in built if row.get("fingerprint"))
-        if has != (row["status"] == "reuse"):
-            violations.append(
-                f"stemma check says {row['status']} of {row['stage']}, which {'is' if has else 'is not'} built"
-            )
+        fingerprint = row.get("fingerprint") or ""
+        is_built = bool(fingerprint) and any(name.startswith(fingerprint) for name in built)
+        if is_built != (row["status"] == "reuse"):
+            answer = "is" if is_built else "is not"
+            violations.append(f"stemma check reports {row['status']} for {row['stage']}, which {answer} built")
     return violations
 
 
