@@ -4,7 +4,7 @@ record.py     writes <work folder>/times.jsonl; each line is flushed, so that SI
 account.py    device-seconds by kind and cause, and what they cost
 attempts.py   reads a record: each second of an attempt under one kind and cause
 energy.py     power, prices and emissions: measured where the driver reports them, otherwise documented estimates
-builds.py     the account of an artifact, and of all that it descends from
+builds.py     the cost of an artifact, from the record in its aux/
 """
 
 from infra.ledger.account import Account, Recovery

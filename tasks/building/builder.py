@@ -148,6 +148,8 @@ class Build:
             shutil.copytree(model.folder, self.unfinished, dirs_exist_ok=True)
             (self.scratch / JOURNAL).write_bytes(model.journal)
             self._keep_records(self.scratch / JOURNAL)
+            training = f"{model.manifest.stage}/{model.manifest.fingerprint}"
+            TimeRecord(self.unfinished / AUX / TIMES).write("within", build=training)
             outcome = replace(model.outcome, figures=measured.figures, headline=measured.headline, measured=None)
             manifest = self._manifest(outcome, measured.started, measured.seconds)
             self._check_lease()
