@@ -125,6 +125,7 @@ class Drill:
         wait_for(site.relay_ended, LINEAGE_S)
         self.record["reference"] = {
             "seconds": round(seconds, 1),
+            "ettr": invariants.ledger(site.root)[0]["ettr"],
             "digests": invariants.digests(site.root),
             "points": _plain(invariants.points(site.root)),
         }
@@ -152,10 +153,12 @@ class Drill:
             violations = self._faults_of(site)
             wall_s = time.monotonic() - began - self._checks_s
             violations += self._at_the_end(site)
+            account, unbalanced = invariants.ledger(site.root)
+            violations += unbalanced
         finally:
             self._close(site)
         numbers = [fault["number"] for fault in self.record["faults"][first:]]
-        cycle = {"faults": numbers, "wall_s": round(wall_s, 1), "violations": violations}
+        cycle = {"faults": numbers, "wall_s": round(wall_s, 1), "ledger": account, "violations": violations}
         self.record["cycles"].append(cycle)
         self._save()
         for violation in violations:
@@ -355,19 +358,26 @@ def _ending(code: int, document: Mapping[str, Any] | None) -> str:
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a campaign: faults, violations, effective time ratio, seconds to recover by kind."""
+    """The figures of a campaign: faults, violations, effective time ratio, median seconds to recover by kind.
+
+    ettr: useful share of the devices' time, by the ledger. without_faults: the time of a run without faults, as a share
+        of the time with them.
+    """
     wall_s = sum(cycle["wall_s"] for cycle in record["cycles"])
     by_kind: dict[str, list[float]] = {}
     for fault in record["faults"]:
         if fault["recovered_s"] is not None:
             by_kind.setdefault(fault["kind"], []).append(fault["recovered_s"])
     rows = [*record["faults"], *record["cycles"]]
-    useful_s = record["reference"]["seconds"] * len(record["cycles"])
+    without_faults_s = record["reference"]["seconds"] * len(record["cycles"])
+    accounts = [cycle["ledger"] for cycle in record["cycles"]]
+    device_s = sum(account["device_s"] for account in accounts)
     return {
         "faults": len(record["faults"]),
         "pipelines": len(record["cycles"]),
         "violations": sum(len(row["violations"]) for row in rows),
-        "ettr": round(useful_s / wall_s, 3) if wall_s else None,
+        "ettr": round(sum(account["useful_s"] for account in accounts) / device_s, 3) if device_s else None,
+        "without_faults": round(without_faults_s / wall_s, 3) if wall_s else None,
         "recovery_s": {kind: round(sorted(values)[len(values) // 2], 1) for kind, values in sorted(by_kind.items())},
     }
 
@@ -377,8 +387,9 @@ def table(record: Mapping[str, Any]) -> str:
     numbers = figures(record)
     lines = [
         f"{numbers['faults']} faults hit {numbers['pipelines']} pipelines; {numbers['violations']} violations; "
-        f"effective time (useful / wall) {numbers['ettr']}; a run without faults takes "
-        f"{record['reference']['seconds']:.0f} s.",
+        f"effective time ratio {numbers['ettr']}, and in a run without faults {record['reference']['ettr']}. "
+        f"A run without faults takes {record['reference']['seconds']:.0f} s, which is {numbers['without_faults']} of the "
+        "mean time with them.",
         "",
         "| # | fault | where | what was said | recovered | bits | violations |",
         "|---:|---|---|---|---:|---|---|",

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from flows.runs.ledger import read_ledger, total
 from infra.io.json import read_own_json
 from infra.lineage.ledger import ledger_path
 from infra.lineage.outbox import Outbox
@@ -163,6 +164,15 @@ def answer_true(code: int, document: Mapping[str, Any] | None, stderr: str, ends
             if error.get("code") not in ends
         ]
     return violations
+
+
+def ledger(root: Path) -> tuple[dict[str, Any], list[str]]:
+    """The account of all runs in a store, and whether its parts add up to its devices' time."""
+    runs = sorted(path.name for path in (root / "runs").iterdir())
+    account = total([book for name in runs if (book := read_ledger(root, name)) is not None])
+    wrong = abs(account.unaccounted_s) > max(1.0, 0.01 * account.device_s)
+    text = f"the ledger leaves {account.unaccounted_s:.1f} s of {account.device_s:.1f} device-seconds unaccounted for"
+    return account.as_json(), [text] if wrong else []
 
 
 def no_shared_memory(before: Collection[str], pids: Collection[int]) -> list[str]:
