@@ -24,6 +24,8 @@ from infra.io.json import parse_own_json
 RECORD = "drill.json"
 RESTARTS = 4
 LINEAGE_S = 300.0
+REPORTS_S = 0.3
+"""Seconds in which the run's journal has what a stage reported before it was hit."""
 STAGES_NEEDED = ("", "orchestrator", "stage", "rank", "loader", "imports", "grader", "sampler")
 
 
@@ -83,6 +85,8 @@ class Drill:
         self.record: dict[str, Any] = record
         self._began = time.monotonic()
         self._waited_s = 0.0
+        self._checks_s = 0.0
+        self._late_ends: frozenset[str] = frozenset()
 
     def run(self) -> dict[str, Any]:
         """Run the campaign to its end, and return its record."""
@@ -146,7 +150,7 @@ class Drill:
         folder = self.wish.folder / f"cycle{number}"
         network = None if layer.missing() else Layer(self.wish.folder / "layer", folder / "store")
         site = Site(folder, self.wish.config, self.wish.settings, network, self.wish.servers)
-        began, self._checks_s = time.monotonic(), 0.0
+        began, self._checks_s, self._late_ends = time.monotonic(), 0.0, frozenset()
         first = len(self.record["faults"])
         site.start_run()
         try:
@@ -183,9 +187,24 @@ class Drill:
                 return [f"the run made no progress for {patience_s:.0f} s"]
             if site.run.code == 0:
                 return []
-            document = site.run.document()
-            violations = invariants.answer_true(site.run.code, document, site.run.stderr(), ())
-            return violations or [f"the run ended with {site.run.code}"]
+            late = self._ended_late(site)
+            if late:
+                return late
+
+    def _ended_late(self, site: Site) -> list[str]:
+        """Start a run again that ended because of the last fault, after it had made progress."""
+        assert site.run
+        start = time.monotonic()
+        document = site.run.document()
+        violations = invariants.answer_true(site.run.code or 0, document, site.run.stderr(), self._late_ends)
+        violations += self._after_a_run(site)
+        self._checks_s += time.monotonic() - start
+        if self._late_ends:
+            self.record["faults"][-1]["ends"].append(f"later {_ending(site.run.code or 0, document)}")
+            self._late_ends = frozenset()
+            site.start_run()
+            return violations
+        return violations or [f"the run ended with {site.run.code}"]
 
     def _ended(self, site: Site) -> bool:
         site.look()
@@ -231,6 +250,9 @@ class Drill:
         heard = len(site.watch.events)
         began = time.monotonic()
         what = inject(fault, site, target, stages)
+        # What a stage reported just before it was hit is no recovery.
+        wait_for(lambda: self._ended(site), REPORTS_S)
+        farthest = {name: max(done, self._farthest(site, name)) for name, done in farthest.items()}
         row: dict[str, Any] = {
             "number": fault.number,
             "seed": fault.seed,
@@ -250,6 +272,10 @@ class Drill:
         self._save()
         for violation in row["violations"]:
             self.wish.say(f"VIOLATION by fault {fault.number}: {violation}; repeat it: {self.repeat(row)}")
+
+    def _farthest(self, site: Site, stage: str) -> float:
+        progress = site.watch.stages.get(stage)
+        return progress.farthest if progress else 0.0
 
     def repeat(self, row: Mapping[str, Any]) -> str:
         """The command that repeats one fault."""
@@ -301,11 +327,12 @@ class Drill:
                 over = all(site.watch.now_beyond(stage, done) for stage, done in waits_for.items())
             else:
                 over = sum(len(progress.changes) for progress in site.watch.stages.values()) > changes
-            if over and not site.others:
+            if over and not site.others and (ends or not fault.kind.ends_run):
                 break
             if time.monotonic() - began > patience_s:
                 return [*violations, f"no progress in {patience_s:.0f} s after the fault"], ends, None
             time.sleep(0.1)
+        self._late_ends = allowed
         recovered_s = round(time.monotonic() - began - checked_s, 1)
         start = time.monotonic()
         violations += invariants.artifacts_true(site.root)
@@ -388,8 +415,8 @@ def table(record: Mapping[str, Any]) -> str:
     lines = [
         f"{numbers['faults']} faults hit {numbers['pipelines']} pipelines; {numbers['violations']} violations; "
         f"effective time ratio {numbers['ettr']}, and in a run without faults {record['reference']['ettr']}. "
-        f"A run without faults takes {record['reference']['seconds']:.0f} s, which is {numbers['without_faults']} of the "
-        "mean time with them.",
+        f"A run without faults takes {record['reference']['seconds']:.0f} s, which is {numbers['without_faults']} of "
+        "the time with them.",
         "",
         "| # | fault | where | what was said | recovered | bits | violations |",
         "|---:|---|---|---|---:|---|---|",

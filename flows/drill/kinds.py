@@ -43,6 +43,11 @@ class Kind:
     ends: frozenset[str]
     what: str
 
+    @property
+    def ends_run(self) -> bool:
+        """True if the run ends by this fault, unless it was just about to end."""
+        return self.name in ("kill-orchestrator", "term-orchestrator", "power-loss", "two-operators")
+
 
 def _kinds() -> list[Kind]:
     kinds = []

@@ -17,6 +17,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -252,6 +253,27 @@ int linkat(int from_at, const char *from, int to_at, const char *to, int flags) 
     return code;
 }
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
+
+/* A full disk has no room, whoever asks. */
+static int is_full(const char *name, int fd) {
+    char path[PATH_MAX];
+    return FAILS && orders->error == ENOSPC && (name ? absolute(AT_FDCWD, name, path) : file_path(fd, path));
+}
+int statvfs(const char *name, struct statvfs *room) {
+    int code = REAL(statvfs)(name, room);
+    if (!code && is_full(name, -1)) room->f_bfree = room->f_bavail = 0;
+    return code;
+}
+int statvfs64(const char *name, struct statvfs64 *room) {
+    int code = REAL(statvfs64)(name, room);
+    if (!code && is_full(name, -1)) room->f_bfree = room->f_bavail = 0;
+    return code;
+}
+int fstatvfs(int fd, struct statvfs *room) {
+    int code = REAL(fstatvfs)(fd, room);
+    if (!code && is_full(NULL, fd)) room->f_bfree = room->f_bavail = 0;
+    return code;
+}
 
 /* Clocks and networks */
 int clock_gettime(clockid_t clock, struct timespec *now) {

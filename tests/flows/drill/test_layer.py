@@ -51,6 +51,9 @@ def test_a_disk_fails_below_the_folder_and_nowhere_else(layer: Layer, error: int
     assert run(layer, WRITES).split() == [str(error)] * 4 + [str(error if reads else 0)]
     assert sorted(path.name for path in layer.folder.iterdir()) == ["old"]
     assert run(layer, f"open({str(tmp_path / 'elsewhere')!r}, 'w').write('x'); print('written')") == "written"
+    room = "import shutil; print(shutil.disk_usage('.').free, shutil.disk_usage('/').free > 0)"
+    free, elsewhere = run(layer, room).split()
+    assert (free == "0", elsewhere) == (error == FULL, "True")
     layer.order()
     assert run(layer, WRITES).split()[0] == "0"
 
