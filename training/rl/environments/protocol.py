@@ -121,7 +121,7 @@ def _described(name: str, method: Callable[..., str]) -> dict[str, Any]:
                 "properties": {
                     one.name: {"type": _JSON_TYPES.get(hints.get(one.name, str), "string")} for one in parameters
                 },
-                "required": [one.name for one in parameters if one.default is inspect.Parameter.empty],
+                "required": [item.name for item in parameters if item.default is inspect.Parameter.empty],
             },
         },
     }
