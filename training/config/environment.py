@@ -48,8 +48,8 @@ class EnvironmentConfig(Config):
     weight: float = Field(1.0, gt=0)
     """Weight of the environment's reward, to which rewards of reward models and functions are added, if any."""
     show_tools: bool = True
-    """Describe the tools in the prompt: by the model's chat template, or as text if it has no location for tools. false is
-    for models that were tuned on the calls."""
+    """Describe the tools in the prompt: by the model's chat template, or as text if it has no tools. false is for models that
+    were tuned on the calls."""
     files: tuple[str, ...] = ()
     """Files and folders that the environment may read, besides its own module and Python's packages. Their contents
     count as part of the config."""
@@ -58,7 +58,7 @@ class EnvironmentConfig(Config):
     processes: int = outside_identity(2, ge=1)
     """Processes of each rank, between which episodes are divided."""
     timeout_s: float = Field(10.0, gt=0)
-    """Seconds that an environment may take for a reply; its episode is dropped after that, and its process relocationd."""
+    """Seconds that an environment may take for a reply; its episode is dropped after that, and its process replaced."""
     memory_mb: int = Field(1024, ge=64)
     """MiB of memory of each process of the environment."""
     max_dropped: float = Field(0.2, ge=0, lt=1)
