@@ -3,10 +3,10 @@
 python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 40] [--sft-epochs 4] [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
-calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model has
-random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT
-and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts in OUT
-are taken.
+calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
+has random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model,
+SFT and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts
+in OUT are taken.
 """
 
 from __future__ import annotations

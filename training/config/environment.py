@@ -48,8 +48,8 @@ class EnvironmentConfig(Config):
     weight: float = Field(1.0, gt=0)
     """Weight of the environment's reward, to which rewards of reward models and functions are added, if any."""
     show_tools: bool = True
-    """Describe the tools in the prompt: by the model's chat template, or as text if it has no tools. false is for models that
-    were tuned on the calls."""
+    """Describe the tools in the prompt: by the model's chat template, or as text if it has no tools. false is for
+    models that were tuned on the calls."""
     files: tuple[str, ...] = ()
     """Files and folders that the environment may read, besides its own module and Python's packages. Their contents
     count as part of the config."""
