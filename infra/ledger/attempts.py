@@ -163,6 +163,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.reached: dict[str, int] = {}
+        self.tokens: dict[str, float] = {}
         self.saved: dict[str, int] = {}
         self.faults: list[_Fault] = []
 
@@ -185,6 +186,7 @@ class _Reader:
                 case "loop":
                     pieces.append(_Piece(span, "useful" if started else "waiting", "" if started else "start-up"))
                     started = True
+                    self._continue(attempt, line)
                 case "spent":
                     self._spend(attempt, line, span, started)
                     if line.get("to"):
@@ -223,6 +225,17 @@ class _Reader:
                 self._fault(attempt, attempt.cause, _Moment(attempt.ended, wall, attempt.boot))
         return attempt
 
+    def _continue(self, attempt: Attempt, line: Mapping[str, Any]) -> None:
+        """Take over steps that a checkpoint has and no line: their process was killed before it wrote one. Their
+        seconds are under that fault."""
+        key, batch, token = str(line.get("key", "")), int(line.get("batch", 0)), float(line.get("token", 0.0))
+        # The first loop of a training that continues another one begins with that one's batches.
+        reached = self.reached.setdefault(key, batch)
+        tokens = token - self.tokens.setdefault(key, token)
+        if batch > reached:
+            attempt.pieces.append(_Piece(0.0, "useful", "", key, reached, batch, tokens))
+            self.reached[key], self.tokens[key] = batch, token
+
     def _spend(self, attempt: Attempt, line: Mapping[str, Any], span: float, started: bool) -> None:
         seconds = {str(name): max(0.0, float(value)) for name, value in line.get("seconds", {}).items()}
         given = sum(seconds.values())
@@ -246,7 +259,8 @@ class _Reader:
             if share:
                 piece = _Piece(total * share, kind, "", key, begin, end, tokens * share)
                 attempt.pieces.append(piece)
-        self.reached[key] = max(self.reached.get(key, 0), last)
+        if last >= self.reached.get(key, 0):
+            self.reached[key], self.tokens[key] = last, float(line.get("token", 0.0))
 
     def _fault(self, attempt: Attempt, cause: str, moment: _Moment) -> None:
         fault = _Fault(
