@@ -89,7 +89,8 @@ class History:
         self.clock.listeners = [record.alive]
         self.clock.pass_time(self.draw(durations))
         if dies and self.draw(st.booleans()):
-            return self._die(record, began, dies)  # as it started
+            self._die(record, began, dies)  # as it started
+            return
         record.write("work")
         self.clock.pass_time(self.draw(durations))
         times = StepTimes(
@@ -105,7 +106,8 @@ class History:
         times.begin(batch, batch * TOKENS)
         while batch < batches:
             if lasts == 0:
-                return self._die(record, began, dies)
+                self._die(record, began, dies)
+                return
             lasts -= 1
             batch = self._step(times, batch)
             if self.draw(st.integers(0, 12)) == 0 and batch < batches:
@@ -123,7 +125,8 @@ class History:
         record.write("done")
         self.clock.pass_time(self.draw(durations))
         if dies:
-            return self._die(record, began, dies)
+            self._die(record, began, dies)
+            return
         record.end("")
         self.lives.append(self.clock.now - began)
 
