@@ -64,7 +64,7 @@ def _of_run(store: Store, run_id: str, as_json: bool) -> tuple[dict[str, Any], i
 
 
 def _of_artifact(store: Store, target: str, as_json: bool) -> tuple[dict[str, Any], int]:
-    from flows.runs.cost import cost_over_ancestors
+    from infra.ledger.ancestors import cost_over_ancestors
     from infra.store.reference import resolve
 
     folder, manifest = resolve(store, target)

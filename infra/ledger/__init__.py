@@ -5,6 +5,7 @@ account.py    device-seconds by kind and cause, and what they cost
 attempts.py   reads a record: each second of an attempt under one kind and cause
 energy.py     power, prices and emissions: measured where the driver reports them, otherwise documented estimates
 builds.py     the cost of an artifact, from the record in its aux/
+ancestors.py  that of all that it descends from
 """
 
 from infra.ledger.account import Account, Recovery

@@ -102,7 +102,7 @@ class StepTimes(Callback):
         self._flushed, self._saved_before = self._clock(), self._saved()
 
     def end(self) -> None:
-        """Write what is left once the loop is over, whether or not it came to its last batch."""
+        """Write the rest once the loop is over, or was broken off."""
         self._enter("")
         self.flush()
 
