@@ -10,6 +10,7 @@ would use are idle: before the first stage, between attempts, while it waits for
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,10 +75,12 @@ def read_ledger(root: Path, run_id: str) -> RunLedger | None:
     now = time.monotonic() if journal.works() and journal.result() is None else None
     idle: list[Account] = []
     wall_s = 0.0
-    for segment in _segments(lines):
+    segments = list(_segments(lines))
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
         began = float(segment[0]["ticks"])
         machine = str(segment[0].get("machine", ""))
-        here = [a for a in attempts if a.boot in machine and a.ended > began and a.began < _last(segment, None) + 1]
+        until = float(following[0]["ticks"]) if following else math.inf
+        here = [attempt for attempt in attempts if attempt.boot in machine and began <= attempt.began < until]
         ended = max(_last(segment, now), *(attempt.ended for attempt in here), began)
         idle.append(_idle(segment, here, began, ended))
         wall_s += ended - began

@@ -1,4 +1,4 @@
-"""Where the time of builds went: the record that each attempt writes as it goes, and the account that is read from it.
+"""Ledger of the devices' time: the record that each attempt writes as it goes, and the account that is read from it.
 
 record.py     writes <work folder>/times.jsonl; each line is flushed, so that SIGKILL loses half a second at most
 account.py    device-seconds by kind and cause, and what they cost

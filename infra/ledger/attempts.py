@@ -97,17 +97,20 @@ class Attempt:
         overhead = float(self.rates.get("overhead", 1.0))
         measured_j = self.measured_j * self.devices * overhead
         estimated_s = max(0.0, held_s - self.measured_s * self.devices)
-        energy_j = measured_j + estimated_s * float(self.rates.get("watts", 0.0)) * overhead
+        watts, usd_per_hour = self.rates.get("watts"), self.rates.get("usd_per_hour")
+        energy_j = measured_j + estimated_s * float(watts or 0.0) * overhead
         return Account(
             parts,
             self.seconds * self.devices,
             energy_j,
             measured_j,
             energy_j / 3.6e6 * float(self.rates.get("kg_per_kwh", 0.0)),
-            held_s / 3600 * float(self.rates.get("usd_per_hour", 0.0)),
+            held_s / 3600 * float(usd_per_hour or 0.0),
             sum(piece.tokens for piece in self.pieces if piece.kind == "useful"),
             1,
             self.restarts,
+            held_s if usd_per_hour is None else 0.0,
+            estimated_s if watts is None else 0.0,
             tuple(Recovery(fault.cause, fault.seconds, fault.stage) for fault in faults),
         )
 
@@ -159,7 +162,7 @@ def times_of(lines: Sequence[Mapping[str, Any]], *, is_kept: bool = True) -> Bui
 
 
 class _Reader:
-    """What is known of a build from one attempt to the next: the batches that were reached, and unmended faults."""
+    """State of a build from one attempt to the next: the batches that were reached, and the faults so far."""
 
     def __init__(self) -> None:
         self.reached: dict[str, int] = {}

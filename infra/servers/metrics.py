@@ -128,25 +128,27 @@ class StoreCollector(Collector):
         recovery = GaugeMetricFamily(
             "stemma_recovery_seconds", "Mean time from a fault to new work in the newest run.", labels=["pipeline"]
         )
-        sums: Counter[tuple[Metric, tuple[str, ...]]] = Counter()
+        families = (seconds, money, energy, carbon, faults)
+        sums: Counter[tuple[int, tuple[str, ...]]] = Counter()
         newest: dict[str, dict[str, Any]] = {}
         for _, ledger in sorted(self._ledgers.items()):
             pipeline = str(ledger.get("pipeline", ""))
             newest[pipeline] = ledger
             for kind, causes in ledger["parts"].items():
                 for cause, value in causes.items():
-                    sums[seconds, (pipeline, kind, cause)] += value
-            for family, key in ((money, "usd"), (energy, "kwh"), (carbon, "co2e_kg")):
-                sums[family, (pipeline,)] += ledger[key]
+                    sums[0, (pipeline, kind, cause)] += value
+            for position, key in enumerate(("usd", "kwh", "co2e_kg"), start=1):
+                if ledger[key] is not None:
+                    sums[position, (pipeline,)] += ledger[key]
             for cause, fault in ledger["faults"].items():
-                sums[faults, (pipeline, cause)] += fault["count"]
-        for (family, labels), value in sums.items():
-            family.add_metric(labels, value)
+                sums[4, (pipeline, cause)] += fault["count"]
+        for (position, labels), value in sums.items():
+            families[position].add_metric(labels, value)
         for pipeline, ledger in newest.items():
             for gauge, key in ((ettr, "ettr"), (recovery, "mttr_s")):
                 if ledger[key] is not None:
                     gauge.add_metric([pipeline], ledger[key])
-        yield from (seconds, money, energy, carbon, faults, ettr, recovery)
+        yield from (*families, ettr, recovery)
 
     def _live(self) -> Iterator[Metric]:
         done = GaugeMetricFamily(

@@ -102,9 +102,9 @@ class Build:
             with self.clock("fetch"):
                 self._fetch_inputs()
             self._check_disk()
-            asked = time.monotonic()
+            queued_at = time.monotonic()
             with self.context.turn(self.node.id):
-                self.times = self._begin_times(time.monotonic() - asked)
+                self.times = self._begin_times(time.monotonic() - queued_at)
                 # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
                 started_at, ticks = time.time(), time.monotonic()
                 reasons = "; ".join(map(str, because[:3]))

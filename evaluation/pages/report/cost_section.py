@@ -1,4 +1,4 @@
-"""What the pipeline's artifacts cost, and what the devices' time was spent on."""
+"""Cost of the pipeline's artifacts, and the use of the devices' time."""
 
 from __future__ import annotations
 

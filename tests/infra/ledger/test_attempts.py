@@ -19,33 +19,12 @@ import infra.ledger.attempts
 import infra.ledger.record
 from infra.ledger.attempts import BuildTimes, read_times
 from infra.ledger.record import ALIVE_EVERY_S, TimeRecord
+from tests.infra.ledger.fake_time import FakeTime
 from training.trainer.step_times import FLUSH_S, StepTimes
 
 TOKENS = 512
 LONGEST_STEP_S = 3.0
 durations = st.floats(0.01, LONGEST_STEP_S)
-
-
-@dataclass
-class FakeTime:
-    """A clock that only `pass_time` moves. `jump` sets the wall clock, which must not matter."""
-
-    now: float = 1000.0
-    offset: float = 1.7e9
-    listeners: list[Callable[[], None]] = field(default_factory=list)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now + self.offset
-
-    def pass_time(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 0.1)
-            for listen in self.listeners:
-                listen()
 
 
 @contextmanager
