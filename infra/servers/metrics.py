@@ -128,7 +128,7 @@ class StoreCollector(Collector):
         recovery = GaugeMetricFamily(
             "stemma_recovery_seconds", "Mean time from a fault to new work in the newest run.", labels=["pipeline"]
         )
-        families = (seconds, money, energy, carbon, faults)
+        counters = (seconds, money, energy, carbon, faults)
         sums: Counter[tuple[int, tuple[str, ...]]] = Counter()
         newest: dict[str, dict[str, Any]] = {}
         for _, ledger in sorted(self._ledgers.items()):
@@ -142,13 +142,13 @@ class StoreCollector(Collector):
                     sums[position, (pipeline,)] += ledger[key]
             for cause, fault in ledger["faults"].items():
                 sums[4, (pipeline, cause)] += fault["count"]
-        for (position, labels), value in sums.items():
-            families[position].add_metric(labels, value)
+        for (position, labels), amount in sums.items():
+            counters[position].add_metric(labels, amount)
         for pipeline, ledger in newest.items():
             for gauge, key in ((ettr, "ettr"), (recovery, "mttr_s")):
                 if ledger[key] is not None:
                     gauge.add_metric([pipeline], ledger[key])
-        yield from (*families, ettr, recovery)
+        yield from (*counters, ettr, recovery)
 
     def _live(self) -> Iterator[Metric]:
         done = GaugeMetricFamily(

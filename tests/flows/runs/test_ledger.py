@@ -22,7 +22,7 @@ from flows.runs.ledger import read_ledger, total, write_ledger
 from infra.ledger.record import TIMES, TimeRecord
 from tests.infra.ledger.fake_time import FakeTime
 from tests.support.command import finish, start, stemma, write_config
-from tests.support.pipelines import trained_config
+from tests.support.pipelines import data_config, trained_config
 from tests.support.processes import progress_of, running_stage, wait_until
 
 BATCHES = 400
@@ -33,12 +33,10 @@ def adds_up(account: dict[str, Any]) -> None:
     assert parts == pytest.approx(account["device_s"], rel=0.01)
 
 
-def test_a_killed_training_costs_what_it_lost_and_did_again(
-    cold_env: dict[str, str], env: dict[str, str], tmp_path: Path
-) -> None:
-    config = write_config(tmp_path / "config.yaml", trained_config(tmp_path, BATCHES))
-    store = tmp_path / "store"
-    process = start("run", config, "--root", store, env=cold_env)
+def test_a_killed_training_costs_what_it_lost_and_did_again(env: dict[str, str], data_pipeline: Path) -> None:
+    settings = {**trained_config(data_pipeline, BATCHES), **data_config(data_pipeline)}
+    config, store = write_config(data_pipeline / "trained.yaml", settings), data_pipeline / "store"
+    process = start("run", config, "--root", store, env=env)
     wait_until(lambda: progress_of(store, "pretrain") > 50, command=process)
     child = running_stage(store, "pretrain")
     assert isinstance(child, psutil.Process)
@@ -65,8 +63,15 @@ def test_a_killed_training_costs_what_it_lost_and_did_again(
     model = stemma("cost", "pretrain", "--root", store, env=env).document
     assert model["unknown"] == []
     adds_up(model["account"])
-    built = {row["step"] for row in model["artifacts"]}
-    assert {"ingest", "clean", "tokenizer", "shard", "pretrain"} <= built
+    assert {"ingest", "clean", "tokenizer", "shard", "pretrain"} <= {row["step"] for row in model["artifacts"]}
+    # The record is no part of the artifact: without it the cost is unknown, and not zero.
+    (folder,) = (store / "pretrain").iterdir()
+    (folder / "aux" / "times.jsonl").unlink()
+    forgotten = stemma("cost", "pretrain", "--root", store, env=env).document
+    (unknown,) = forgotten["unknown"]
+    assert unknown.startswith("pretrain/")
+    row = next(row for row in forgotten["artifacts"] if row["artifact"] == unknown)
+    assert (row["known"], row["account"]) == (False, None)
 
 
 @contextmanager
