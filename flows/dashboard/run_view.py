@@ -160,7 +160,9 @@ class RunView:
         """Return what the run cost so far, read again after LEDGER_S at the earliest; None if that is unknown."""
         now = time.monotonic()
         if now - self._ledger_at > LEDGER_S or (self.has_ended and not self._ledger_is_final):
-            self._ledger, self._ledger_at = read_ledger(self.root, self.journal.run_id), now
+            self._ledger_at = now
+            with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged record hides nothing else
+                self._ledger = read_ledger(self.root, self.journal.run_id)
             self._ledger_is_final = self.has_ended
         return self._ledger
 

@@ -366,7 +366,7 @@ class PipelineRun:
         if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
         self.journal.end(document)
-        with suppress(OSError):  # a run without room for its ledger has ended all the same
+        with suppress(OSError, ValueError, LookupError, TypeError):  # the run has ended all the same
             write_ledger(self.store.root, self.journal.run_id)
         self._share_journal()
         if ON_WORKER in os.environ and not self.stop.is_set():
@@ -393,8 +393,10 @@ class PipelineRun:
             {name: manifest.result.get("figures", {}) for name, manifest in self.manifests.items()}
         )
         shown = tuple(str(file) for file in files if file.exists())
-        ledger = read_ledger(self.store.root, self.journal.run_id)
-        tags = cost_tags(ledger.account) if ledger else {}
+        tags: dict[str, str] = {}
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged record must not fail a run
+            ledger = read_ledger(self.store.root, self.journal.run_id)
+            tags = cost_tags(ledger.account) if ledger else {}
         return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown, tags)
 
     def _trouble(self, message: str) -> None:
