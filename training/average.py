@@ -210,9 +210,10 @@ def _measure(
     if "shards" not in inputs:
         return None
     with OpenShards(inputs["shards"], run) as shards:
-        shards.check_tokenizer(
-            load_pretrained_tokenizer(inputs["model"]), "average.inputs.shards", "give its own shards"
-        )
+        if "end_of_text_id" in shards.meta:
+            shards.check_tokenizer(
+                load_pretrained_tokenizer(inputs["model"]), "average.inputs.shards", "give its own shards"
+            )
         numbers = spread(shards.validation.sequences, config.validation_sequences)
         text = shards.read(shards.validation, numbers)
     choose_attention(network, hardware, shards.length)

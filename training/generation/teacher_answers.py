@@ -58,12 +58,12 @@ async def _asked(rows: Sequence[Mapping[str, Any]], config: DistillConfig, run: 
 
     async def ask(row: Mapping[str, Any]) -> Answer | Failure:
         nonlocal done
-        run.stop_if_cancelled()
         if (messages := _messages(row)) is None:
             return Failure("a conversation with calls of tools")
         answer = await endpoint.ask(Request(messages))
         done += 1
         run.progress(done, len(rows), "answers", "the teacher answers")
+        run.stop_if_cancelled()
         return answer
 
     tasks = [asyncio.ensure_future(ask(row)) for row in rows]
