@@ -40,7 +40,7 @@ def teacher_answers(rows: Sequence[Mapping[str, Any]], config: DistillConfig, ru
     outcome: TeacherAnswers | StemmaError | None = None
     if ranks.is_first():
         try:
-            outcome = asyncio.run(_asked(rows, config, run))
+            outcome = asyncio.run(_ask_teacher(rows, config, run))
         except StemmaError as error:
             outcome = error
     outcome = ranks.from_first(outcome)
@@ -50,7 +50,7 @@ def teacher_answers(rows: Sequence[Mapping[str, Any]], config: DistillConfig, ru
     return outcome
 
 
-async def _asked(rows: Sequence[Mapping[str, Any]], config: DistillConfig, run: Run) -> TeacherAnswers:
+async def _ask_teacher(rows: Sequence[Mapping[str, Any]], config: DistillConfig, run: Run) -> TeacherAnswers:
     assert config.endpoint is not None
     answers = AnswerStore(run.answers_dir)
     endpoint = Endpoint(config.endpoint, config.sampling, answers, "distill.endpoint")
