@@ -45,12 +45,13 @@ COMMANDS = {
     "feedback": ("cli.models.feedback", "Have people choose between answers, and train on what they choose."),
     "review": ("cli.models.review", "Have people look through a sample of a corpus and mark what is odd."),
     "serve": ("cli.models.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
+    "drill": ("cli.pipelines.drill", "Hit a pipeline with faults in a scratch store, and check what is promised."),
     "completion": ("cli.common.completion", "Print the script that completes commands in a shell."),
 }
 
 GROUPS = {
     "Begin": ("init", "plan", "step", "check", "config"),
-    "Run": ("run", "status", "why", "logs", "open", "sweep"),
+    "Run": ("run", "status", "why", "logs", "open", "sweep", "drill"),
     "Servers and schedules": ("up", "down", "deploy", "schedule", "pause-schedule", "resume-schedule"),
     "What the store holds": ("ls", "lineage", "cost", "compare", "verify", "adopt", "gc"),
     "Models": ("chat", "show-chat", "serve", "eval", "mirror", "promote", "rollback", "export"),

@@ -37,6 +37,14 @@ CHARTS = (
     ("training loss, nats", "train/loss", "batch"),
 )
 """Charts of a stage that is being built: title, metric, and the unit of its steps."""
+UTILISATION = "GPU utilisation, %"
+GPU_WORDS = {
+    "utilisation_percent": "{:.0f} %",
+    "memory_gb": "{:.1f} GB",
+    "power_w": "{:.0f} W",
+    "temperature_c": "{:.0f} °C",
+}
+GPU_STYLES = ("train", "validation", "base", "sft", "rlhf")
 VALIDATION = "validation/sample_loss"
 ENDED = ("built", "reused", "failed", "skipped", "cancelled")
 
@@ -202,6 +210,7 @@ class RunView:
                 for label, metric, words in named
                 if (value := curves.newest(metric)) is not None
             ]
+            known += [(f"{step.name}: GPU {number}", words) for number, words in _gpus(curves)]
         return known
 
     def charts(self, steps: tuple[float, float] = (-inf, inf)) -> list[tuple[str, Markup]]:
@@ -230,7 +239,25 @@ class RunView:
                 name = f"{step.name}: {title}"
                 chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
                 drawn.append((name, chart))
+            gpus = [
+                Line(f"GPU {number}", points, GPU_STYLES[at % len(GPU_STYLES)])
+                for at, number in enumerate(_gpu_numbers(curves))
+                if (points := curves.between(f"gpu/{number}/utilisation_percent", *steps))
+            ]
+            if len({step for line in gpus for step, _ in line.points}) > 1:
+                name = f"{step.name}: {UTILISATION}"
+                chart = line_chart(name, gpus, x_label="step", y_label="", width=640, from_zero=True, can_zoom=True)
+                drawn.append((name, chart))
         return drawn
+
+    def legend(self, chart: str) -> list[tuple[str, str]]:
+        """Return the styles and labels of the lines of a chart, by its title."""
+        if not chart.endswith(UTILISATION):
+            return [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+        stage = chart.removesuffix(f": {UTILISATION}")
+        journals = [journal for step in self.running() if step.name == stage and (journal := self._journal_of(step))]
+        numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
+        return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
 
     def printed(self) -> list[tuple[str, list[str]]]:
         """Return the last lines that each running stage has printed."""
@@ -348,6 +375,20 @@ def _time_left(step: Step) -> float | None:
     if step.began is None or not step.ratio or step.ratio < 0.01:
         return None
     return (float(step.progress["time"]) - step.began) * (1 - step.ratio) / step.ratio
+
+
+def _gpu_numbers(curves: Curves) -> list[str]:
+    numbers = {parts[1] for name in curves.points if len(parts := name.split("/")) == 3 and parts[0] == "gpu"}
+    return sorted(numbers, key=lambda number: (len(number), number))
+
+
+def _gpus(curves: Curves) -> list[tuple[str, str]]:
+    """Return the number of each GPU and its newest use in words, such as `93 % · 61.2 GB · 540 W · 61 °C`."""
+    rows = []
+    for number in _gpu_numbers(curves):
+        newest = [(curves.newest(f"gpu/{number}/{name}"), words) for name, words in GPU_WORDS.items()]
+        rows.append((number, " · ".join(words.format(value) for value, words in newest if value is not None)))
+    return rows
 
 
 def _changed(path: Path) -> float:

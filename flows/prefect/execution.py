@@ -38,6 +38,7 @@ from infra.io.json import read_own_json
 from infra.launch.gpus import has_gpu
 from infra.ledger.builds import tags as cost_tags
 from infra.lineage import messages
+from infra.lineage.also.copies import copy_problems
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
@@ -357,6 +358,8 @@ class PipelineRun:
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
+        for problem in copy_problems(self.store.root, self.journal.run_id):
+            self._say("not copied", str(Problem(**problem)))
         chosen = {name: manifest for name, manifest in self.manifests.items() if name in self.journal.rows}
         self.page.show(self.store, chosen)
         if kind := TOLD_AT_THE_END.get(status):

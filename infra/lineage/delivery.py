@@ -25,6 +25,7 @@ from mlflow.entities import (
 )
 
 from infra.lineage import page
+from infra.lineage.also.copies import Copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import (
     Input,
@@ -59,7 +60,7 @@ class Delivery:
     Raises what `migrations.prepare` raises where it goes straight.
     """
 
-    def __init__(self, root: Path, uri: str, ledger: Ledger) -> None:
+    def __init__(self, root: Path, uri: str, ledger: Ledger, copies: Copies | None = None) -> None:
         self._root = root
         self._ledger = ledger
         self._experiments: dict[str, str] = {}
@@ -72,7 +73,7 @@ class Delivery:
                 self._client.search_experiments(max_results=1)
         else:
             self._client = MlflowClient(uri, registry_uri=uri)
-        self._metrics = MetricsDelivery(root, self._client, ledger)
+        self._metrics = MetricsDelivery(root, self._client, ledger, copies)
         self._registry = Registry(root, self._client, ledger)
 
     def deliver(self, message: Message, sender: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ from infra.servers.settings import Settings
 from infra.servers.state import prefect_api_url
 from infra.store.layout import LEDGER, Layout
 
-JOURNAL_END_BYTES = 64_000
+JOURNAL_END_BYTES = 256_000
 LIVE = {
     "train/tokens_per_s": ("stemma_tokens_per_second", "Training throughput of a stage that is being built."),
     "train/mfu": ("stemma_mfu_ratio", "Model FLOPs utilisation, attention included (PaLM, appendix B)."),
@@ -51,6 +51,13 @@ LIVE = {
     "train/memory_gb": ("stemma_memory_gigabytes", "Memory that a training stage holds."),
 }
 """Metrics of stages on which an alarm may be useful, by the name that the stage gives them."""
+LIVE_GPU = {
+    "utilisation_percent": ("stemma_gpu_utilisation_ratio", "Share of time in which a GPU was busy.", 0.01),
+    "memory_gb": ("stemma_gpu_memory_bytes", "Memory of a GPU in use, by any process.", 1e9),
+    "power_w": ("stemma_gpu_power_watts", "Power that a GPU draws.", 1.0),
+    "temperature_c": ("stemma_gpu_temperature_celsius", "Temperature of a GPU.", 1.0),
+}
+"""Samples of the GPUs that a stage uses, by their names in its journal: name, description, factor."""
 
 
 def _ended(run: Path) -> dict[str, Any]:
@@ -155,6 +162,10 @@ class StoreCollector(Collector):
             "stemma_progress_ratio", "How far a stage that is being built has come.", labels=["stage"]
         )
         families = {key: GaugeMetricFamily(name, message, labels=["stage"]) for key, (name, message) in LIVE.items()}
+        gpus = {
+            key: GaugeMetricFamily(name, message, labels=["stage", "gpu"])
+            for key, (name, message, _) in LIVE_GPU.items()
+        }
         for stage, journal in self._being_built().items():
             values: dict[str, float] = {}
             progress = None
@@ -168,8 +179,13 @@ class StoreCollector(Collector):
             for key, family in families.items():
                 if key in values:
                     family.add_metric([stage], values[key])
+            for name, value in values.items():
+                match name.split("/"):
+                    case ["gpu", number, key] if key in gpus:
+                        gpus[key].add_metric([stage, number], value * LIVE_GPU[key][2])
         yield done
         yield from families.values()
+        yield from gpus.values()
 
     def _being_built(self) -> dict[str, Path]:
         """Return the journals of current builds, by their steps.

@@ -121,6 +121,20 @@ def test_a_stage_that_is_being_built_shows_its_speed(tmp_path: Path) -> None:
     assert ("stemma_tokens_per_second", ("pretrain",)) not in scraped(tmp_path), "nobody builds it any more"
 
 
+def test_gpus_of_a_stage_are_told_apart(tmp_path: Path) -> None:
+    lease = Store(tmp_path).leases.acquire(f"pretrain/{'0' * 16}")
+    assert lease is not None
+    with open(written(tmp_path, "0" * 16, "pretrain", 3099), "a") as journal:
+        Run(tmp_path / "work", journal=journal).metrics(
+            {"gpu/0/utilisation_percent": 93.0, "gpu/1/utilisation_percent": 5.0, "gpu/1/memory_gb": 61.5}, 7
+        )
+    samples = scraped(tmp_path)
+    assert samples["stemma_gpu_utilisation_ratio", ("0", "pretrain")] == pytest.approx(0.93)
+    assert samples["stemma_gpu_utilisation_ratio", ("1", "pretrain")] == pytest.approx(0.05)
+    assert samples["stemma_gpu_memory_bytes", ("1", "pretrain")] == 61.5e9
+    lease.release()
+
+
 def test_what_a_failed_build_left_is_no_sign_of_life_and_steps_of_one_stage_are_told_apart(tmp_path: Path) -> None:
     """A training that had failed kept its speed, so that no alarm went off, and two samples had one name."""
     leases = Store(tmp_path).leases
