@@ -63,7 +63,7 @@ def _kinds() -> list[Kind]:
             if action == "stop":
                 ends = {"lease_lost"}
             kinds.append(Kind(f"{action}-{role}", role, frozenset(ends), f"{verb} {what}"))
-    disk = {"disk_full", "run_lost"}
+    disk = {"disk_full"}
     return [
         *kinds,
         Kind("full-disk", "", frozenset(disk), "writes below the store fail for want of room (ENOSPC)"),
@@ -78,7 +78,7 @@ def _kinds() -> list[Kind]:
     ]
 
 
-_DISK = ("disk_error", "read_only", "unreadable", "crashed", "damaged_state")
+_DISK = ("disk_failed", "not_permitted", "unwritable")
 KINDS = {kind.name: kind for kind in _kinds()}
 _LAYERED = ("full-disk", "read-only-disk", "broken-disk", "clock-ahead", "clock-behind", "network-cut", "power-loss")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from traceback import format_exception
 
-from infra.errors import Problem, StageError, StemmaError
+from infra.errors import Problem, StageError, StemmaError, disk_failure
 from infra.installed import lock_problem
 from infra.secrets import hide
 from infra.store.store import disk_error
@@ -57,6 +57,8 @@ def failure_of(
         disk = disk_error(error, where, root)
         if isinstance(disk, StemmaError):
             return disk
+    if (failed := disk_failure(error, str(root))) is not None:
+        return failed
     if isinstance(error, OSError) and error.errno in _REFUSED:
         path = str(error.filename or root)
         message = f"{where} may not write or read it: {error.strerror}"
