@@ -61,10 +61,10 @@ class Drill:
     def __init__(self, wish: Wish, pipeline: Any) -> None:
         self.wish = wish
         self.impossible = not_possible(pipeline, wish.servers)
-        wanted = wish.kinds or tuple(KINDS)
-        self.kinds = sorted(set(wanted) - set(self.impossible))
+        requested = wish.kinds or tuple(KINDS)
+        self.kinds = sorted(set(requested) - set(self.impossible))
         if not self.kinds:
-            reasons = "; ".join(f"{name}: {self.impossible[name]}" for name in wanted)
+            reasons = "; ".join(f"{name}: {self.impossible[name]}" for name in requested)
             raise stage_error("no_faults", "--only", f"none of these faults is possible here: {reasons}")
         self.about = _plain(
             {
@@ -245,26 +245,26 @@ class Drill:
         hit = [stage] if stage in stages else stages
         farthest = {name: site.watch.stages[name].farthest for name in hit}
         offsets = {name: max(0.0, time.time() - site.watch.stages[name].began) for name in hit}
-        place = "+".join(f"{name} {offset:.1f} s" for name, offset in offsets.items()) or "between stages"
-        self.wish.say(f"fault {fault.number}: {fault.kind.name} at {place}")
+        moments = "+".join(f"{name} {offset:.1f} s" for name, offset in offsets.items()) or "between stages"
+        self.wish.say(f"fault {fault.number}: {fault.kind.name} at {moments}")
         heard = len(site.watch.events)
         began = time.monotonic()
         what = inject(fault, site, target, stages)
-        # What a stage reported just before it was hit is no recovery.
+        # Progress that a stage reported just before it was hit is no recovery.
         wait_for(lambda: self._ended(site), REPORTS_S)
         farthest = {name: max(done, self._farthest(site, name)) for name, done in farthest.items()}
         row: dict[str, Any] = {
             "number": fault.number,
             "seed": fault.seed,
             "kind": fault.kind.name,
-            "where": place,
+            "where": moments,
             "at": f"{hit[0]}+{offsets[hit[0]]:.1f}" if hit else "",
             "what": what,
         }
         violations, ends, recovered_s = self._recover(site, fault, farthest, began)
         bits = invariants.digests_equal(site.root, self.record["reference"]["digests"], all_of_them=False)
         row["ends"] = ends
-        row["said"] = self._words(site, heard, ends)
+        row["reported"] = self._words(site, heard, ends)
         row["recovered_s"] = recovered_s
         row["bits"] = "differ" if bits else "equal"
         row["violations"] = violations + bits
@@ -342,14 +342,14 @@ class Drill:
         return violations, ends, recovered_s
 
     def _after_a_run(self, site: Site) -> list[str]:
-        """What must hold when a run has ended, however it did."""
+        """Check the promises about a run that has ended, however it did."""
         violations = [f"process {name} outlives its run" for name in site.orphans()]
         violations += invariants.no_leases(site.root)
         built = [address.partition("/")[2] for address in invariants.digests(site.root)]
         return violations + invariants.check_true(site.ask("check", *site.config), built)
 
     def _at_the_end(self, site: Site) -> list[str]:
-        """What must hold when the pipeline is done, and nothing runs."""
+        """Check the promises about a pipeline that is done, when nothing runs."""
         reference = self.record["reference"]
         delivers = os.environ.get("STEMMA_RELAY") != "off"
         if delivers and not site.servers:
@@ -372,7 +372,7 @@ class Drill:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it is read back from JSON."""
+    """Return a value as JSON returns it."""
     return parse_own_json(json.dumps(value))
 
 
@@ -418,14 +418,14 @@ def table(record: Mapping[str, Any]) -> str:
         f"A run without faults takes {record['reference']['seconds']:.0f} s, which is {numbers['without_faults']} of "
         "the time with them.",
         "",
-        "| # | fault | where | what was said | recovered | bits | violations |",
+        "| # | fault | where | reported | recovered | bits | violations |",
         "|---:|---|---|---|---:|---|---|",
     ]
     for row in record["faults"]:
         seconds = "not" if row["recovered_s"] is None else f"{row['recovered_s']:.1f} s"
-        said = row["said"].replace("|", "/")[:60] or "nothing: it went on"
+        reported = row["reported"].replace("|", "/")[:60] or "nothing: it went on"
         violations = "; ".join(row["violations"]).replace("|", "/")[:60] or "none"
-        cells = (row["number"], row["kind"], row["where"][:60], said, seconds, row["bits"], violations)
+        cells = (row["number"], row["kind"], row["where"][:60], reported, seconds, row["bits"], violations)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "| after faults | violations at the end of the pipeline |", "|---|---|"]
     for cycle in record["cycles"]:

@@ -131,7 +131,7 @@ def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "message"),
     [
         (errno.EDQUOT, "the disk is full"),
         (errno.EROFS, "may not write or read it"),
@@ -139,7 +139,7 @@ def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a
         (errno.EIO, "the disk failed"),
     ],
 )
-def test_what_a_disk_or_its_rights_refuse_is_no_crash(number: int, told: str) -> None:
+def test_what_a_disk_or_its_rights_refuse_is_no_crash(number: int, message: str) -> None:
     @click.command()
     @as_json
     def command(as_json: bool) -> None:
@@ -147,7 +147,7 @@ def test_what_a_disk_or_its_rights_refuse_is_no_crash(number: int, told: str) ->
 
     found = CliRunner().invoke(command)
     assert found.exit_code == 1 and "/data/pins.json: " in found.stderr
-    assert told in found.stderr
+    assert message in found.stderr
 
 
 def test_a_disk_that_cannot_be_written_can_be_read_and_is_told_when_written(

@@ -75,11 +75,11 @@ def test_other_bits_and_a_missing_artifact_are_violations(data_pipeline: Path) -
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "expected_text"),
     [([1, 2, 2], "is recorded twice"), ([2, 1, 3], "is out of order"), ([1, 2], "has 2 points instead of 3")],
 )
 def test_a_metric_that_is_not_there_once_and_in_order_is_a_violation(
-    steps: list[int], told: str, data_pipeline: Path
+    steps: list[int], expected_text: str, data_pipeline: Path
 ) -> None:
     root = data_pipeline / "store"
     (folder,) = (root / "clean").iterdir()
@@ -94,11 +94,11 @@ def test_a_metric_that_is_not_there_once_and_in_order_is_a_violation(
     expected = invariants.points(root)
     assert invariants.metrics_once(root, expected) == []
     record(steps)
-    assert invariants.metrics_once(root, expected) == [f"clean: metric loss {told}"]
+    assert invariants.metrics_once(root, expected) == [f"clean: metric loss {expected_text}"]
 
 
 @pytest.mark.parametrize(
-    ("code", "document", "stderr", "ends", "told"),
+    ("code", "document", "stderr", "ends", "expected_text"),
     [
         (0, {"status": "done", "errors": []}, "", (), ""),
         (-9, None, "", ("killed",), ""),
@@ -112,11 +112,11 @@ def test_a_metric_that_is_not_there_once_and_in_order_is_a_violation(
     ],
 )
 def test_an_answer_that_does_not_fit_its_fault_is_a_violation(
-    code: int, document: dict | None, stderr: str, ends: tuple[str, ...], told: str
+    code: int, document: dict | None, stderr: str, ends: tuple[str, ...], expected_text: str
 ) -> None:
     violations = invariants.answer_true(code, document, stderr, ends)
-    assert len(violations) == bool(told)
-    assert told in "".join(violations)
+    assert len(violations) == bool(expected_text)
+    assert expected_text in "".join(violations)
 
 
 def test_a_check_that_says_reuse_of_nothing_is_a_violation(data_pipeline: Path) -> None:

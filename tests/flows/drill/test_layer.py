@@ -24,7 +24,7 @@ def layer(tmp_path: Path) -> Layer:
 
 
 def run(layer: Layer, program: str) -> str:
-    """What a program prints that works in the folder, under the layer."""
+    """Return the output of a program that works in the folder, under the layer."""
     env = {**os.environ, **layer.variables}
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], cwd=layer.folder, env=env, capture_output=True, text=True, check=False
@@ -112,15 +112,19 @@ def after_power_loss(layer: Layer, seed: int) -> dict[str, str]:
 
 def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -> None:
     left = [after_power_loss(layer, seed) for seed in range(12)]
-    assert all(found["synced"] == found["last"] == "kept" for found in left)
+    assert all(contents["synced"] == contents["last"] == "kept" for contents in left)
     # Bytes: each file has its old content or its new one, and both happen.
-    for name, contents in {
+    for name, possible in {
         "changed": {"abcd", "XXcd"},
         "longer": {"old", "old and more"},
         "emptied": {"full", ""},
         # A file without an fsync under its final name, the fault that `rename` alone does not prevent.
         "fresh": {"", "whole"},
     }.items():
-        assert {found[name] for found in left} == contents, name
+        assert {contents[name] for contents in left} == possible, name
     # Names after the last fsync: any number of them, in their order.
-    assert {("removed" in found, "folder" in found) for found in left} == {(True, False), (False, False), (False, True)}
+    assert {("removed" in contents, "folder" in contents) for contents in left} == {
+        (True, False),
+        (False, False),
+        (False, True),
+    }
