@@ -13,6 +13,7 @@ import pytest
 
 from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
+from tests.support.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -128,3 +129,30 @@ def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -
         (False, False),
         (False, True),
     }
+
+
+def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
+    """A run whose disk failed for a moment was not shown any more, and its follower printed a traceback."""
+    program = """
+import sys
+sys.path.insert(0, REPOSITORY)
+from pathlib import Path
+from infra.process.tail import Tail
+tail = Tail(Path("journal"))
+print(len(tail.lines()), flush=True)
+sys.stdin.readline()
+print(len(tail.lines()))
+"""
+    (layer.folder / "journal").write_text("one\ntwo\n")
+    layer.order(BROKEN, reads=True)
+    command = [sys.executable, "-c", program.replace("REPOSITORY", repr(str(REPOSITORY)))]
+    env = {**os.environ, **layer.variables}
+    with subprocess.Popen(
+        command, cwd=layer.folder, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "0\n"
+        layer.order()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.read() == "2\n"
