@@ -131,28 +131,52 @@ def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -
     }
 
 
-def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
-    """A run whose disk failed for a moment was not shown any more, and its follower printed a traceback."""
-    program = """
-import sys
-sys.path.insert(0, REPOSITORY)
-from pathlib import Path
-from infra.process.tail import Tail
-tail = Tail(Path("journal"))
-print(len(tail.lines()), flush=True)
-sys.stdin.readline()
-print(len(tail.lines()))
-"""
-    (layer.folder / "journal").write_text("one\ntwo\n")
-    layer.order(BROKEN, reads=True)
-    command = [sys.executable, "-c", program.replace("REPOSITORY", repr(str(REPOSITORY)))]
+def in_two_parts(layer: Layer, first: str, second: str, error: int) -> list[str]:
+    """Return the outputs of the two parts of a program, while the disk fails, and after that."""
+    program = f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n{first}\nsys.stdin.readline()\n{second}\n"
     env = {**os.environ, **layer.variables}
     with subprocess.Popen(
-        command, cwd=layer.folder, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program], cwd=layer.folder, env=env, text=True, stdin=subprocess.PIPE, stdout=-1
     ) as process:
         assert process.stdin and process.stdout
-        assert process.stdout.readline() == "0\n"
+        process.stdout.readline()
+        layer.order(error, reads=error == BROKEN)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        during = process.stdout.readline()
         layer.order()
         process.stdin.write("\n")
         process.stdin.flush()
-        assert process.stdout.read() == "2\n"
+        return [during.strip(), process.stdout.read().strip()]
+
+
+def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
+    """A run whose disk failed for a moment was not shown any more, and its follower printed a traceback."""
+    (layer.folder / "journal").write_text("one\ntwo\n")
+    begin = (
+        "from pathlib import Path\nfrom infra.process.tail import Tail\ntail = Tail(Path('journal'))\nprint(flush=True)"
+    )
+    look = "print(len(tail.lines()), flush=True)"
+    assert in_two_parts(layer, begin, f"{look}\nsys.stdin.readline()\n{look}", BROKEN) == ["0", "2"]
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
+def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: Layer, error: int) -> None:
+    """A disk that failed or became read-only ended a run without a result, and without the reason."""
+    begin = """
+from pathlib import Path
+from flows.runs.journal import RunJournal, StageRow
+journal = RunJournal(Path("runs"), "run")
+journal.begin(pipeline="pipeline")
+print(flush=True)
+"""
+    end = """
+journal.row(StageRow("clean", "failed"))
+journal.traceback("clean", "text")
+journal.end({"status": "failed", "stages": [], "errors": []})
+print(journal.result()["status"], journal.rows["clean"].status, flush=True)
+sys.stdin.readline()
+journal.row(StageRow("clean", "built"))
+print(journal.read()[-1]["status"])
+"""
+    assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]
