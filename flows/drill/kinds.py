@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from flows.config.graph import graph
 from flows.config.read import PipelineConfig
 from flows.drill import layer
 
@@ -88,7 +89,9 @@ def not_possible(pipeline: PipelineConfig, with_servers: bool) -> dict[str, str]
     launch = pipeline.launch
     rlhf: Any = pipeline.section("rlhf")
     reasons: dict[str, str] = {}
-    if launch.ranks == 1:
+    if not any(node.stage.trains for node in graph(pipeline).values()):
+        reasons |= dict.fromkeys(("rank", "loader"), "no stage of this config trains")
+    elif launch.ranks == 1:
         reasons["rank"] = "this config trains in one process: launch.processes is 1"
     if launch.loader_workers == 0:
         reasons["loader"] = "this config has no loader workers: launch.loader_workers is 0"
