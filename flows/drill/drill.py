@@ -81,7 +81,13 @@ class Drill:
         self._path = wish.folder / RECORD
         record = invariants.read_record(self._path)
         if record is None or record["about"] != self.about or wish.repeat is not None:
-            record = {"about": self.about, "not_possible": self.impossible, "faults": [], "cycles": []}
+            record = {
+                **_reference_of(record, self.about),
+                "about": self.about,
+                "not_possible": self.impossible,
+                "faults": [],
+                "cycles": [],
+            }
         self.record: dict[str, Any] = record
         self._began = time.monotonic()
         self._waited_s = 0.0
@@ -384,6 +390,14 @@ class Drill:
         if left := site.left_files():
             violations.append(f"temporary files are left: {', '.join(left[:5])}")
         return violations
+
+
+def _reference_of(record: Mapping[str, Any] | None, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The run without faults of an earlier campaign with the same pipeline."""
+    same = ("config", "settings", "servers", "content")
+    if record is None or "reference" not in record or any(record["about"][key] != about[key] for key in same):
+        return {}
+    return {"reference": record["reference"]}
 
 
 def _plain(value: Any) -> Any:
