@@ -255,7 +255,7 @@ class Drill:
     def _is_due(self, site: Site, fault: Fault, stages: list[str]) -> bool:
         if self.wish.at is not None:
             stage, offset_s = self.wish.at
-            return stage in stages and time.time() - site.watch.stages[stage].began >= offset_s
+            return stage in stages and time.monotonic() - site.watch.stages[stage].began >= offset_s
         needs_stage = fault.kind.role in STAGES_NEEDED
         return self._waited_s >= fault.after_s and bool(stages or not needs_stage)
 
@@ -264,7 +264,7 @@ class Drill:
         stage = target[1] if target and target[1] else ""
         hit = [stage] if stage in stages else stages
         farthest = {name: site.watch.stages[name].farthest for name in hit}
-        offsets = {name: max(0.0, time.time() - site.watch.stages[name].began) for name in hit}
+        offsets = {name: max(0.0, time.monotonic() - site.watch.stages[name].began) for name in hit}
         moments = "+".join(f"{name} {offset:.1f} s" for name, offset in offsets.items()) or "between stages"
         self.wish.say(f"fault {fault.number}: {fault.kind.name} at {moments}")
         heard = len(site.watch.events)

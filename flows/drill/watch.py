@@ -23,7 +23,10 @@ MARK = "STEMMA_DRILL"
 
 @dataclass
 class Progress:
-    """The state of a stage, from the journals of all runs. farthest: the most that any process reported as done."""
+    """The state of a stage, from the journals of all runs. farthest: the most that any process reported as done.
+
+    began: when it was first seen to run, by the monotonic clock.
+    """
 
     status: str = "waiting"
     began: float = 0.0
@@ -58,7 +61,7 @@ class Watch:
         if line["kind"] == "stage":
             progress.status = line["status"]
             if line["status"] == "running":
-                progress.began = line["time"]
+                progress.began = time.monotonic()
                 progress.changes.append((line["time"], "running", 0.0))
             elif line["status"] in ("built", "reused"):
                 progress.changes.append((line["time"], "ended", float("inf")))
