@@ -15,7 +15,7 @@ from flows.drill import invariants, layer
 from flows.drill.actions import inject
 from flows.drill.kinds import KINDS, Fault, draw, not_possible
 from flows.drill.layer import Layer
-from flows.drill.site import Site
+from flows.drill.site import ORPHANS_GONE_S, Site
 from flows.drill.watch import targets, wait_for
 from infra.errors import stage_error
 from infra.io.files import write_whole
@@ -365,7 +365,7 @@ class Drill:
     def _after_a_run(self, site: Site) -> list[str]:
         """Check the promises about a run that has ended, however it did."""
         violations = [f"process {name} outlives its run" for name in site.orphans()]
-        violations += invariants.no_leases(site.root)
+        violations += invariants.no_leases(site.root, ORPHANS_GONE_S)
         built = [address.partition("/")[2] for address in invariants.digests(site.root)]
         return violations + invariants.check_true(site.ask("check", *site.config), built)
 

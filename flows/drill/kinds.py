@@ -56,9 +56,9 @@ def _kinds() -> list[Kind]:
         for action, verb in (("kill", "SIGKILL to"), ("stop", "SIGSTOP, later SIGCONT to"), ("term", "SIGTERM to")):
             ends = set()
             if action == "kill":
-                ends = {"killed", "run_lost"} if role == "orchestrator" else {"killed", "crashed"}
+                ends = {"killed", "run_lost"} if role == "orchestrator" else {"killed"}
             if action == "term":
-                ends = {"cancelled"} if role == "orchestrator" else {"cancelled", "killed", "crashed"}
+                ends = {"cancelled"} if role == "orchestrator" else {"cancelled", "killed"}
             if role in ("worker", "prefect") and action != "stop":
                 ends |= {"run_lost", "cancelled"}
             if action == "stop":
