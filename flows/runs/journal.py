@@ -10,6 +10,7 @@ trial.json      of which sweep it is a trial; not there for other runs
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -64,6 +65,8 @@ class StageRow:
 
 
 RESERVED_BYTES = 1_000_000
+_DISK_FAILED = (errno.EIO, errno.EROFS)
+"""Errors of a disk that fails or has become read-only: what the run was doing meets them too, and reports them."""
 
 
 class ReservedSpace:
@@ -138,7 +141,8 @@ class RunJournal:
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
-        self._reserved.release()
+        with suppress(OSError):
+            self._reserved.release()
         hidden = self.folder / ".result.json"
         try:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
@@ -209,11 +213,11 @@ class RunJournal:
             try:
                 self._append(text)
             except OSError as error:
-                if not is_full(error):
+                if not is_full(error) and error.errno not in _DISK_FAILED:
                     raise
-                self._reserved.release()
-                # Lines that still find no room are kept by this process, and reported at the end.
+                # Lines that still cannot be written are kept by this process, and reported at the end.
                 with suppress(OSError):
+                    self._reserved.release()
                     self._append(text)
 
     def _append(self, text: str) -> None:
