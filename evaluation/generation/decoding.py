@@ -92,8 +92,8 @@ class _Row:
     @property
     def next_token(self) -> int:
         """The token after those that the slot holds."""
-        place = self.cached - len(self.answer.prompt)
-        return self.answer.prompt[self.cached] if place < 0 else self.answer.new[place]
+        index = self.cached - len(self.answer.prompt)
+        return self.answer.prompt[self.cached] if index < 0 else self.answer.new[index]
 
     @property
     def needs_token(self) -> bool:
@@ -299,19 +299,19 @@ class Decoder:
         advancing = [number for number, row in enumerate(self._rows) if not row.is_reading]
         tokens = [0 if row.is_reading else row.next_token for row in self._rows]
         logits = self._kept.advance(advancing, tokens, [row.cached for row in self._rows], chunks)
-        of_logits: dict[int, list[int]] = {place: [number] for place, number in enumerate(advancing)}
+        rows_of_logits: list[Sequence[int]] = [[number] for number in advancing]
         for number in advancing:
             self._rows[number].cached += 1
-        for place, chunk in enumerate(chunks, len(advancing)):
-            of_logits[place] = list(chunk.rows)
+        for chunk in chunks:
+            rows_of_logits.append(chunk.rows)
             for number in chunk.rows:
                 self._rows[number].cached = chunk.end
+        wanted = [(index, self._rows[number]) for index, numbers in enumerate(rows_of_logits) for number in numbers]
         # A row that is computed again has its next tokens already.
-        wanted = [(place, row) for place, numbers in of_logits.items() for row in map(self._rows.__getitem__, numbers)]
-        wanted = [(place, row) for place, row in wanted if row.needs_token]
+        wanted = [(index, row) for index, row in wanted if row.needs_token]
         if wanted:
-            places = torch.tensor([place for place, _ in wanted], device=logits.device)
-            self._take(logits[places].float(), [row.answer for _, row in wanted])
+            indices = torch.tensor([index for index, _ in wanted], device=logits.device)
+            self._take(logits[indices].float(), [row.answer for _, row in wanted])
 
     def _next_chunks(self) -> list[Chunk]:
         """Return the chunks of prompts that are read now, at most STEP_TOKENS together: of the oldest prompt, then of
@@ -523,7 +523,9 @@ def slots_in_memory(model: PreTrainedModel, length: int, cache_bytes: int | None
 def tokens_in_memory(model: PreTrainedModel, cache_bytes: int | None = None) -> int:
     """Return the number of tokens whose keys and values fit in memory. cache_bytes: as of `Decoder`."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if heads is None:  # layers without keys and values
+        return sys.maxsize
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     available = cache_bytes or CACHE_BYTES
     if model.device.type == "cuda" and cache_bytes is None:

@@ -102,14 +102,14 @@ class LlamaSlots:
     def _attend_alone(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int], places: Sequence[int]
     ) -> list[Tensor]:
-        """Return (1, H · E) for each of the queries q (N, H · E), at a place of a slot, over the slot's places up to
-        its own. k, v: (S, K, W, E)."""
+        """Return (1, H · E) for each of the queries q (N, H · E), each at a position of a slot, over the slot's
+        positions up to its own. k, v: (S, K, W, E)."""
         net = self._of
         queries = q.view(len(q), net.kv_heads, net.heads // net.kv_heads, net.width).split(1)
         keys, values = k.split(1), v.split(1)
         attended = []
-        for query, row, place in zip(queries, rows, places, strict=False):
-            seen = (part[row].narrow(2, 0, place + 1) for part in (keys, values))
+        for query, row, position in zip(queries, rows, places, strict=False):
+            seen = (part[row].narrow(2, 0, position + 1) for part in (keys, values))
             attended.append(scaled_dot_product_attention(query, *seen, scale=net.scale).flatten(1))
         return attended
 

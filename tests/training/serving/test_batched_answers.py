@@ -140,7 +140,7 @@ def llama(tokenizer_dir: Path) -> Loaded:
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
-    return [5 + (first * 31 + place * 7 + place * place // 5) % 300 for place in range(length)]
+    return [5 + (first * 31 + n * 7 + n * n // 5) % 300 for n in range(length)]
 
 
 def mixed(count: int) -> list[AnswerRequest]:
@@ -157,14 +157,14 @@ def mixed(count: int) -> list[AnswerRequest]:
 
 def tokens_of(base: Loaded, requests: Sequence[AnswerRequest], at_once: int, *, staggered: bool) -> list[list[Token]]:
     """The tokens of each answer with their log-probabilities, as floats without rounding."""
-    batch, writings = Decoder(base[0], at_once), [Writing(one, base[1]) for one in requests]
+    batch, writings = Decoder(base[0], at_once), [Writing(request, base[1]) for request in requests]
     coming = list(writings)
-    while not all(one.is_over for one in writings):
+    while not all(writing.is_over for writing in writings):
         for _ in range(1 if staggered else len(coming)):
             if coming:
                 batch.add(coming.pop(0))
         batch.step()
-    return [[placed.token for piece in one.pieces for placed in piece.tokens] for one in writings]
+    return [[placed.token for piece in writing.pieces for placed in piece.tokens] for writing in writings]
 
 
 @pytest.mark.parametrize("staggered", [False, True])
@@ -172,7 +172,7 @@ def test_own_layers_give_the_bits_of_a_single_request(
     llama: Loaded, staggered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = mixed(16)
-    alone = [tokens_of(llama, [one], 1, staggered=False)[0] for one in requests]
+    alone = [tokens_of(llama, [query], 1, staggered=False)[0] for query in requests]
     assert all(len(tokens) == 8 for tokens in alone)
     assert tokens_of(llama, requests, 16, staggered=staggered) == alone
     assert Decoder(llama[0]).usable([prompt(9)], 9) and Decoder(llama[0]).has_own_layers
@@ -202,14 +202,14 @@ def test_equal_prompts_and_equal_beginnings_are_read_once(llama: Loaded, monkeyp
     read: list[int] = []
     advance = LlamaSlots.advance
 
-    def counted(self: LlamaSlots, rows: Any, tokens: Any, places: Any, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def counted(self: LlamaSlots, rows: Any, tokens: Any, positions: Any, chunks: Sequence[Chunk]) -> torch.Tensor:
         read.append(sum(len(chunk.ids) for chunk in chunks))
-        return advance(self, rows, tokens, places, chunks)
+        return advance(self, rows, tokens, positions, chunks)
 
     monkeypatch.setattr(LlamaSlots, "advance", counted)
     length = 2 * CHUNK_TOKENS + 10
     several = [AnswerRequest(prompt(length), SamplingOptions(5, seed=1, number=n)) for n in range(4)]
-    batch, writings = Decoder(llama[0], 8), [Writing(one, llama[1]) for one in several]
+    batch, writings = Decoder(llama[0], 8), [Writing(query, llama[1]) for query in several]
     for writing in writings:
         batch.add(writing)
     for _ in range(3):
@@ -233,10 +233,10 @@ def test_layers_of_transformers_read_prompts_in_chunks(
     monkeypatch.setattr("evaluation.generation.decoding.CHUNK_TOKENS", 8)
     requests = [AnswerRequest(prompt(n, n), request(0, 10).options) for n in (30, 3, 8, 9, 17, 1)]
     written = write(base, requests, 6, staggered=True)
-    for one, answer in zip(requests, written, strict=True):
-        ids = torch.tensor([one.ids])
-        wanted = base[0].generate(ids, max_new_tokens=10, do_sample=False, suppress_tokens=[0])[0, ids.shape[1] :]
-        assert answer == wanted.tolist()
+    for query, answer in zip(requests, written, strict=True):
+        ids = torch.tensor([query.ids])
+        expected = base[0].generate(ids, max_new_tokens=10, do_sample=False, suppress_tokens=[0])[0, ids.shape[1] :]
+        assert answer == expected.tolist()
 
 
 def test_the_cache_bounds_what_a_request_may_be(llama: Loaded) -> None:
