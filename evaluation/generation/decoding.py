@@ -13,12 +13,12 @@ answer is the one that the model would give to the prompt alone.
 
 A decoder works in two ways: `answer` works on a set of answers until all are complete (training, safety, benchmarks);
 `add`, `step` and `remove` work on answers that come and go (chat, serving). There, a step reads a chunk of each new
-prompt, of at most CHUNK_TOKENS, beside the next tokens of the others, so that a long prompt delays them little:
+prompt, of at most CHUNK_TOKENS, with the next tokens of the others, so that a long prompt delays them little:
 
     step     1          2          3          4
     slot 0   a          a          a          a
     slot 1   p … p      p … p      p p → a    a          chunks begin at multiples of CHUNK_TOKENS
-    slot 2   .          .          p p p → a  a          another prompt is read beside it
+    slot 2   .          .          p p p → a  a          another prompt is read next to it
 
 Chunks begin at the same places of a prompt whatever else the batch has, and what has left memory is computed again in
 the same way, so that with this project's layers an answer's bits are those of a single request (`llama_slots.py`).
@@ -306,12 +306,12 @@ class Decoder:
             rows_of_logits.append(chunk.rows)
             for number in chunk.rows:
                 self._rows[number].cached = chunk.end
-        wanted = [(index, self._rows[number]) for index, numbers in enumerate(rows_of_logits) for number in numbers]
+        due = [(index, self._rows[number]) for index, numbers in enumerate(rows_of_logits) for number in numbers]
         # A row that is computed again has its next tokens already.
-        wanted = [(index, row) for index, row in wanted if row.needs_token]
-        if wanted:
-            indices = torch.tensor([index for index, _ in wanted], device=logits.device)
-            self._take(logits[indices].float(), [row.answer for _, row in wanted])
+        due = [(index, row) for index, row in due if row.needs_token]
+        if due:
+            indices = torch.tensor([index for index, _ in due], device=logits.device)
+            self._take(logits[indices].float(), [row.answer for _, row in due])
 
     def _next_chunks(self) -> list[Chunk]:
         """Return the chunks of prompts that are read now, at most STEP_TOKENS together: of the oldest prompt, then of

@@ -77,14 +77,14 @@ class LlamaSlots:
         return net.logits(stream)
 
     def advance(
-        self, rows: Sequence[int], tokens: Sequence[int], places: Sequence[int], chunks: Sequence[Chunk]
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
     ) -> Tensor:
-        net, states = self._of, _States(rows, tokens, places, chunks)
-        positions = torch.tensor(states.places)
-        stored = torch.tensor(states.stored_rows) * self._width + positions[states.stored]
+        net, states = self._of, _States(rows, tokens, positions, chunks)
+        places = torch.tensor(states.places)
+        stored = torch.tensor(states.stored_rows) * self._width + places[states.stored]
         last, masks = torch.tensor(states.last), [self._mask_of(chunk) for chunk in states.chunks]
         last_rows, last_places = ([values[state] for state in states.last] for values in (states.rows, states.places))
-        stream, turns = net.embedded(torch.tensor(states.ids)), self._turns[positions]
+        stream, turns = net.embedded(torch.tensor(states.ids)), self._turns[places]
         for number, (layer, kept) in enumerate(zip(net.layers, self._kept, strict=True)):
             qkv = layer.qkv.of(net.normed(stream))
             net.turn(qkv[:, : self._turned], turns, layer.norms)
@@ -100,7 +100,7 @@ class LlamaSlots:
         return net.logits(stream)[: len(rows) + len(chunks)]
 
     def _attend_alone(
-        self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int], places: Sequence[int]
+        self, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[int], positions: Sequence[int]
     ) -> list[Tensor]:
         """Return (1, H · E) for each of the queries q (N, H · E), each at a position of a slot, over the slot's
         positions up to its own. k, v: (S, K, W, E)."""
@@ -108,7 +108,7 @@ class LlamaSlots:
         queries = q.view(len(q), net.kv_heads, net.heads // net.kv_heads, net.width).split(1)
         keys, values = k.split(1), v.split(1)
         attended = []
-        for query, row, position in zip(queries, rows, places, strict=False):
+        for query, row, position in zip(queries, rows, positions, strict=False):
             seen = (part[row].narrow(2, 0, position + 1) for part in (keys, values))
             attended.append(scaled_dot_product_attention(query, *seen, scale=net.scale).flatten(1))
         return attended
@@ -176,9 +176,9 @@ class _States:
     """
 
     def __init__(
-        self, rows: Sequence[int], tokens: Sequence[int], places: Sequence[int], chunks: Sequence[Chunk]
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
     ) -> None:
-        self.ids, self.places = [tokens[row] for row in rows], [places[row] for row in rows]
+        self.ids, self.places = [tokens[row] for row in rows], [positions[row] for row in rows]
         self.rows, self.last = list(rows), list(range(len(rows)))
         self.chunks = [chunk for chunk in chunks if len(chunk.ids) > 1]
         of_chunk: dict[int, range] = {}

@@ -50,15 +50,15 @@ class Slots(Protocol):
         `reach`."""
 
     def advance(
-        self, rows: Sequence[int], tokens: Sequence[int], places: Sequence[int], chunks: Sequence[Chunk]
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
     ) -> Tensor:
         """Return the logits (N + C, V) after another token in each of the N slots `rows`, then those after each of C
         chunks.
 
         Args:
             rows: Slots whose tokens are read, ascending.
-            tokens, places: A token of each of the first slots and its place. In slots outside `rows` that place is not
-                in use yet.
+            tokens, positions: A token of each of the first slots and its position. In slots outside `rows` that
+                position is not in use yet.
             chunks: Parts of prompts, of other slots.
         """
 
@@ -174,13 +174,13 @@ class ModelSlots:
         return logits
 
     def advance(
-        self, rows: Sequence[int], tokens: Sequence[int], places: Sequence[int], chunks: Sequence[Chunk]
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
     ) -> Tensor:
         device, parts = self._model.device, []
         if rows:
             # All slots up to the last: what the others write is not in use, and a chunk below overwrites it.
             count = rows[-1] + 1
-            here = torch.tensor(places[:count], device=device)
+            here = torch.tensor(positions[:count], device=device)
             logits = self.step(torch.tensor(tokens[:count], device=device), here, int(here.max()) + 1)
             parts.append(logits[torch.tensor(rows, device=device)])
         parts += [self._read_chunk(chunk) for chunk in chunks]
