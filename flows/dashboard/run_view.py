@@ -17,8 +17,10 @@ from evaluation.pages.pipeline import BoxState, Drawing, draw
 from evaluation.pages.words import seconds
 from flows.dashboard.curves import METRICS, Curves
 from flows.runs.journal import PICTURE, RunJournal, latest
+from flows.runs.ledger import RunLedger, read_ledger
 from infra.errors import StemmaError
 from infra.io.json import parse_own_json, read_own_json
+from infra.ledger.builds import hours, parts, summary
 from infra.process.tail import Tail, tail
 from infra.run import messages_in
 from infra.store.layout import AUX
@@ -26,6 +28,7 @@ from tasks.stages import STAGES
 
 MOST_BYTES = 20_000_000
 """Size of the metrics of a finished training up to which its curves are read."""
+LEDGER_S = 5.0
 LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
 RETRY_PATIENCE_S = 120.0
 """Time within which a worker begins a run that is retried; Prefect may still end the attempt before it."""
@@ -98,6 +101,8 @@ class RunView:
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
+        self._ledger: RunLedger | None = None
+        self._ledger_at, self._ledger_is_final = -LEDGER_S, False
         self._drawing = self._read_drawing()
 
     @property
@@ -160,6 +165,32 @@ class RunView:
             states[box.name] = BoxState(shown.status, prefix + shown.words(waits_for), shown.ratio)
         # draw() escapes what it is given.
         return Markup(draw(self._drawing, states))
+
+    def ledger(self) -> RunLedger | None:
+        """Return what the run cost so far, read again after LEDGER_S at the earliest; None if that is unknown."""
+        now = time.monotonic()
+        if now - self._ledger_at > LEDGER_S or (self.has_ended and not self._ledger_is_final):
+            self._ledger_at = now
+            with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged record hides nothing else
+                self._ledger = read_ledger(self.root, self.journal.run_id)
+            self._ledger_is_final = self.has_ended
+        return self._ledger
+
+    def cost(self) -> list[tuple[str, str]]:
+        """Return what the run cost so far as (subject, value); empty if that is unknown."""
+        ledger = self.ledger()
+        return summary(ledger.account) if ledger and ledger.account.device_s else []
+
+    def spent(self) -> list[tuple[str, str, str]]:
+        """Return what the time of its devices was spent on: (kind and cause, device time, share)."""
+        ledger = self.ledger()
+        if ledger is None or not ledger.account.device_s:
+            return []
+        total_s = ledger.account.device_s
+        return [
+            (f"{kind} {cause}".strip(), hours(seconds), f"{seconds / total_s:.1%}")
+            for kind, cause, seconds in parts(ledger.account)
+        ]
 
     def figures(self) -> list[tuple[str, str]]:
         """Return the newest figures of the training that runs: its speed, memory, reward."""

@@ -146,6 +146,8 @@ class Delivery:
         self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
         if message.output:
             self._log_output(run, message.output)
+        for key, value in message.tags.items():
+            self._client.set_tag(run.run_id, key, value)
         put_copies(message.artifacts, self._folder(run))
         if message.error:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
@@ -176,6 +178,8 @@ class Delivery:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
         at_ms = milliseconds(message.time)
         self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
+        for key, value in message.tags.items():
+            self._client.set_tag(run.run_id, key, value)
         put_copies(message.artifacts, self._folder(run))
         self._client.set_terminated(run.run_id, message.status, at_ms)
         self._delete_twins(run)

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flows.runs.journal import RunJournal
+from flows.runs.ledger import RunLedger
+from infra.ledger.account import Account, Recovery
 from infra.run import Run, open_journal
 from infra.servers.http import answers
 from infra.servers.metrics import StoreCollector
@@ -71,6 +73,24 @@ def test_a_run_that_nobody_can_read_keeps_prometheus_from_no_other(tmp_path: Pat
             (broken / "journal.jsonl").unlink()
     found = scraped(tmp_path)
     assert found["stemma_runs_total", ("demo", "failed")] == found["stemma_failures_total", ("killed", "demo")] == 1
+
+
+def test_the_cost_of_runs_is_summed_and_the_newest_gives_the_effective_time(tmp_path: Path) -> None:
+    for run_id, useful_s in (("20261121-1", 60.0), ("20261121-2", 90.0)):
+        parts = {("useful", ""): useful_s, ("lost", "killed"): 100.0 - useful_s}
+        recoveries = (Recovery("killed", 8.0), Recovery("killed", None))
+        account = Account(parts, 100.0, usd=0.5, recoveries=recoveries)  # type: ignore[arg-type]
+        folder = tmp_path / "runs" / run_id
+        folder.mkdir(parents=True)
+        document = RunLedger(run_id, "demo", 100.0, account, Account()).as_json()
+        (folder / "ledger.json").write_text(json.dumps(document))
+    found = scraped(tmp_path)
+    assert found["stemma_device_seconds_total", ("", "useful", "demo")] == 150
+    assert found["stemma_device_seconds_total", ("killed", "lost", "demo")] == 50
+    assert found["stemma_cost_usd_total", ("demo",)] == 1
+    assert found["stemma_faults_total", ("killed", "demo")] == 4
+    assert found["stemma_ettr_ratio", ("demo",)] == 0.9
+    assert found["stemma_recovery_seconds", ("demo",)] == 8
 
 
 def written(root: Path, fingerprint: str, step: str, tokens_per_s: float) -> Path:
