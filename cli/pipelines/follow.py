@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from flows.runs.journal import RunJournal
+from infra.process.interval import GrowingInterval
 from infra.process.tail import Tail
 from infra.run import messages_in
 
-POLL_S = 0.1
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
+REFRESH_HZ = 1
+"""Redraws of the bars per second without a new line: their clock shows seconds."""
 PLAIN_PROGRESS_EVERY_S = 10.0
 
 
@@ -34,15 +36,18 @@ def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator
 
 
 def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
-    added = Tail(journal.path)
+    added, interval = Tail(journal.path), GrowingInterval(SHORTEST_POLL_S, LONGEST_POLL_S)
     with show:
+        is_last_look = False
         while True:
-            is_last_look = ended.is_set()
-            for line in messages_in(added.lines()):
+            lines = added.lines()
+            for line in messages_in(lines):
                 show.line(line)
             if is_last_look:
                 break
-            time.sleep(POLL_S)
+            if any('"stage"' in line for line in lines):
+                interval.changed()
+            is_last_look = ended.wait(interval.seconds)
 
 
 class _Lines:
@@ -96,6 +101,7 @@ class _Bars:
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
+            refresh_per_second=REFRESH_HZ,
         )
         self._lines = _Lines(self._bars.console, debug)
         self._ids: dict[str, Any] = {}
