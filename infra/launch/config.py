@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config
 from infra.errors import Problem
-from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SlurmConfig, VllmConfig
+from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SkyPilotConfig, SlurmConfig, VllmConfig
 
 
 class LaunchConfig(Config):
@@ -33,6 +33,8 @@ class LaunchConfig(Config):
     """Resources of a job, with cluster: slurm."""
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Resources of a Job, with cluster: kubernetes."""
+    skypilot: SkyPilotConfig = SkyPilotConfig()
+    """Machine of a whole run that SkyPilot starts."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
     lost_s: float = Field(60.0, ge=5)
