@@ -4,8 +4,8 @@
     sky jobs launch job.yaml --secret AWS_ACCESS_KEY_ID …
 
 SkyPilot starts a machine, copies the project's folder to it, and runs `stemma run`. If it loses the machine, it runs
-the same on another one. Artifacts of finished stages and the checkpoints of a training are in the bucket by then, so the
-run reuses the first and continues from the newest of the second, to the same bits as an undisturbed run.
+the same on another one. Artifacts of finished stages and the checkpoints of a training are in the bucket by then, so
+the run reuses the first and continues from the newest of the second, to the same bits as an undisturbed run.
 
 CONFIG is a path within the project's folder. Its sources must be reachable from the machine: in the folder or in a
 bucket.
@@ -51,7 +51,7 @@ def managed_job(
         **({"image_id": sky.image} if sky.image else {}),
         # A mapping is a set of alternatives, of which SkyPilot takes the cheapest; a list would be an order.
         **({"accelerators": dict(map(_accelerator, sky.accelerators))} if sky.accelerators else {}),
-        **({"any_of": [{"infra": place} for place in sky.infra]} if sky.infra else {}),
+        **({"any_of": [{"infra": infra} for infra in sky.infra]} if sky.infra else {}),
     }
     return {
         "name": pipeline,

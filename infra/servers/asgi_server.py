@@ -236,7 +236,7 @@ class Server(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server was asked to end; set from any thread or signal handler, which wakes the event loop."""
+        """True once the server was asked to end; set from any thread or signal handler, which wakes the event loop."""
         return self._should_exit
 
     @should_exit.setter

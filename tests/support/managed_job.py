@@ -1,4 +1,4 @@
-"""A stand-in for SkyPilot's managed jobs: machines that are processes with a home of their own, and can be lost.
+"""A stand-in for SkyPilot's managed jobs: machines are processes with separate home folders, and can be lost.
 
 The schema is written from the documentation of SkyPilot's YAML. It allows only the fields that we use.
 """
@@ -73,14 +73,14 @@ class ManagedJob:
         self._launch()
 
     def lose_machine(self) -> None:
-        """As when a cloud takes a spot machine back: nothing is told, and its disk is gone. The next one follows."""
+        """As when a cloud takes a spot machine back: without notice, and its disk is gone. The next one follows."""
         process = self.machines[-1]
-        its = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-        for one in its:
-            if not gone(one):
-                one.send_signal(signal.SIGKILL)
+        processes = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for running in processes:
+            if not gone(running):
+                running.send_signal(signal.SIGKILL)
         process.wait()
-        wait_until(lambda: all(map(gone, its)), timeout_s=60)
+        wait_until(lambda: all(map(gone, processes)), timeout_s=60)
         self._launch()
 
     def log(self) -> str:
