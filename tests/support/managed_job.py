@@ -86,11 +86,15 @@ class ManagedJob:
     def log(self) -> str:
         return (self._folder / f"machine-{len(self.machines)}" / "log").read_text()
 
+    @property
+    def has_ended(self) -> bool:
+        return self.machines[-1].poll() is not None
+
     def wait(self, timeout_s: float) -> int:
         return self.machines[-1].wait(timeout_s)
 
     def close(self) -> None:
-        if self.machines[-1].poll() is None:
+        if not self.has_ended:
             os.killpg(self.machines[-1].pid, signal.SIGKILL)
             self.machines[-1].wait()
 

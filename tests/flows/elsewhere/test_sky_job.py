@@ -29,6 +29,10 @@ def lab(
         yield opened
 
 
+def saved_checkpoints(lab: Lab) -> list[str]:
+    return [key for key in lab.objects("manifest.json") if key.startswith("lab-checkpoints/pretrain/")]
+
+
 def test_a_job_that_loses_its_machine_ends_with_the_bits_of_an_undisturbed_run(lab: Lab, tmp_path: Path) -> None:
     """The risk: the next machine has nothing of the last one, since all of that was on a disk that is gone."""
     config = write_config(tmp_path / "config.yaml", trained_config(tmp_path, 300))
@@ -47,12 +51,12 @@ def test_a_job_that_loses_its_machine_ends_with_the_bits_of_an_undisturbed_run(l
     launch = LaunchConfig.model_validate({"skypilot": settings})
     job = ManagedJob(managed_job(launch, "lab", str(config), ROOT), tmp_path / "machines", variables)
     try:
-        saved = "lab-checkpoints/pretrain/"
-        wait_until(lambda: [key for key in lab.objects("manifest.json") if key.startswith(saved)], timeout_s=400)
+        wait_until(lambda: job.has_ended or saved_checkpoints(lab), timeout_s=400)
+        assert not job.has_ended, job.log()
         job.lose_machine()
         assert job.wait(400) == 0, job.log()
     finally:
         job.close()
     assert "continuing pretrain at batch" in job.log()
     assert lab.manifests()["pretrain"]["digest"] == undisturbed.rows()["pretrain"]["digest"], "the same bytes"
-    assert not [key for key in lab.objects() if key.startswith(saved)], "no checkpoint remains"
+    assert not saved_checkpoints(lab), "none remains"

@@ -340,15 +340,23 @@ def test_a_trainjob_and_its_runtime_ask_for_what_the_job_asks() -> None:
     """The risk: a field that Kubeflow Trainer does not know, or a part of the pods that is in neither."""
     named = {**EVERYTHING, "kubernetes": {**EVERYTHING["kubernetes"], "training_runtime": "stemma"}}
     launch = LaunchConfig.model_validate(named)
-    asked = (launch, "stemma-sft-1", "sft", "f" * 64, Path("/store/work"), ["bad-1", "bad-2"], {"PYTHONPATH": "/code"})
-    document, its_runtime = trainjob(*asked), runtime(launch)
+    arguments = (
+        launch,
+        "stemma-sft-1",
+        "sft",
+        "f" * 64,
+        Path("/store/work"),
+        ["bad-1", "bad-2"],
+        {"PYTHONPATH": "/code"},
+    )
+    document, its_runtime = trainjob(*arguments), runtime(launch)
     assert problem_of(document) == problem_of(its_runtime) == ""
     assert problem_of({**document, "spec": {**document["spec"], "backoffLimit": 0}})
-    child, job = _validated(child_of(document, its_runtime)), manifest(*asked)
-    for one in (child, job):
-        one["spec"].pop("ttlSecondsAfterFinished", None)
-        (container,) = one["spec"]["template"]["spec"]["containers"]
-        del container["name"], one["metadata"]
+    child, job = _validated(child_of(document, its_runtime)), manifest(*arguments)
+    for document in (child, job):
+        document["spec"].pop("ttlSecondsAfterFinished", None)
+        (container,) = document["spec"]["template"]["spec"]["containers"]
+        del container["name"], document["metadata"]
     assert child["spec"]["template"]["metadata"]["labels"].pop("jobset.sigs.k8s.io/jobset-name") == "stemma-sft-1"
     assert child == job
 

@@ -38,7 +38,7 @@ def test_a_job_has_the_fields_of_skypilot_s_yaml(settings: dict[str, Any]) -> No
     assert resources["use_spot"] is True
     if settings:
         assert resources["accelerators"] == {"H100": 8, "A100-80GB": 8}
-        assert [place["infra"] for place in resources["any_of"]] == EVERYTHING["infra"]
+        assert [candidate["infra"] for candidate in resources["any_of"]] == EVERYTHING["infra"]
         assert job["secrets"] == {"AWS_ACCESS_KEY_ID": None}
 
 
