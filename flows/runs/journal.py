@@ -190,6 +190,12 @@ class RunJournal:
         started = start_ticks(last.get("pid", 0))
         return last["pid"] if started is not None and last.get("start_ticks", started) == started else None
 
+    def living_process(self) -> tuple[int, int] | None:
+        """The number and the start of that process, by which `start_ticks` recognises it."""
+        pid = self.process()
+        started = start_ticks(pid) if pid is not None else None
+        return (pid, started) if pid is not None and started is not None else None
+
     def _begun_here(self) -> dict[str, Any] | None:
         """The record of its last beginning, if that was on this machine."""
         last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)

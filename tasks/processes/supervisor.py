@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +14,7 @@ from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageErro
 from infra.launch.config import LaunchConfig
 from infra.leases.lease import Lease
 from infra.process.forked import NotForkedError, Process
-from infra.process.lifetime import GRACE_S, PARENT_FD, end_group
+from infra.process.lifetime import GRACE_S, PARENT_FD, end_group, wait_for_end
 from infra.process.tail import Tail
 from infra.run import messages_in
 from infra.store.store import full_disk
@@ -27,7 +26,8 @@ from tasks.processes.warm_start import PROGRAM, WarmStart
 LOG = "stage.log"
 FORKED = "forked from a server that had its imports done"
 """Usual first line of the log. It is not passed on as a message."""
-POLL_S = 0.1
+POLL_S = 0.25
+"""Seconds between two looks at a stage's messages, and the longest delay of a cancellation; its end is seen at once."""
 TOO_LITTLE_BYTES = 2_000_000
 """With less room than this, a process that left no outcome had no room to write one."""
 _ERRORS: dict[str, type[StemmaError]] = {
@@ -152,7 +152,7 @@ def _follow(
             if is_cancelled() or lease.lost.is_set():
                 stopped = True
                 break
-            time.sleep(POLL_S)
+            wait_for_end(process.pid, POLL_S)
         pass_on()
     finally:
         # Also when the stage ended by itself: nothing of its group may go on writing.
