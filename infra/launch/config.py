@@ -11,7 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config
 from infra.errors import Problem
-from infra.launch.launchers import SLURM_NOTICE_S, CostConfig, KubernetesConfig, SlurmConfig, VllmConfig
+from infra.launch.launchers import (
+    SLURM_NOTICE_S,
+    CostConfig,
+    KubernetesConfig,
+    SkyPilotConfig,
+    SlurmConfig,
+    VllmConfig,
+)
 
 
 class LaunchConfig(Config):
@@ -33,6 +40,8 @@ class LaunchConfig(Config):
     """Resources of a job, with cluster: slurm."""
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Resources of a Job, with cluster: kubernetes."""
+    skypilot: SkyPilotConfig = SkyPilotConfig()
+    """Machine of a whole run that SkyPilot starts."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
     cost: CostConfig = CostConfig()
