@@ -37,7 +37,7 @@ from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
 from training.generation.completions import Completions, Episode
-from training.rl.environments.pool import EnvironmentPool, Failure, Reply, Request
+from training.rl.environments.pool import NOT_SENT, EnvironmentPool, Failure, Reply, Request
 from training.rl.rewards import Prompt
 
 ATTEMPTS = 3
@@ -260,7 +260,7 @@ class Episodes:
         episode.follow(ids)
 
     def _check(self, failures: Mapping[int, Sequence[Failure]], count: int, allowed: int) -> None:
-        dropped = [failure for given in failures.values() for failure in given]
+        dropped = [failure for given in failures.values() for failure in given if failure.kind != NOT_SENT]
         if len(dropped) <= allowed:
             return
         kinds = ", ".join(f"{many} {kind}" for kind, many in Counter(failure.kind for failure in dropped).most_common())

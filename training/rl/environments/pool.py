@@ -18,6 +18,8 @@ from infra.io.json import BadJson, parse_json
 from training.config.environment import EnvironmentConfig
 from training.sandbox.runner import MEMORY_BYTES, Conversation, Kind, SandboxChoice, find
 
+NOT_SENT = "not sent"
+"""Kind of failure of a request that was not sent, as too many before it had failed: it is not counted."""
 IMPORT_S = 120.0
 """Seconds that the import of an environment may take."""
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -104,7 +106,7 @@ class EnvironmentPool:
             for episode, request in requests:
                 if episode % len(self._slots) == number:
                     if failures > allowed_failures:
-                        replies[episode] = Failure("not asked", "too many requests before failed")
+                        replies[episode] = Failure(NOT_SENT, "too many requests before it failed")
                         continue
                     replies[episode] = reply = self._reply_to(slot, episode, request)
                     failures += isinstance(reply, Failure)
