@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import keep_adapters
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -33,16 +35,21 @@ from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length, load
+from training.model.lora import add_adapters
+from training.model.models import limit_length
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
+from training.rl.environments.episodes import own_tasks
+from training.rl.environments.heldout import measure_episodes, playing
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.rl.round import PolicyAndValue, Rollouts
+from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
+from training.train_modules.adapting import Adapting, sharing_frozen
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer
 from training.trainer.fit import fit
@@ -92,12 +99,16 @@ def _trained(
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
     # The policy, the models that score its answers, and a frozen copy of the policy as reference.
-    policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    forget_untrained(policy)
+    adapting, algorithm = _adapting(config), algorithm_of(config)
+    policy = adapting.load(inputs["model"], run)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)
-    reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    if config.lora:  # only adapters differ: the reference has the same memory
+        reference = sharing_frozen(policy.to(hardware.device).requires_grad_(False)).eval()
+    else:
+        reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    ids = adapting.adapt(policy, chat.tokenizer, run)
     # The value function of PPO begins from the reward model.
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
@@ -107,14 +118,17 @@ def _trained(
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
             "give one, or take algorithm: rloo, grpo or raft",
         )
-    value = copy.deepcopy(ensemble.first).train().requires_grad_(True) if algorithm.has_values else None
+    value = _value_function(ensemble.first, config) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
 
     # Prompts and rewards.
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
     announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
-    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+    rubric = rubric_of(config.rubric, inputs, hardware, run)
+    if rubric is not None:
+        ending.callback(rubric.close)
+    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
     # The sampler: this process's policy, or a vLLM server with copies of its weights.
     steps = config.round_batches
@@ -122,8 +136,10 @@ def _trained(
     values = sampler.values if value is not None else None
     vllm = None
     if config.sampler == "vllm":
-        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
+        adapted: dict[str, Any] = {"lora": config.lora, "token_ids": ids}
+        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
         ending.callback(vllm.close)
+    episodes = playing(config, inputs, chat, hardware, run, ending)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
     if config.text_coef:
@@ -146,6 +162,7 @@ def _trained(
         run,
         refresh=refresh,
         vllm=vllm,
+        episodes=episodes,
         **extra,
     )
     loader = Loader(
@@ -159,9 +176,18 @@ def _trained(
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
-    export(policy, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir, estimate)
+    # The model that is left: adapters merged, if there are any.
     refresh()
+    tuned, network, adapters = sampler.policy, policy, None
+    if config.lora:
+        network, adapters = adapting.merge(policy, inputs["model"], ids)
+        if not adapting.quantizes:  # the unquantized model may not fit on the device
+            choose_attention(network, hardware, longest)
+            tuned = network.to(hardware.device).eval().requires_grad_(False)
+    export(network, inputs["model"], out_dir, chat.stops)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
+    done.leave(out_dir, estimate)
     figures = {"batches": float(done.batches), **rollouts.times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
     if config.stop_on_divergence:
@@ -171,7 +197,7 @@ def _trained(
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         result = _measured(
-            config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
+            config, inputs, heldout, ensemble, judge, chat, hardware, reference, tuned, measured_dir, its_run
         )
         stopped = done.batches < plan.batches
         return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
@@ -199,24 +225,30 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
     _judge, _verified are the figures of the best of 4 answers of `model`, with intervals (and so on up to `best_of`).
 
+    With a `rubric`, rubric_sft, rubric_rlhf and rubric_gain are the weighted mean of its criteria, and
+    rubric_<criterion>_sft, _rlhf and _gain those of each.
+
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers), verified_gain
     (paired interval over prompts) and verified_prompts of these.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
-    reference, policy = (load(inputs[name]).eval().requires_grad_(False) for name in ("model", TRAINED))
+    adapting = _adapting(config)
+    reference = adapting.load(inputs["model"], run).eval().requires_grad_(False)
+    policy = adapting.load_trained(inputs["model"], inputs[TRAINED], run).eval().requires_grad_(False)
     longest = _longest(config, reference)
     ensemble, judge = _placed_scorers(config, inputs, reference, chat, hardware, longest)
     for network in (reference, policy):
         choose_attention(network, hardware, longest)
         network.to(hardware.device)
     heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
-    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
+    return _measured(config, inputs, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
 
 
 def _measured(
     config: RlhfConfig,
+    inputs: Mapping[str, Path],
     heldout: Sequence[Prompt],
     ensemble: Ensemble,
     judge: Scorer | None,
@@ -229,19 +261,44 @@ def _measured(
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
     graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
-    with closing(graders):
+    with ExitStack() as ending:
+        ending.callback(graders.close)
+        rubric = rubric_of(config.rubric, inputs, hardware, run)
+        if rubric is not None:
+            ending.callback(rubric.close)
         announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
-        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
-        measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
-        figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
+        chosen = heldout[: config.heldout_prompts]
+        if config.environment is None:
+            measured = Heldout(chosen, rewards, chat, config, hardware)
+            figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        else:
+            figures, sentences = measure_episodes(config, inputs, chosen, rewards, chat, hardware, reference, policy,
+                                                  out_dir, run)  # fmt: skip
     check_measured("rlhf", figures)
     return Result(figures, ", ".join(sentences))
 
 
+def _adapting(config: RlhfConfig) -> Adapting:
+    return Adapting("rlhf", config.lora, config.seed, forget_untrained)
+
+
+def _value_function(scorer: Scorer, config: RlhfConfig) -> Scorer:
+    """Return a value function that begins as this reward model: a copy, or with `lora` its frozen weights with adapters
+    and a separate score."""
+    if config.lora is None:
+        return copy.deepcopy(scorer).train().requires_grad_(True)
+    value = sharing_frozen(scorer.requires_grad_(False)).train()
+    add_adapters(value.model.base_model, config.lora, config.seed + 1, "rlhf")
+    head = value.model.get_submodule("score")
+    head.weight = nn.Parameter(value.model.get_parameter("score.weight").detach().clone())
+    return value
+
+
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
     """Tokens of the longest prompt with its answer. Raises StageError where nothing is left for a prompt."""
-    longest = limit_length(model, config.max_prompt_tokens + config.answer_max_tokens)
+    longest = limit_length(model, config.max_prompt_tokens + config.episode_tokens)
     if problems := config.problems(longest):
         raise StageError(*problems)
     return longest
@@ -287,13 +344,14 @@ def _scorers(
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
     """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
+    rewards = has_model or config.reward_functions or config.rubric is not None or config.environment is not None
+    if not rewards and any(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
-            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
-            "a rule (verify)",
-            "give the input reward_model, name a function, or give instructions that a rule can check",
+            "expected something that rewards every prompt: there is no reward model, function or rubric, and prompts "
+            "without a rule (verify)",
+            "give the input reward_model, name a function, write a rubric, or give instructions that a rule can check",
         )
     if config.stop_on_divergence and not (has_judge and has_model):
         raise stage_error(
@@ -323,7 +381,9 @@ def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -
 
     Raises StageError `no_prompts` where none is left.
     """
-    room = longest - config.answer_max_tokens
+    if config.environment is not None and config.environment.tasks:
+        return own_tasks(config.environment, path.stem, config.heldout_prompts)
+    room = longest - config.episode_tokens
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
     prompts = [
@@ -349,7 +409,7 @@ def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[]
     """
     if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
         return model, lambda: None
-    copied = copy.deepcopy(model).requires_grad_(False)
+    copied = sharing_frozen(model).requires_grad_(False)
     copied.scale = model.scale
 
     def refresh() -> None:

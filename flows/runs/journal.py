@@ -1,6 +1,8 @@
 """Progress of a pipeline run, in a folder of the store, for its followers: <root>/runs/<run id>/.
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
+times/          the record of each stage that it builds, see `infra.ledger`
+ledger.json     what it cost, once it ended, see `flows.runs.ledger`
 picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs
@@ -8,6 +10,7 @@ trial.json      of which sweep it is a trial; not there for other runs
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -62,6 +65,8 @@ class StageRow:
 
 
 RESERVED_BYTES = 1_000_000
+_DISK_FAILED = (errno.EIO, errno.EROFS)
+"""Errors of a disk that fails or has become read-only: what the run was doing meets them too, and reports them."""
 
 
 class ReservedSpace:
@@ -136,7 +141,8 @@ class RunJournal:
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
-        self._reserved.release()
+        with suppress(OSError):
+            self._reserved.release()
         hidden = self.folder / ".result.json"
         try:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
@@ -207,16 +213,17 @@ class RunJournal:
         return read_journal(self.path) if self.path.exists() else []
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
+        stamp = {"time": round(time.time(), 3), "ticks": round(time.monotonic(), 3)}  # a clock may be set
+        text = json.dumps({**stamp, **line}) + "\n"
         with self._lock:
             try:
                 self._append(text)
             except OSError as error:
-                if not is_full(error):
+                if not is_full(error) and error.errno not in _DISK_FAILED:
                     raise
-                self._reserved.release()
-                # Lines that still find no room are kept by this process, and reported at the end.
+                # Lines that still cannot be written are kept by this process, and reported at the end.
                 with suppress(OSError):
+                    self._reserved.release()
                     self._append(text)
 
     def _append(self, text: str) -> None:

@@ -14,13 +14,15 @@ from infra.errors import Problem
 from infra.io.sources import Source
 from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
+from training.config.environment import EnvironmentConfig
 from training.config.functions import file_of, missing_functions
 from training.config.guard import GuardConfig
+from training.config.rubrics import RubricConfig
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
-NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
+NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "documents", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model of its policy."""
 _POSITIONS = "take a model with more positions"
 
@@ -224,6 +226,9 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
     prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
     pairs_dropped."""
+    lora: LoraConfig | None = None
+    """Adapters in place of all weights, as `sft.lora`; the reference is the base without them. null: all weights
+    learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
     """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
     2024)."""
@@ -285,6 +290,9 @@ class RlhfConfig(ChatTrainerConfig):
     None to abstain: the function's reward is then left out for that answer, as in trl. Added to the reward model's
     normalised score or the rule's; without the input `reward_model` they are the only reward. The reward of an answer
     must not depend on other answers in the call: ranks and processes divide them."""
+    rubric: RubricConfig | None = None
+    """Criteria by which a judge model scores each answer: an endpoint of OpenAI's protocol, or the input
+    `rubric_judge`. Added to the other rewards like a function."""
     reward_processes: int = outside_identity(0, ge=0)
     """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
     answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
@@ -292,6 +300,10 @@ class RlhfConfig(ChatTrainerConfig):
     reward_timeout_s: float = Field(10.0, gt=0)
     """Seconds that an answer's unit tests may take, above which it counts as wrong; and with reward_processes what a
     reward function may take for an answer, above which the stage stops and names it."""
+    environment: EnvironmentConfig | None = None
+    """Environment in which the policy works on tasks in several turns, with tools, for a reward (`training.rl.
+    environments`), to which those of reward models and functions are added, if any. A rule (`verify`) then rewards
+    nothing: it is a second rule beside the environment's reward. null: each prompt gets one answer."""
     ensemble: Literal["mean", "worst", "variance", "lower_bound"] = "mean"
     """Combination of several reward models (`reward_model` and inputs of any other names), each in standard deviations
     of its scores of the SFT model's answers. mean: their mean. worst: the lowest (WCO in Coste et al. 2023, section
@@ -380,6 +392,9 @@ class RlhfConfig(ChatTrainerConfig):
     """Reward of an answer that the prompt's rule (`verify` in the instructions) finds right, and with a minus of one
     that it finds wrong, in place of the reward model's; in standard deviations of its scores where those are
     normalised."""
+    lora: LoraConfig | None = None
+    """Adapters in place of all weights of the policy, as `sft.lora`. The reference is the base without them, on the
+    same memory; PPO's value function learns adapters on the reward model and its score. null: all weights learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
@@ -417,6 +432,11 @@ class RlhfConfig(ChatTrainerConfig):
         return self.epochs * (self.learnt_answers // self.minibatch_answers)
 
     @property
+    def episode_tokens(self) -> int:
+        """Maximum number of tokens after a prompt: of an answer, or of an episode."""
+        return self.environment.max_tokens if self.environment else self.answer_max_tokens
+
+    @property
     def ratio_bounds(self) -> tuple[float, float]:
         """Between which the probability ratio of policy and sampling policy is clipped."""
         high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
@@ -428,11 +448,13 @@ class RlhfConfig(ChatTrainerConfig):
             Source(f"rlhf.reward_functions.{path}", paths=(Path(file),))
             for path in self.reward_functions
             if (file := file_of(path.partition(":")[0]))
-        ]
+        ] + (self.environment.sources() if self.environment else [])
 
     def missing_functions(self) -> Iterator[Problem]:
-        """Reward functions that cannot be imported."""
-        return missing_functions(self.reward_functions, "rlhf.reward_functions")
+        """Reward functions and environments that cannot be imported."""
+        yield from missing_functions(self.reward_functions, "rlhf.reward_functions")
+        if self.environment is not None:
+            yield from self.environment.missing()
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt;
@@ -440,8 +462,29 @@ class RlhfConfig(ChatTrainerConfig):
         Args:
             positions: of the model, if known.
         """
+        if (environment := self.environment) is not None and positions is not None:
+            tokens = self.max_prompt_tokens + environment.max_tokens
+            if tokens <= positions:
+                return []
+            message = f"expected at most {positions} tokens of prompt and episode, the model's positions, not {tokens}"
+            return [Problem("no_room", "rlhf.environment.max_tokens", message, f"lower it, or {_POSITIONS}")]
         length = self.max_prompt_tokens + self.answer_max_tokens
         return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+
+    def _check_environment(self) -> None:
+        if self.environment is None:
+            return
+        if self.sampler == "vllm":
+            raise ValueError("sampler: expected own with an environment, whose turns vLLM does not sample yet")
+        if self.overlong_tokens:
+            raise ValueError("overlong_tokens: expected 0 with an environment: an episode has several answers")
+        if self.best_of > 1:
+            raise ValueError("best_of: expected 1 with an environment: it measures single answers")
+        if self.answer_max_tokens > self.environment.max_tokens:
+            raise ValueError(
+                f"answer_max_tokens: expected at most the {self.environment.max_tokens} of environment.max_tokens, not "
+                f"{self.answer_max_tokens}"
+            )
 
     def _check_lengths_and_groups(self) -> None:
         if self.overlong_tokens >= self.answer_max_tokens:
@@ -486,7 +529,12 @@ class RlhfConfig(ChatTrainerConfig):
         ):
             if getattr(self, key) != default and self.chosen_algorithm != "grpo":
                 raise ValueError(f"{key}: expected {default} for algorithm {self.chosen_algorithm}: it is GRPO's")
+        if self.lora and self.lora.quantize and self.sampler == "vllm":
+            raise ValueError(
+                "lora.quantize: expected null with sampler: vllm, which would sample from unquantized weights"
+            )
         self._check_lengths_and_groups()
+        self._check_environment()
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
             raise ValueError(
