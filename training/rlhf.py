@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, read_rows
 from training.checkpoint.export import export
 from training.config import RlhfConfig
+from training.config.alignment import samplers_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
@@ -41,7 +43,9 @@ from training.rl.ensemble import Ensemble, member_names, same_weights
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.round import PolicyAndValue, Rollouts
+from training.rl.rollouts.pool import SamplerPool
+from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle
+from training.rl.round import PolicyAndValue, Rollouts, questions
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer
@@ -80,6 +84,8 @@ def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
     generated, and the share of the rounds' time that it took, in whole rounds of this process; as curves
     rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`.
     """
+    if problem := samplers_problem(config, run.launch):
+        raise StageError(problem)
     with ExitStack() as ending:
         graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
         ending.callback(graders.close)
@@ -116,13 +122,32 @@ def _trained(
     announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
-    # The sampler: this process's policy, or a vLLM server with copies of its weights.
+    # The sampler: this process's policy, or a vLLM server with copies of its weights; with `async`, samplers beside it.
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
-    vllm = None
-    if config.sampler == "vllm":
-        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run)
+    vllm, pool = None, None
+
+    def served(policy: PreTrainedModel) -> VllmSampler:
+        return VllmSampler(policy, inputs["model"], chat, config, longest, hardware, run)
+
+    def samplers(logs: Path) -> Sequence[SamplerHandle]:
+        nonlocal vllm
+        if config.sampler == "vllm":
+            remote = RemoteSampler(sampler.policy, served, steps)
+            vllm = remote.vllm
+            return [remote]
+        return [
+            OwnSampler(number, inputs["model"], config, run.launch, longest, logs / f"sampler-{number}.log")
+            for number in range(run.launch.samplers.count)
+        ]
+
+    if config.async_:
+        asked = partial(questions, config, prompts)
+        pool = SamplerPool(config, run, lambda: whole_weights(sampler.policy), asked, samplers)
+        ending.callback(pool.close)
+    elif config.sampler == "vllm":
+        vllm = served(sampler.policy)
         ending.callback(vllm.close)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
@@ -146,6 +171,7 @@ def _trained(
         run,
         refresh=refresh,
         vllm=vllm,
+        pool=pool,
         **extra,
     )
     loader = Loader(
@@ -162,7 +188,8 @@ def _trained(
     export(policy, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir, estimate)
     refresh()
-    figures = {"batches": float(done.batches), **rollouts.times.figures()}
+    times = rollouts.times if pool is None else pool
+    figures = {"batches": float(done.batches), **times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
     if config.stop_on_divergence:
         figures["stopped_early"] = float(done.batches < plan.batches)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config
 from infra.errors import Problem
-from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SlurmConfig, VllmConfig
+from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SamplersConfig, SlurmConfig, VllmConfig
 
 
 class LaunchConfig(Config):
@@ -35,6 +35,8 @@ class LaunchConfig(Config):
     """Resources of a Job, with cluster: kubernetes."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
+    samplers: SamplersConfig = SamplersConfig()
+    """Processes that sample answers beside training, with `rlhf.async`."""
     lost_s: float = Field(60.0, ge=5)
     """Seconds without a sign of life after which a node of a cluster counts as lost; a node that sees no sign of the
     stage for as long ends its ranks. Must be longer than stalls of the shared file system."""

@@ -1,6 +1,7 @@
 """Config of the training stages."""
 
 from training.config.alignment import (
+    AsyncConfig,
     ChatTrainerConfig,
     LoraConfig,
     PreferenceTuningConfig,
@@ -23,6 +24,7 @@ from training.config.trainer import (
 )
 
 __all__ = [
+    "AsyncConfig",
     "BaseModelConfig",
     "BatchWarmup",
     "ChatTrainerConfig",
