@@ -133,7 +133,7 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
 def _beside_learning(figures: Mapping[str, float]) -> str:
     """Return sentences on samplers that work beside the trainer."""
     return (
-        f"Samplers beside the trainer generated answers at {compact(figures['generated_tokens_per_s'])} tokens per second, "
+        f"Samplers beside the trainer generated {compact(figures['generated_tokens_per_s'])} tokens per second, "
         f"{fixed(figures['staleness'])} rounds ahead in the mean. The trainer was idle for "
         f"{percent(figures['trainer_idle_share'])} of the rounds' time, samplers for "
         f"{percent(figures['sampler_idle_share'])}. {figures['answers_dropped']:,.0f} answers were dropped as too old, "
