@@ -31,7 +31,8 @@ import pyarrow as pa
 
 from benchmarks.planted import SHARED, real_texts
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import make_index, read_items, words_of
+from corpus.decontaminate.index import make_index
+from corpus.decontaminate.items import read_items, words_of
 from corpus.decontaminate.kernels import Searcher
 from evaluation.benchmark_text import benchmark_text
 from evaluation.config import BenchmarkTask, BenchmarkTextConfig

@@ -20,12 +20,13 @@ from evaluation.pages.report.branch_sections import branches
 from evaluation.pages.report.failure_section import failure_classes
 from evaluation.pages.report.logbook_section import logbook
 from evaluation.pages.report.mitigation_section import mitigations
+from evaluation.pages.report.needle_section import needle
 from evaluation.pages.report.opening import opening
 from evaluation.pages.report.origin_sections import data, lineage, reproduce, stages
 from evaluation.pages.report.planned_section import planned, profiles
 from evaluation.pages.report.safety_sections import bias, memorisation
 from evaluation.pages.report.toxicity_section import toxicity
-from evaluation.pages.report.training_sections import pretraining, reward_model, tuning
+from evaluation.pages.report.training_sections import averaging, pretraining, reward_model, tuning
 from evaluation.pages.verdicts import Claim, claims
 from evaluation.pages.words import seconds
 from evaluation.results.pipeline import PipelineResults
@@ -91,12 +92,14 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
     """Return every section that is not empty, in reading order."""
     candidates = [
         *(pretraining(pipeline, id) for id in pipeline.steps("pretrain")),
+        *(averaging(pipeline, id) for id in pipeline.steps("average")),
         *_tunings(pipeline),
         *(preference_tuning(pipeline, id) for id in pipeline.steps("preference_tuning")),
         *(distillation(pipeline, id) for id in pipeline.steps("distill")),
         *(alignment(pipeline, id) for id in pipeline.steps("rlhf")),
         branches(pipeline),
         benchmarks(pipeline),
+        *(needle(pipeline, id) for id in pipeline.steps("needle")),
         failure_classes(pipeline),
         answers(pipeline, samples),
         answers_over_training(pipeline),

@@ -32,10 +32,12 @@ from evaluation.config import (
     SafetyConfig,
 )
 from evaluation.config.mitigations import MitigationsConfig
+from evaluation.config.needle import NeedleConfig
 from infra.store.measurements import TRAINED
 from tasks.installed import installed_stages
 from tasks.stage import KINDS, STATE, Kind, Stage, UsualStep, may_have, needs
 from training.config import (
+    AverageConfig,
     BaseModelConfig,
     DistillConfig,
     PreferenceTuningConfig,
@@ -245,6 +247,18 @@ OUR_STAGES: dict[str, Stage] = {
             makes="model",
         ),
         Stage(
+            "average",
+            about="The mean of several models, or of several checkpoints of one training.",
+            version=1,
+            config=AverageConfig,
+            function="training.average:average",
+            inputs=(needs("model"), may_have("shards")),
+            more=("model",),
+            makes="model",
+            continues_text=True,
+            uses_gpu=True,
+        ),
+        Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
             version=7,
@@ -317,14 +331,14 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "distill",
-            about="A student that learns the next-token distributions of a teacher, on given answers or on its own.",
+            about="A student that learns a teacher's next-token distributions, or the answers of an endpoint.",
             version=1,
             config=DistillConfig,
             function="training.distill:train",
             measured_by="measure_distill",
             inputs=(
                 needs("model"),
-                needs("teacher", "model"),
+                may_have("teacher", "model"),
                 needs("instructions"),
                 may_have(STATE, "model"),
             ),
@@ -345,6 +359,7 @@ OUR_STAGES: dict[str, Stage] = {
                 may_have("reward_model"),
                 needs("prompts", "instructions"),
                 may_have("judge", "reward_model"),
+                may_have("rubric_judge", "model"),
                 may_have("shards"),
                 may_have(STATE, "model"),
             ),
@@ -412,7 +427,7 @@ OUR_STAGES: dict[str, Stage] = {
             version=1,
             config=DistillConfig,
             function="training.distill:measure_trained",
-            inputs=(needs(TRAINED, "model"), needs("model"), needs("teacher", "model"), needs("instructions")),
+            inputs=(needs(TRAINED, "model"), needs("model"), may_have("teacher", "model"), needs("instructions")),
             makes="measurement",
             shows=("aux/samples.jsonl",),
             trains=True,
@@ -429,6 +444,7 @@ OUR_STAGES: dict[str, Stage] = {
                 may_have("reward_model"),
                 needs("prompts", "instructions"),
                 may_have("judge", "reward_model"),
+                may_have("rubric_judge", "model"),
             ),
             more=("reward_model",),
             makes="measurement",
@@ -446,6 +462,17 @@ OUR_STAGES: dict[str, Stage] = {
             shows=("results.json",),
             continues_text=True,
             imports_later=("evaluation.harness.tasks",),
+        ),
+        Stage(
+            "needle",
+            about="Numbers that a model finds in long texts, by length and by place.",
+            version=1,
+            config=NeedleConfig,
+            function="evaluation.needle:needle",
+            inputs=(needs("model"),),
+            makes="scores",
+            shows=("results.json",),
+            continues_text=True,
         ),
         Stage(
             "safety",

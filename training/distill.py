@@ -35,6 +35,7 @@ from training.data.examples import example_loader
 from training.data.rows import Fitted, by_weight, prompt_clusters
 from training.distributed.parallel import whole_weights
 from training.generation.completions import Completions, generate, kl_of
+from training.generation.teacher_answers import teacher_answers
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
@@ -56,7 +57,8 @@ def distill(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, ru
 
 def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
     """Train the student `model` on prompts of `instructions/train.jsonl`, with their answers or its own, towards the
-    frozen `teacher`. Of a conversation of several turns the last answer is learnt.
+    frozen `teacher`. Of a conversation of several turns the last answer is learnt. With `endpoint` the teacher is asked
+    for the answers, and the student learns their text.
 
     Figures: prompts_cut, pairs_dropped (training conversations that had no room), batches, tokens, tokens_per_s and the
     guard's. During training, the divergence on some held-out pairs is recorded as validation/sample_loss. Raises
@@ -64,6 +66,8 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     prompt.
     """
     hardware = prepare(run.launch, say=run.event)
+    if config.endpoint is not None:
+        return _train_on_text(config, inputs, out_dir, run, hardware)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "distill")
     network = load(inputs["model"])
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
@@ -140,8 +144,13 @@ def measure_trained(config: DistillConfig, inputs: Mapping[str, Path], out_dir: 
     the teacher's), heldout_loss_student, _distilled, _teacher (nats per token of the given answers). Of sampled
     answers: answers_kl_student, answers_kl_distilled (KL from the teacher, nats per answer, from whole next-token
     distributions), ends_share_student, ends_share_distilled. Answers go to aux/samples.jsonl.
+
+    With `endpoint`: heldout_loss_student, heldout_loss_distilled (nats per token of the teacher's answers to held-out
+    prompts), loss_fall (their difference, with a paired interval) and ends_share_student, ends_share_distilled.
     """
     hardware = prepare(run.launch, say=run.event)
+    if config.endpoint is not None:
+        return _measure_on_text(config, inputs, out_dir, run, hardware)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "distill")
     network = load(inputs["model"])
     teacher, max_length = _teacher(config, inputs, network, chat)
@@ -163,6 +172,9 @@ def _teacher(
 
     Raises StageError where its vocabulary is another one, or no room is left for a prompt.
     """
+    if "teacher" not in inputs:
+        fix = "give the input teacher, or an endpoint for a teacher that writes text"
+        raise stage_error("no_teacher", "distill.inputs.teacher", "expected a teacher, there is none", fix)
     teacher = load(inputs["teacher"])
     rows = teacher.config.vocab_size, student.config.vocab_size
     differ = f"a vocabulary of {rows[1]:,}, that of the student, not {rows[0]:,}" if rows[0] != rows[1] else ""
@@ -290,20 +302,174 @@ def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: 
             **clustered_share(side.answers.finished.numpy(), answered).as_figures(f"ends_share_{name}"),
         }
     check_measured("distill", figures)
-    if ranks.is_first():
-        path = out_dir / "aux" / "samples.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf8") as file:
-            for row, *ids in zip(heldout.rows, before.answers.ids, after.answers.ids, strict=False):
-                texts = dict(zip(("student", "distilled"), map(chat.decode, ids), strict=True))
-                line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": texts}
-                line |= {"history": row["history"]} if row.get("history") else {}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    _write_samples(heldout, before.answers, after.answers, chat, out_dir)
     headline = (
         f"held-out divergence {figures['heldout_divergence_student']:.3f} → "
         f"{figures['heldout_divergence_distilled']:.3f}, {figures['agreement_distilled']:.0%} of tokens agree"
     )
     return Result(figures, headline)
+
+
+# A teacher that writes text: the student learns its answers.
+
+
+def _train_on_text(
+    config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, hardware: Hardware
+) -> Result:
+    """`train` with an endpoint as the teacher. Figures are those of `train`, teacher_failed, teacher_truncated and
+    teacher_empty (answers that are left out) and teacher_tokens. The answers are in aux/teacher_answers.jsonl."""
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "distill")
+    network = load(inputs["model"])
+    max_length = limit_length(network, config.max_length)
+    if problems := config.problems(max_length):
+        raise StageError(*problems)
+    # The teacher answers, or has answered before.
+    rows = by_weight(read_rows(inputs["instructions"] / "train.jsonl", ("prompt", "response")))
+    answered = teacher_answers(rows, config, run)
+    fitting = fitted_conversations(chat, answered.rows, max_length, config.too_long).report(
+        "distill", "training", max_length, run
+    )
+    heldout = _heldout_on_text(config, inputs, chat, max_length, run)
+    choose_attention(network, hardware, max_length)
+    begin_untrained(network, config.seed)
+    model = LanguageModel(network, hardware).to(hardware.device)
+    before = _text_side(model, heldout, chat, config, hardware, max_length)
+    lengths = [len(conversation.ids) for conversation in fitting.examples]
+    loader, epoch_batches = example_loader(
+        fitting.examples,
+        config.global_batch_examples,
+        config.seed,
+        chat.response_batch,
+        lengths=lengths if config.group_by_length else None,
+    )
+    plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
+
+    def look() -> dict[str, float]:
+        sums, tokens = _text_losses(model, heldout.examples[: config.evaluate_pairs], chat, hardware)
+        return {"validation/sample_loss": float(sums.sum() / tokens.sum())}
+
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
+    done = fit(
+        "distill", model, loader, plan, config, hardware, run, [Watch(look, every, plan.batches, run)], inputs=inputs
+    )
+    export(network, inputs["model"], out_dir, chat.stops)
+    done.leave(out_dir, estimate)
+    if ranks.is_first():
+        _write_lines(out_dir / "aux" / "teacher_answers.jsonl", answered.rows)
+    figures = {
+        "prompts_cut": float(fitting.cut),
+        "pairs_dropped": float(fitting.dropped),
+        **{f"teacher_{fault}": float(count) for fault, count in answered.left_out.items()},
+        "teacher_tokens": float(answered.completion_tokens),
+        "batches": float(done.batches),
+        **done.guard_figures(),
+        "tokens": float(done.tokens),
+        "tokens_per_s": done.tokens_per_s,
+    }
+
+    def measure_now(measured_dir: Path, its_run: Run) -> Result:
+        after = _text_side(model, heldout, chat, config, hardware, max_length)
+        result = _compared_on_text(heldout, before, after, chat, measured_dir)
+        return replace(result, headline=done.headline(result.headline))
+
+    return Result(figures, done.headline(f"{len(lengths):,} answers, {done.batches:,} batches"), measure_now)
+
+
+def _measure_on_text(
+    config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run, hardware: Hardware
+) -> Result:
+    chat = Chat.load(inputs["model"], config.chat_template_kwargs, "distill")
+    networks = [load(inputs["model"]), load(inputs[TRAINED])]
+    max_length = limit_length(networks[0], config.max_length)
+    begin_untrained(networks[0], config.seed)
+    heldout = _heldout_on_text(config, inputs, chat, max_length, run)
+    sides = []
+    for network in networks:
+        choose_attention(network, hardware, max_length)
+        model = LanguageModel(network, hardware).to(hardware.device)
+        sides.append(_text_side(model, heldout, chat, config, hardware, max_length))
+    return _compared_on_text(heldout, *sides, chat, out_dir)
+
+
+def _heldout_on_text(
+    config: DistillConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
+) -> Fitted[Conversation]:
+    rows = read_rows(inputs["instructions"] / "heldout.jsonl", ("prompt", "response"), config.heldout_limit)
+    fitting = fitted_conversations(chat, teacher_answers(rows, config, run).rows, max_length, config.too_long)
+    return fitting.report("distill", "held-out", max_length, run)
+
+
+class _TextSide(NamedTuple):
+    """One student: summed nats and tokens of the teacher's answers (pairs,), and its own sampled answers."""
+
+    losses: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    answers: Completions
+
+
+def _text_side(
+    model: LanguageModel,
+    heldout: Fitted[Conversation],
+    chat: Chat,
+    config: DistillConfig,
+    hardware: Hardware,
+    max_length: int,
+) -> _TextSide:
+    losses, tokens = _text_losses(model, heldout.examples, chat, hardware)
+    room = max_length - config.answer_max_tokens
+    prompts = [chat.shortened(talk.prompt, room) for talk in heldout.examples[: config.heldout_prompts]]
+    return _TextSide(losses, tokens, generate(model.model, prompts, chat, config, hardware, config.seed))
+
+
+def _text_losses(
+    model: LanguageModel, conversations: Sequence[Conversation], chat: Chat, hardware: Hardware
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    sums = []
+    with measuring(model):
+        for start in range(0, len(conversations), _BATCH):
+            some = chat.response_batch(conversations[start : start + _BATCH])
+            batch = {name: value.to(hardware.device) for name, value in some.items()}
+            sums.append(model.losses(batch).double().cpu().sum(1).numpy())
+    return np.concatenate(sums), np.array([float(len(conversation.response)) for conversation in conversations])
+
+
+def _compared_on_text(
+    heldout: Fitted[Conversation], before: _TextSide, after: _TextSide, chat: Chat, out_dir: Path
+) -> Result:
+    clusters = prompt_clusters(heldout.rows)
+    figures = {
+        **clustered_ratio(before.losses - after.losses, after.tokens, clusters).as_figures("loss_fall"),
+        "heldout_pairs": float(len(after.tokens)),
+        "heldout_prompts_cut": float(heldout.cut),
+        "heldout_pairs_dropped": float(heldout.dropped),
+    }
+    for name, side in (("student", before), ("distilled", after)):
+        answered = clusters[: len(side.answers.ids)]
+        figures[f"heldout_loss_{name}"] = float(side.losses.sum() / side.tokens.sum())
+        figures |= clustered_share(side.answers.finished.numpy(), answered).as_figures(f"ends_share_{name}")
+    check_measured("distill", figures)
+    _write_samples(heldout, before.answers, after.answers, chat, out_dir)
+    losses = f"{figures['heldout_loss_student']:.3f} → {figures['heldout_loss_distilled']:.3f}"
+    return Result(figures, f"held-out loss of the teacher's answers {losses}")
+
+
+def _write_samples(
+    heldout: Fitted[Conversation], before: Completions, after: Completions, chat: Chat, out_dir: Path
+) -> None:
+    if not ranks.is_first():
+        return
+    lines = []
+    for row, *ids in zip(heldout.rows, before.ids, after.ids, strict=False):
+        texts = dict(zip(("student", "distilled"), map(chat.decode, ids), strict=True))
+        line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": texts}
+        lines.append(line | ({"history": row["history"]} if row.get("history") else {}))
+    _write_lines(out_dir / "aux" / "samples.jsonl", lines)
+
+
+def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 if __name__ == "__main__":

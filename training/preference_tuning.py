@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import keep_adapters
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, clustered_share, clustered_sign_test
 from evaluation.statistics.intervals import Interval
 from infra.errors import StageError
@@ -40,9 +41,10 @@ from training.data.rows import Fitted, is_tie, prompt_clusters, prompts_of
 from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length, load
+from training.model.models import limit_length
 from training.model.new_tokens import begin_untrained
 from training.planner.measured import planned
+from training.train_modules.adapting import Adapting
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import kto_kl
 from training.train_modules.preference_model import (
@@ -86,14 +88,16 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "preference_tuning")
-    network = load(inputs["model"])
+    adapting = _adapting(config)
+    network = adapting.load(inputs["model"], run)
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
         run.event("unbalanced_experts", f"preference_tuning trains without a balancing loss: {problem.message}")
     max_length = limit_length(network, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
     choose_attention(network, hardware, max_length)
-    begin_untrained(network, config.seed)
+    # Adapters begin at 0: the log-probabilities before training are those of the reference.
+    ids = adapting.adapt(network, chat.tokenizer, run)
     if "judge" in inputs:
         # Raises at once for a judge that cannot score these answers.
         load_other_scorer("judge", inputs["judge"], network, chat, hardware, max_length)
@@ -142,7 +146,16 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         [*([Mismatched(model)] if config.loss == "kto" else []), _Rises(run), Watch(look, every, plan.batches, run)],
         inputs=inputs,
     )
+    # The model that is left: adapters merged, if there are any.
+    tuned, adapters = model, None
+    if config.lora:
+        network, adapters = adapting.merge(network, inputs["model"], ids)
+        if not adapting.quantizes:  # the unquantized model may not fit on the device
+            choose_attention(network, hardware, max_length)
+            tuned = PreferenceTuned(LanguageModel(network, hardware), config).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
     done.leave(out_dir, estimate)
     figures = {
         "prompts_cut": float(pairs.cut),
@@ -154,7 +167,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     }
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        result = _measured(model, heldout, before, inputs, chat, config, hardware, max_length, measured_dir, its_run)
+        result = _measured(tuned, heldout, before, inputs, chat, config, hardware, max_length, measured_dir, its_run)
         return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(f"{len(examples):,} pairs, {done.batches:,} batches"), measure_now)
@@ -179,7 +192,8 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "preference_tuning")
-    reference = load(inputs["model"])
+    adapting = _adapting(config)
+    reference = adapting.load(inputs["model"], run)
     max_length = limit_length(reference, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
@@ -193,8 +207,14 @@ def measure_trained(config: PreferenceTuningConfig, inputs: Mapping[str, Path], 
 
     before = _logprobs(placed(reference), measured, chat, run, "reference model")
     del reference  # answers are compared with one that is loaded again
-    tuned = placed(load(inputs[TRAINED]))
+    tuned = placed(adapting.load_trained(inputs["model"], inputs[TRAINED], run))
     return _measured(tuned, heldout, before, inputs, chat, config, hardware, max_length, out_dir, run)
+
+
+def _adapting(config: PreferenceTuningConfig) -> Adapting:
+    return Adapting(
+        "preference_tuning", config.lora, config.seed, lambda network: begin_untrained(network, config.seed)
+    )
 
 
 def _pairs(
@@ -382,7 +402,7 @@ def _answers(
     )
     questions = questions[: config.heldout_prompts]
     dialogues = prompt_clusters(questions)
-    reference = load(inputs["model"]).to(hardware.device).eval().requires_grad_(False)
+    reference = _adapting(config).load(inputs["model"], run).to(hardware.device).eval().requires_grad_(False)
     begin_untrained(reference, config.seed)
     choose_attention(reference, hardware, max_length)
     room = max_length - config.answer_max_tokens

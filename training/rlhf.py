@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from corpus.model_folders.adapters import keep_adapters
 from infra.errors import StageError, stage_error
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
@@ -35,6 +37,7 @@ from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
+from training.model.lora import add_adapters, merged
 from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
@@ -46,7 +49,9 @@ from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.rl.rollouts.pool import SamplerPool
 from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle
 from training.rl.round import PolicyAndValue, Rollouts, questions
+from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
+from training.train_modules.adapting import Adapting, sharing_frozen
 from training.train_modules.mixed_text import TextBeside, text_examples
 from training.train_modules.scorer import Scorer, load_other_scorer
 from training.trainer.fit import fit
@@ -98,12 +103,16 @@ def _trained(
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
     # The policy, the models that score its answers, and a frozen copy of the policy as reference.
-    policy, algorithm = load(inputs["model"]), algorithm_of(config)
-    forget_untrained(policy)
+    adapting, algorithm = _adapting(config), algorithm_of(config)
+    policy = adapting.load(inputs["model"], run)
     longest = _longest(config, policy)
     ensemble, judge = _placed_scorers(config, inputs, policy, chat, hardware, longest)
     choose_attention(policy, hardware, longest)
-    reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    if config.lora:  # only adapters differ: the reference has the same memory
+        reference = sharing_frozen(policy.to(hardware.device).requires_grad_(False)).eval()
+    else:
+        reference = copy.deepcopy(policy).eval().requires_grad_(False).to(hardware.device)
+    ids = adapting.adapt(policy, chat.tokenizer, run)
     # The value function of PPO begins from the reward model.
     scale = RewardScale(config.kl_coef, len(ensemble))
     if algorithm.has_values and not ensemble:
@@ -113,14 +122,17 @@ def _trained(
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
             "give one, or take algorithm: rloo, grpo or raft",
         )
-    value = copy.deepcopy(ensemble.first).train().requires_grad_(True) if algorithm.has_values else None
+    value = _value_function(ensemble.first, config) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
     model = model.to(hardware.device)
 
     # Prompts and rewards.
     prompts, heldout = (_short(chat, inputs["prompts"] / f"{side}.jsonl", config, longest, run) for side in _SIDES)
     announce_sandbox((prompt.rule for prompt in (*prompts, *heldout)), graders, run)
-    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+    rubric = rubric_of(config.rubric, inputs, hardware, run)
+    if rubric is not None:
+        ending.callback(rubric.close)
+    rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
     # The sampler: this process's policy, or a vLLM server with copies of its weights; with `async`, samplers beside it.
     steps = config.round_batches
@@ -128,13 +140,17 @@ def _trained(
     values = sampler.values if value is not None else None
     vllm, pool = None, None
 
-    def served(policy: PreTrainedModel) -> VllmSampler:
-        return VllmSampler(policy, inputs["model"], chat, config, longest, hardware, run)
+    def served(policy: PreTrainedModel, **adapted: Any) -> VllmSampler:
+        return VllmSampler(policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
+
+    def trained_weights() -> Mapping[str, Tensor]:
+        weights = whole_weights(sampler.policy)
+        return merged(weights, config.lora, ids) if config.lora else weights
 
     def samplers(logs: Path) -> Sequence[SamplerHandle]:
         nonlocal vllm
         if config.sampler == "vllm":
-            remote = RemoteSampler(sampler.policy, served, steps)
+            remote = RemoteSampler(load(inputs["model"]), served, steps)
             vllm = remote.vllm
             return [remote]
         return [
@@ -144,10 +160,10 @@ def _trained(
 
     if config.async_:
         asked = partial(questions, config, prompts)
-        pool = SamplerPool(config, run, lambda: whole_weights(sampler.policy), asked, samplers)
+        pool = SamplerPool(config, run, trained_weights, asked, samplers)
         ending.callback(pool.close)
     elif config.sampler == "vllm":
-        vllm = served(sampler.policy)
+        vllm = served(sampler.policy, lora=config.lora, token_ids=ids)
         ending.callback(vllm.close)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
@@ -185,9 +201,18 @@ def _trained(
     done = fit(
         "rlhf", model, loader, plan, config, hardware, run, [_Ratios(run), rollouts.times], model.networks(), inputs
     )
-    export(policy, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir, estimate)
+    # The model that is left: adapters merged, if there are any.
     refresh()
+    tuned, network, adapters = sampler.policy, policy, None
+    if config.lora:
+        network, adapters = adapting.merge(policy, inputs["model"], ids)
+        if not adapting.quantizes:  # the unquantized model may not fit on the device
+            choose_attention(network, hardware, longest)
+            tuned = network.to(hardware.device).eval().requires_grad_(False)
+    export(network, inputs["model"], out_dir, chat.stops)
+    if adapters and ranks.is_first():
+        keep_adapters(out_dir, *adapters)
+    done.leave(out_dir, estimate)
     times = rollouts.times if pool is None else pool
     figures = {"batches": float(done.batches), **times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
@@ -198,7 +223,7 @@ def _trained(
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         result = _measured(
-            config, heldout, ensemble, judge, chat, hardware, reference, sampler.policy, measured_dir, its_run
+            config, heldout, ensemble, judge, chat, hardware, reference, tuned, inputs, measured_dir, its_run
         )
         stopped = done.batches < plan.batches
         return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
@@ -226,20 +251,25 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
     heldout_functions_sft, heldout_functions_rlhf and functions_gain. With `best_of`, best_of_4_kl and best_of_4_reward,
     _judge, _verified are the figures of the best of 4 answers of `model`, with intervals (and so on up to `best_of`).
 
+    With a `rubric`, rubric_sft, rubric_rlhf and rubric_gain are the weighted mean of its criteria, and
+    rubric_<criterion>_sft, _rlhf and _gain those of each.
+
     Where a rule can check the answers to a prompt (`verify`), it rewards in place of the reward model. Figures of
     rewards are then of the other prompts alone, and verified_sft, verified_rlhf (share of right answers), verified_gain
     (paired interval over prompts) and verified_prompts of these.
     """
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "rlhf")
-    reference, policy = (load(inputs[name]).eval().requires_grad_(False) for name in ("model", TRAINED))
+    adapting = _adapting(config)
+    reference = adapting.load(inputs["model"], run).eval().requires_grad_(False)
+    policy = adapting.load_trained(inputs["model"], inputs[TRAINED], run).eval().requires_grad_(False)
     longest = _longest(config, reference)
     ensemble, judge = _placed_scorers(config, inputs, reference, chat, hardware, longest)
     for network in (reference, policy):
         choose_attention(network, hardware, longest)
         network.to(hardware.device)
     heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
-    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
+    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, inputs, out_dir, run)
 
 
 def _measured(
@@ -251,19 +281,40 @@ def _measured(
     hardware: Hardware,
     reference: PreTrainedModel,
     policy: PreTrainedModel,
+    inputs: Mapping[str, Path],
     out_dir: Path,
     run: Run,
 ) -> Result:
     """The figures of `measure_trained`. Every rank must call."""
     graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
-    with closing(graders):
+    with ExitStack() as ending:
+        ending.callback(graders.close)
+        rubric = rubric_of(config.rubric, inputs, hardware, run)
+        if rubric is not None:
+            ending.callback(rubric.close)
         announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
-        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders)
+        rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
         measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
         figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
     check_measured("rlhf", figures)
     return Result(figures, ", ".join(sentences))
+
+
+def _adapting(config: RlhfConfig) -> Adapting:
+    return Adapting("rlhf", config.lora, config.seed, forget_untrained)
+
+
+def _value_function(scorer: Scorer, config: RlhfConfig) -> Scorer:
+    """Return a value function that begins as this reward model: a copy, or with `lora` its frozen weights with adapters
+    and a score of its own."""
+    if config.lora is None:
+        return copy.deepcopy(scorer).train().requires_grad_(True)
+    value = sharing_frozen(scorer.requires_grad_(False)).train()
+    add_adapters(value.model.base_model, config.lora, config.seed + 1, "rlhf")
+    head = value.model.get_submodule("score")
+    head.weight = nn.Parameter(value.model.get_parameter("score.weight").detach().clone())
+    return value
 
 
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
@@ -314,13 +365,18 @@ def _scorers(
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
     """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if not has_model and not config.reward_functions and any(prompt.rule is None for prompt in prompts):
+    if (
+        not has_model
+        and not config.reward_functions
+        and config.rubric is None
+        and any(prompt.rule is None for prompt in prompts)
+    ):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
-            "expected something that rewards every prompt: there is no reward model, no function, and prompts without "
-            "a rule (verify)",
-            "give the input reward_model, name a function, or give instructions that a rule can check",
+            "expected something that rewards every prompt: there is no reward model, function or rubric, and prompts "
+            "without a rule (verify)",
+            "give the input reward_model, name a function, write a rubric, or give instructions that a rule can check",
         )
     if config.stop_on_divergence and not (has_judge and has_model):
         raise stage_error(
@@ -376,7 +432,7 @@ def acting(model: PolicyAndValue, run: Run) -> tuple[PolicyAndValue, Callable[[]
     """
     if not run.launch.shards_weights or (ranks.world_size() == 1 and not run.launch.offload):
         return model, lambda: None
-    copied = copy.deepcopy(model).requires_grad_(False)
+    copied = sharing_frozen(model).requires_grad_(False)
     copied.scale = model.scale
 
     def refresh() -> None:

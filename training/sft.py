@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from corpus.model_folders.adapters import FOLDER, WEIGHTS, adapter_settings, keep_adapters
+from corpus.model_folders.adapters import keep_adapters
 from evaluation.statistics.clustered import clustered_ratio, clustered_share
-from infra.errors import StageError, stage_error
+from infra.errors import StageError
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
@@ -35,17 +32,15 @@ from training.core.train_state import Loader
 from training.data.conversations import Pack, fitted_conversations, packed_batch, packs
 from training.data.examples import example_loader
 from training.data.rows import by_weight, prompt_clusters
-from training.distributed.parallel import whole_weights
 from training.generation.sampling import sample
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.lora import add_adapters, learn_rows, learning_ids, load_adapters, merged, peft_adapters
-from training.model.models import limit_length, load
+from training.model.models import limit_length
 from training.model.new_tokens import begin_untrained
-from training.model.nf4 import quantize_frozen
 from training.planner.measured import planned
 from training.rl.grading import Graders
 from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
+from training.train_modules.adapting import Adapting
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.mixed_text import Text, as_long_as_the_others, text_examples
 from training.trainer.fit import fit
@@ -75,7 +70,8 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     # Model, chat format and device. Faults of their combination are reported before the data is read.
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
-    network = _loaded(inputs["model"], config, run)
+    adapting = _adapting(config)
+    network = adapting.load(inputs["model"], run)
     if config.packing and (problem := documents_problem(network.config.model_type)):
         raise StageError(problem)
     if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
@@ -94,15 +90,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
     # Rows of new tokens, and adapters: what the optimizer updates.
-    ids = learning_ids(network, chat.tokenizer, config.lora) if config.lora else []
-    begin_untrained(network, config.seed)
-    if config.lora:
-        learning = add_adapters(network, config.lora, config.seed)
-        of_tokens = ""
-        if in_rows := learn_rows(network, ids):
-            names = ", ".join(chat.tokenizer.convert_ids_to_tokens(ids[:8])) + (" and more" if len(ids) > 8 else "")
-            of_tokens = f", and {in_rows:,} of the rows of {len(ids):,} tokens ({names})"
-        run.event("adapters", f"sft learns {learning:,} weights of adapters next to frozen ones{of_tokens}")
+    ids = adapting.adapt(network, chat.tokenizer, run)
     # Batches: conversations, packed or one each, mixed with pretraining text if the config asks for it.
     training_packs = (
         packs(fitting.examples, max_length)
@@ -161,8 +149,9 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     # The model that is left: adapters merged, and weights averaged with those at the start, if configured.
     tuned, adapters = model, None
     if config.lora or config.start_share:
-        network, adapters = _merged(network, inputs["model"], config, hardware, max_length, ids)
-        if not _quantizes(config):  # the unquantized model may not fit on the device
+        network, adapters = adapting.merge(network, inputs["model"], ids, config.start_share)
+        choose_attention(network, hardware, max_length)
+        if not adapting.quantizes:  # the unquantized model may not fit on the device
             tuned = LanguageModel(network, hardware).to(hardware.device)
     export(network, inputs["model"], out_dir, chat.stops)
     renew_template(out_dir)
@@ -206,16 +195,14 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     hardware = prepare(run.launch, say=run.event)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "sft")
 
-    def loaded(name: str) -> tuple[LanguageModel, int]:
-        quantized = _quantizes(config)
-        network = _loaded(inputs["model" if quantized else name], config, run)
-        if quantized and name == TRAINED:
-            _load_kept(network, inputs[name], config)
+    adapting = _adapting(config)
+
+    def placed(network: PreTrainedModel) -> tuple[LanguageModel, int]:
         length = limit_length(network, config.max_length)
         choose_attention(network, hardware, length, documents=config.packing)
         return LanguageModel(network, hardware).to(hardware.device), length
 
-    model, max_length = loaded("model")
+    model, max_length = placed(adapting.load(inputs["model"], run))
     if problems := config.problems(max_length):
         raise StageError(*problems)
     heldout = _Heldout.read(config, inputs["instructions"], chat, max_length, run)
@@ -223,66 +210,13 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     announce_sandbox(heldout.rules, graders, run)
     before = heldout.measure(model, chat, config, hardware, max_length, run, "base model")
     del model  # one of the two is in memory
-    tuned, _ = loaded(TRAINED)
+    tuned, _ = placed(adapting.load_trained(inputs["model"], inputs[TRAINED], run))
     after = heldout.measure(tuned, chat, config, hardware, max_length, run, "tuned model")
     return _compared(heldout, before, after, chat, config, graders, out_dir)
 
 
-def _quantizes(config: SftConfig) -> bool:
-    return config.lora is not None and config.lora.quantize is not None
-
-
-def _loaded(folder: Path, config: SftConfig, run: Run) -> PreTrainedModel:
-    """Load the model that training begins with, with linear layers in 4 bits if `lora.quantize` is set."""
-    network = load(folder)
-    if _quantizes(config):
-        quantized = quantize_frozen(network)
-        run.event("quantized", f"sft holds {quantized:,} frozen weights in 4 bits (NF4)")
-    return network
-
-
-def _load_kept(network: PreTrainedModel, trained: Path, config: SftConfig) -> None:
-    """Add to the model that training began with the adapters that are kept with the trained one."""
-    settings = adapter_settings(trained)
-    if settings is None or config.lora is None:
-        message = f"{trained} has no adapters, with which a model in 4 bits is measured"
-        raise stage_error("no_adapters", "sft.lora.quantize", message, "build sft again with --force sft")
-    begin_untrained(network, config.seed)
-    add_adapters(network, config.lora, config.seed)
-    load_adapters(network, load_file(trained / FOLDER / WEIGHTS), settings)
-
-
-def _merged(
-    tuned: PreTrainedModel, start: Path, config: SftConfig, hardware: Hardware, max_length: int, ids: Sequence[int]
-) -> tuple[PreTrainedModel, tuple[dict[str, Tensor], dict[str, Any]] | None]:
-    """Return the model in `start`, whole on every rank, with the changes that `tuned` learnt: its adapters and the rows
-    `ids` of its tokens merged into their weights, and `start_share` of the way back. Return the adapters too, as
-    `peft_adapters` does; None without `lora`."""
-    learnt = whole_weights(tuned)
-    network = load(start)
-    weights = merged(learnt, config.lora, ids, network.state_dict()) if config.lora else learnt
-    before = {name: table.detach().clone() for name, table in _tables(network).items()}
-    choose_attention(network, hardware, max_length)
-    begin_untrained(network, config.seed)
-    network.load_state_dict(_with_start(weights, network.state_dict(), config.start_share))
-    if not config.lora:
-        return network, None
-    tables = {name: (before[name], table.detach()) for name, table in _tables(network).items()}
-    return network, peft_adapters(learnt, config.lora, 1 - config.start_share, tables)
-
-
-def _tables(network: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the rows of the tokens (V, D) by the name of their layer; tied output layers are left out."""
-    layers = [layer for layer in (network.get_input_embeddings(), network.get_output_embeddings()) if layer is not None]
-    names = {id(layer): name for name, layer in network.named_modules()}
-    return {
-        names[id(layer)]: layer.weight for layer in layers if layer is layers[0] or layer.weight is not layers[0].weight
-    }
-
-
-def _with_start(learnt: Mapping[str, Tensor], start: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The weights that were learnt, moved by `share` of the way back to those that training began with."""
-    return {name: torch.lerp(weight, start[name].to(weight), share) for name, weight in learnt.items()}
+def _adapting(config: SftConfig) -> Adapting:
+    return Adapting("sft", config.lora, config.seed, lambda network: begin_untrained(network, config.seed))
 
 
 def _loader(

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from corpus.decontaminate.config import MatchConfig
-from corpus.decontaminate.items import make_index, read_items
+from corpus.decontaminate.index import make_index
+from corpus.decontaminate.items import read_items
 from corpus.decontaminate.kernels import Searcher
 from corpus.decontaminate.report import not_searched, write_contamination
 from corpus.decontaminate.write import HITS, PAPER, RULE, by_text, items_shown, rows_of_hits

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from corpus.decontaminate.items import Item, Owners
+from corpus.decontaminate.index import Owners
+from corpus.decontaminate.items import Item
 from corpus.documents.passes import write_json
 
 SAMPLES_OF_A_TASK = 5

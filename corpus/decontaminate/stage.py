@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import make_index, read_items
+from corpus.decontaminate.index import make_index
+from corpus.decontaminate.items import read_items
 from corpus.decontaminate.report import not_searched, write_contamination
 from corpus.decontaminate.write import HITS, RULE, FindItems, FoundPart, WriteClean
 from corpus.documents.dropped import SCHEMA as DROPPED

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import Item, Owners
+from corpus.decontaminate.index import Owners
+from corpus.decontaminate.items import Item
 from corpus.decontaminate.kernels import Index, Searcher
 from corpus.documents.cuts import Cut, without
 from corpus.documents.dropped import dropped_rows

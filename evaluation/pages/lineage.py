@@ -14,7 +14,7 @@ from evaluation.pages.parts import Figure, Section, Table, render_page
 from evaluation.results.artifacts import Artifact
 from infra.store.branches import Branch
 
-MODELS = ("pretrain", "base_model", "sft", "preference_tuning", "distill", "rlhf", "reward_model")
+MODELS = ("pretrain", "base_model", "average", "sft", "preference_tuning", "distill", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""

@@ -180,6 +180,9 @@ def _training(pipeline: PipelineResults, artifact: Artifact) -> str:
             )
         case "base_model":
             return "It begins with an existing model that was taken over."
+        case "average":
+            count = artifact.figures.get("averaged")
+            return f"Averaging: the mean of the weights of {count:,.0f} models or checkpoints." if count else ""
         case "sft":
             pairs = _pairs(pipeline, artifact, "instructions")
             return f"Instruction tuning{f' on {pairs:,.0f} pairs of instruction and answer' if pairs else ''}."

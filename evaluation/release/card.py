@@ -43,7 +43,7 @@ DATA = (
 )
 DATA_KINDS = ("documents", "shards", "instructions", "preferences")
 """Kinds of artifacts that data stages of installed packages make."""
-TRAINING = ("pretrain", "base_model", "sft", "reward_model", "preference_tuning", "distill", "rlhf")
+TRAINING = ("pretrain", "base_model", "average", "sft", "reward_model", "preference_tuning", "distill", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
 LICENCES = (

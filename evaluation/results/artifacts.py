@@ -18,7 +18,7 @@ FAMILY_ORDER = (
     "ingest", "validate", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "benchmark_text",
     "decontaminate", "mix", "validate_clean", "tokenizer", "shard",
     "validate_shards", "corpus_report", "pretrain",
-    "base_model", "instructions",
+    "base_model", "average", "instructions",
     "generate_instructions", "validate_instructions", "sft",
     "preferences", "validate_preferences", "reward_model", "preference_tuning", "distill", "rlhf",
 )  # fmt: skip

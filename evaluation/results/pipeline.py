@@ -14,6 +14,7 @@ from evaluation.results.comparison import PairedAccuracy, PairedToxicity, paired
 MODELS = {
     "pretrain": "base",
     "base_model": "base",
+    "average": "average",
     "sft": "sft",
     "preference_tuning": "preference_tuning",
     "distill": "distill",

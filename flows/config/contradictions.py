@@ -39,6 +39,7 @@ from training.config import (
 from training.config.alignment import samplers_problem
 from training.config.duration import parse_duration
 from training.config.families import documents_problem, sampler_problems
+from training.config.rubrics import JUDGE
 
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
@@ -113,8 +114,8 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         first = first_model(nodes, node.id)
         pretrain = first.config if first and isinstance(first.config, PretrainConfig) else None
         yield from section.problems(pretrain.model.longest_sequence() if pretrain else None)
-        if isinstance(section, SftConfig) and pretrain:
-            yield from _of_tuned_family(section, pretrain.model.architecture())
+        if pretrain:
+            yield from _of_tuned_family(section, node.stage.name, pretrain.model.architecture())
     if isinstance(section, SftConfig):
         yield from _of_text("sft", "text_share", section.text_share, section.text_sources, node, nodes)
     if isinstance(section, RlhfConfig):
@@ -122,14 +123,14 @@ def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
         yield from section.missing_functions()
 
 
-def _of_tuned_family(section: SftConfig, architecture: str) -> Iterator[Problem]:
+def _of_tuned_family(section: TrainerConfig, stage: str, architecture: str) -> Iterator[Problem]:
     """Settings of a tuning that the family of the model does not support."""
-    if section.packing and (problem := documents_problem(architecture)):
+    if isinstance(section, SftConfig) and section.packing and (problem := documents_problem(architecture)):
         fix = "set it to false, or train a model of another family"
         yield Problem(problem.code, "sft.packing", problem.message, fix)
-    if section.lora and architecture == "gpt2":
+    if getattr(section, "lora", None) and architecture == "gpt2":
         message = "expected a model with linear layers, gpt2 has none that adapters support"
-        yield Problem("no_such_layer", "sft.lora", message, "tune all weights: set sft.lora to null")
+        yield Problem("no_such_layer", f"{stage}.lora", message, f"tune all weights: set {stage}.lora to null")
 
 
 def _of_document_bounds(section: ShardConfig, tokenizer: Node | None) -> Iterator[Problem]:
@@ -246,6 +247,10 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
     """A teacher whose token ids mean other text than the student's, as far as the steps and the folders show it."""
+    has_endpoint = isinstance(node.config, DistillConfig) and node.config.endpoint is not None
+    if has_endpoint == ("teacher" in node.inputs):
+        message = f"expected the input teacher or an endpoint, there are {'both' if has_endpoint else 'none'}"
+        yield Problem("no_teacher", f"{node.key}.inputs.teacher", message, "give one of the two")
     if not {"model", "teacher"} <= node.inputs.keys():
         return
     student, teacher = node.inputs["model"], node.inputs["teacher"]
@@ -290,6 +295,10 @@ def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
         message = "expected the inputs reward_model and judge, whose scores it compares"
         fix = "give a judge: a reward model of another seed or of other pairs, or set it to null"
         yield Problem("no_judge", f"{key}.stop_on_divergence", message, fix)
+    if section.rubric and section.rubric.endpoint is None and JUDGE not in given:
+        message = f"expected a judge: an endpoint, or the input {JUDGE}"
+        fix = f"set rubric.endpoint, or give a model that follows instructions as the input {JUDGE}"
+        yield Problem("no_rubric_judge", f"{key}.rubric", message, fix)
     members = given.keys() - ({item.name for item in node.stage.inputs} - {"reward_model"})
     for name in sorted(section.reward_weights.keys() - members):
         message = f"expected one of the inputs {', '.join(sorted(members)) or '(there is no reward model)'}"

@@ -14,7 +14,7 @@ from flows.config.pipeline_config import Graph
 from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from tasks.stage import Node
-from training.config import PretrainConfig, SftConfig, TrainerConfig
+from training.config import LoraConfig, PretrainConfig, TrainerConfig
 from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
 from training.distributed.pipeline_cut import pipeline_problem
 from training.planner.stages import of_model
@@ -53,7 +53,8 @@ def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
 
 def quantized_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
     """Frozen weights in 4 bits that ranks would share or cut."""
-    if not isinstance(node.config, SftConfig) or not node.config.lora or not node.config.lora.quantize:
+    lora = getattr(node.config, "lora", None)
+    if not isinstance(lora, LoraConfig) or not lora.quantize:
         return
     cutting = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
     cuts = [key for key in cutting if getattr(launch, key) > 1]

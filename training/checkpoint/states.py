@@ -27,6 +27,7 @@ from training.config.families import documents_problem, experts_problem
 from training.core import ranks
 from training.guard.corrections import FILE, Correction
 from training.model.models import load
+from training.model.rope import extend_positions
 
 
 def keep_states(checkpoints: Sequence[Path], out_dir: Path) -> None:
@@ -109,6 +110,8 @@ def load_known(
     """
     torch.manual_seed(config.seed)
     model = load(folder)
+    if config.rope:
+        extend_positions(model, config.rope)
     problems = []
     known_vocabulary, vocabulary = load_pretrained_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
     if known_vocabulary != vocabulary:
@@ -128,7 +131,7 @@ def load_known(
                 "too_few_positions",
                 "pretrain.inputs.shards",
                 f"expected sequences of at most the model's {positions} tokens, not {length}",
-                "shorten sequence_length of the shards",
+                "shorten sequence_length of the shards, or extend the positions by pretrain.rope",
             )
         )
     family = model.config.model_type

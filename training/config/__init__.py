@@ -9,6 +9,7 @@ from training.config.alignment import (
     RlhfConfig,
     SftConfig,
 )
+from training.config.averaging import AverageConfig
 from training.config.distillation import DistillConfig
 from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
@@ -25,6 +26,7 @@ from training.config.trainer import (
 
 __all__ = [
     "AsyncConfig",
+    "AverageConfig",
     "BaseModelConfig",
     "BatchWarmup",
     "ChatTrainerConfig",

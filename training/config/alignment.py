@@ -17,11 +17,12 @@ from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
 from training.config.functions import file_of, missing_functions
 from training.config.guard import GuardConfig
+from training.config.rubrics import RubricConfig
 from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
-NO_REWARD_MODELS = ("model", "prompts", "judge", "shards", "state", TRAINED)
+NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model of its policy."""
 _POSITIONS = "take a model with more positions"
 
@@ -225,6 +226,9 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
     prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
     pairs_dropped."""
+    lora: LoraConfig | None = None
+    """Adapters in place of all weights, as `sft.lora`; the reference is the base without them. null: all weights
+    learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
     """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
     2024)."""
@@ -341,6 +345,9 @@ class RlhfConfig(ChatTrainerConfig):
     None to abstain: the function's reward is then left out for that answer, as in trl. Added to the reward model's
     normalised score or the rule's; without the input `reward_model` they are the only reward. The reward of an answer
     must not depend on other answers in the call: ranks and processes divide them."""
+    rubric: RubricConfig | None = None
+    """Criteria by which a judge model scores each answer: an endpoint of OpenAI's protocol, or the input
+    `rubric_judge`. Added to the other rewards like a function."""
     reward_processes: int = outside_identity(0, ge=0)
     """Processes of each rank in which reward functions are called and unit tests (`verify: tests`) run side by side, an
     answer at a time; they end with the stage. 0: functions are called in the training's own process, with all answers
@@ -436,6 +443,9 @@ class RlhfConfig(ChatTrainerConfig):
     """Reward of an answer that the prompt's rule (`verify` in the instructions) finds right, and with a minus of one
     that it finds wrong, in place of the reward model's; in standard deviations of its scores where those are
     normalised."""
+    lora: LoraConfig | None = None
+    """Adapters in place of all weights of the policy, as `sft.lora`. The reference is the base without them, on the
+    same memory; PPO's value function learns adapters on the reward model and its score. null: all weights learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
     """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
     schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
@@ -520,6 +530,14 @@ class RlhfConfig(ChatTrainerConfig):
                 "refill_groups: expected 0 with async: refilled answers would be sampled while the trainer waits; "
                 "leave async out, or set it to 0"
             )
+        if getattr(self, "environment", None) is not None:
+            raise ValueError(
+                "environment: expected none with async, whose samplers write single answers; leave async out"
+            )
+        if self.lora and self.lora.quantize:
+            raise ValueError(
+                "lora.quantize: expected null with async: samplers have the policy's weights unquantized; leave one out"
+            )
         if ahead.max_staleness and self.chosen_algorithm == "raft":
             raise ValueError(
                 "async.max_staleness: expected 0 for raft: its cross entropy has no ratio that corrects answers of "
@@ -559,6 +577,10 @@ class RlhfConfig(ChatTrainerConfig):
         ):
             if getattr(self, key) != default and self.chosen_algorithm != "grpo":
                 raise ValueError(f"{key}: expected {default} for algorithm {self.chosen_algorithm}: it is GRPO's")
+        if self.lora and self.lora.quantize and self.sampler == "vllm":
+            raise ValueError(
+                "lora.quantize: expected null with sampler: vllm, which would sample from unquantized weights"
+            )
         self._check_lengths_and_groups()
         if self.async_ is not None:
             self._check_async(self.async_)

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from corpus.generation.config import EndpointConfig, GenerationLimits, SamplingConfig
 from infra.config import measured_only, outside_identity
 from infra.errors import Problem
 from training.config.alignment import ChatTrainerConfig, no_room
@@ -15,7 +16,16 @@ from training.config.trainer import OptimizerConfig, ScheduleConfig
 
 class DistillConfig(ChatTrainerConfig):
     """A student learns a teacher's next-token distributions, on given answers or on its own (Hinton et al. 2015;
-    Agarwal et al. 2024, "GKD")."""
+    Agarwal et al. 2024, "GKD"); or the answers that an endpoint writes, by their text alone (Kim & Rush 2016)."""
+
+    endpoint: EndpointConfig | None = None
+    """Teacher behind OpenAI's protocol, in place of the input `teacher`: it answers the prompts of the instructions,
+    and the student learns its answers as in `sft`. Its tokenizer may be any. Answers are kept by request: none is paid
+    for twice, and a stopped stage continues with those that it has."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Sampling of the endpoint's answers. Its most likely answer to each prompt is what Kim & Rush 2016 learn."""
+    answer_limits: GenerationLimits = outside_identity(GenerationLimits())
+    """Shares of the endpoint's answers that may be failed, truncated or empty; those are left out and counted."""
 
     duration: Length = "1 epoch"
     """Length of training over the prompts of the instructions."""
@@ -72,6 +82,17 @@ class DistillConfig(ChatTrainerConfig):
         longest = min(self.max_length, positions or self.max_length)
         fix = "raise max_length" if longest == self.max_length else "take a model with more positions"
         return no_room("distill", self.answer_max_tokens, longest, fix)
+
+    @model_validator(mode="after")
+    def _text_alone(self) -> Self:
+        if self.endpoint is None:
+            if self.sampling != type(self).model_fields["sampling"].default:
+                raise ValueError("sampling: expected an endpoint together with it: a teacher of a step writes nothing")
+            return self
+        for key in ("beta", "on_policy_share", "top_k", "loss_temperature"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: expected none with an endpoint, which gives text and no distributions")
+        return self
 
     @model_validator(mode="after")
     def _one_divergence(self) -> Self:

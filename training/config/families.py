@@ -179,7 +179,7 @@ def sequences_problem(
         able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.context_parallel))
         message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
         return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
-    scaling = values.get("rope_scaling") or {}
+    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in ("dynamic", "longrope"):
         message = f"expected positions that do not depend on the longest sequence of a batch, not rope_scaling {kind}"

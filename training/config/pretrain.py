@@ -16,6 +16,7 @@ from training.config.families import LEARNED_POSITIONS, documents_problem
 from training.config.mixture import MixtureConfig, phase_problem
 from training.config.model import ModelConfig
 from training.config.recipes import RECIPES, with_recipe
+from training.config.rope import RopeConfig
 from training.config.trainer import TrainerConfig, batches
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class PretrainConfig(TrainerConfig):
     model: ModelConfig = ModelConfig(preset="gpt-125m")
     """The model to train from scratch. A step that goes on from the model of another (its input `model`) takes that
     one, and leaves this out."""
+    rope: RopeConfig | None = None
+    """Context extension: longer rotary positions for the input `model`, before training goes on with them. Its shards
+    are packed to the new length. null: the model's positions stay."""
     duration: Length = "2_500_000_000 tokens"
     """Length of training; 20 tokens per parameter (Chinchilla, section 3), here for 125M parameters."""
     global_batch_tokens: int = Field(524_288, ge=1)
@@ -185,6 +189,10 @@ class PretrainConfig(TrainerConfig):
         problems += self._phases_out_of_order()
         if continues:
             return problems
+        if self.rope:
+            message = "extends the positions of an input model, and there is none"
+            fix = "give the input model, or set model.positions for a fresh one"
+            problems.append(Problem("contradiction", "pretrain.rope", message, fix))
         positions = self.model.longest_sequence()
         if positions is not None and positions < sequence_length:
             problems.append(

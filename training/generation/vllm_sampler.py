@@ -27,11 +27,13 @@ from infra.run import Run
 from infra.servers.vllm import AT_ONCE, Vllm
 from training.chat.base import Chat
 from training.checkpoint.export import copy_beside
+from training.config import LoraConfig
 from training.config.families import sampler_problems
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.distributed.parallel import whole_weights
 from training.generation.completions import Answering, Completions
+from training.model.lora import merged
 from training.model.new_tokens import unused_ids
 
 T = TypeVar("T")
@@ -60,11 +62,16 @@ class VllmSampler:
         longest: int,
         hardware: Hardware,
         run: Run,
+        *,
+        lora: LoraConfig | None = None,
+        token_ids: Sequence[int] = (),
     ) -> None:
-        """policy: whole on rank 0. source: the folder with its tokenizer. longest: tokens of prompt and answer."""
+        """policy: whole on rank 0. source: the folder with its tokenizer. longest: tokens of prompt and answer.
+        lora: the adapters of the policy, if it has any. token_ids: tokens whose rows learn next to them."""
         if problems := [*sampler_problems(policy.config.model_type)]:
             raise StageError(*problems)
         self._policy = policy
+        self._lora, self._token_ids = lora, token_ids
         self._chat = chat
         self._config = config
         self._dtype = hardware.compute
@@ -164,7 +171,10 @@ class VllmSampler:
     def _write_weights(self) -> None:
         weights: dict[str, Tensor] = {}
         known: set[int] = set()
-        for name, value in whole_weights(self._policy).items():
+        trained = whole_weights(self._policy)
+        if self._lora is not None:
+            trained = merged(trained, self._lora, self._token_ids)
+        for name, value in trained.items():
             tensor = value.to(self._dtype).contiguous()
             weights[name] = tensor.clone() if tensor.data_ptr() in known else tensor
             known.add(tensor.data_ptr())

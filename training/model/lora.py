@@ -86,8 +86,10 @@ class LearningRows(nn.Module):
         return table.index_copy(0, self.get_buffer("ids"), self.rows)
 
 
-def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: LoraConfig) -> list[int]:
-    """Return the tokens whose rows learn together with adapters.
+def learning_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: LoraConfig, stage: str = "sft"
+) -> list[int]:
+    """Return the tokens whose rows learn together with adapters. stage: of the config, for errors.
 
     Raises StageError `no_such_token` for a token that the tokenizer does not have.
     """
@@ -97,7 +99,7 @@ def learning_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, con
     if missing := [token for token in config.trainable_tokens if token not in known]:
         raise stage_error(
             "no_such_token",
-            "sft.lora.trainable_tokens",
+            f"{stage}.lora.trainable_tokens",
             f"expected tokens of the model's tokenizer, it has no {', '.join(missing)}",
             "name tokens as tokenizer.json has them, or leave the key out",
         )
@@ -121,8 +123,9 @@ def learn_rows(model: PreTrainedModel, ids: Sequence[int]) -> int:
     return sum(rows.rows.numel() for rows in learning.values())
 
 
-def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
-    """Freeze a model and add adapters to its linear layers, in place; return the number of weights that learn.
+def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int, stage: str = "sft") -> int:
+    """Freeze a model and add adapters to its linear layers, in place; return the number of weights that learn. stage:
+    of the config, for errors.
 
     Raises StageError `no_such_layer` for a target that names no linear layer.
     """
@@ -136,17 +139,17 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> int:
     if unknown := [target for target in config.targets if target not in kinds]:
         raise stage_error(
             "no_such_layer",
-            "sft.lora.targets",
+            f"{stage}.lora.targets",
             f"the model has no linear layer called {', '.join(unknown)}",
-            f"name some of {', '.join(kinds)}" if kinds else "tune all weights: set sft.lora to null",
+            f"name some of {', '.join(kinds)}" if kinds else f"tune all weights: set {stage}.lora to null",
         )
     if not layers:
         kind = model.config.model_type
         raise stage_error(
             "no_such_layer",
-            "sft.lora",
+            f"{stage}.lora",
             f"expected a model with linear layers, {kind} has none that adapters support",
-            "tune all weights: set sft.lora to null",
+            f"tune all weights: set {stage}.lora to null",
         )
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)

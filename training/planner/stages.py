@@ -126,7 +126,7 @@ def needs(
     sequences, passes = _batch(config, length, len(scorers))
     copies = 0.0  # whole models in fp32 beside what learns
     if isinstance(config, RlhfConfig):  # the reference, and what scores
-        copies = 1 + sum(scorers) / arch.parameters
+        copies = (0 if config.lora else 1) + sum(scorers) / arch.parameters
     if isinstance(config, DistillConfig):  # the teacher, whose size is not known here
         copies = 1
     values = isinstance(config, RlhfConfig) and config.chosen_algorithm == "ppo"
@@ -138,8 +138,9 @@ def needs(
     kernels = fused_kernels(device)
     if launch.attention == "eager" or (launch.compile == "on" and isinstance(config, PretrainConfig)):
         kernels = KERNELS["plain" if launch.attention == "eager" else "compiled"]
-    # Adapters learn alone; they are planned beside all linear layers, also where `sft.lora` names some of them.
-    rank = config.lora.rank if isinstance(config, SftConfig) and config.lora else 0
+    # Adapters learn alone; they are planned beside all linear layers, also where `lora` names some of them.
+    lora = config.lora if isinstance(config, SftConfig | PreferenceTuningConfig | RlhfConfig) else None
+    rank = lora.rank if lora else 0
     adapters = adapter_weights(arch, rank) / arch.parameters
     learnt = adapters or 1.0
     moments = _moments(config, arch) * learnt
@@ -164,7 +165,7 @@ def needs(
         used = memory(job, at)
         # PPO's value function learns in the policy's steps, and has no logits.
         total = used.total + (used.total - used.logits if values else 0.0) + other_copies
-        if isinstance(config, SftConfig) and config.lora and config.lora.quantize:
+        if lora and lora.quantize:
             total -= (_WEIGHT_BYTES - _NF4_BYTES) * arch.layers * arch.layer_weights
         if isinstance(config, RlhfConfig) and config.text_coef:
             total += used.activations  # of the text, which the policy reads in the same step

@@ -71,6 +71,7 @@ class Heldout:
             **self._gains("judge", judged, longer, ~self._ruled),
             **self._verified(right),
             **self._gains("functions", self._by_functions(answers), longer, np.ones(len(self._prompts), bool)),
+            **self._by_rubric(answers),
             **best,
             **{f"reward_models_apart_{name}": value for name, value in apart.items()},
             **divergence.as_figures("kl_to_sft"),
@@ -123,6 +124,30 @@ class Heldout:
                 sum(weights[path] * values.double().nan_to_num(0.0) for path, values in given.items())
             )
         return rewards
+
+    def _by_rubric(self, answers: Mapping[str, Completions]) -> dict[str, float]:
+        """Return the mean score of both sides by each criterion of the rubric and by all of it, and the gains, with
+        intervals over prompts; nothing without a rubric. A judgement without a number counts as 0 here."""
+        rubric = self._rewards.rubric
+        if rubric is None:
+            return {}
+        scores = {
+            name: rubric.of([self._chat.decode(ids) for ids in side.ids], self._each) for name, side in answers.items()
+        }
+        columns = {
+            "rubric": {name: rubric.means(rated).numpy() for name, rated in scores.items()},
+            **{
+                f"rubric_{criterion}": {name: rated[:, index].nan_to_num(0.0).numpy() for name, rated in scores.items()}
+                for index, criterion in enumerate(rubric.config.criteria)
+            },
+        }
+        figures: dict[str, float] = {}
+        for key, sides in columns.items():
+            each = {name: self._means(values) for name, values in sides.items()}
+            for name, values in each.items():
+                figures |= clustered_mean(values, self._conversations).as_figures(f"{key}_{name}")
+            figures |= clustered_mean(each["rlhf"] - each["sft"], self._conversations).as_figures(f"{key}_gain")
+        return figures
 
     def _best_of(self, sft: PreTrainedModel) -> dict[str, float]:
         """Return the scores of the best of several answers of the SFT model, chosen by the reward: by the reward itself
@@ -204,6 +229,8 @@ def _sentences(figures: Mapping[str, float]) -> list[str]:
         sentences.append(f"by the judge {figures['judge_gain']:+.2f} {bounds('judge_gain')}")
     if "functions_gain" in figures:
         sentences.append(f"by the functions {figures['functions_gain']:+.2f}")
+    if "rubric_gain" in figures:
+        sentences.append(f"by the rubric {figures['rubric_gain']:+.2f} {bounds('rubric_gain')}")
     if "verified_gain" in figures:
         sentences.append(f"right answers {figures['verified_sft']:.0%} → {figures['verified_rlhf']:.0%}")
     return [*sentences, f"KL {figures['kl_to_sft']:.1f}"]

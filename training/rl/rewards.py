@@ -20,6 +20,7 @@ from training.generation.completions import Completions, scores_of
 from training.rl.ensemble import Ensemble
 from training.rl.grading import Graders
 from training.rl.reward_functions import Answered, reward_function
+from training.rl.rubrics import Rubric
 from training.rl.verify import Rule, right_answers
 from training.train_modules.scorer import Scorer
 
@@ -86,7 +87,8 @@ class Rewards:
     config's functions are added. An answer without an end gets a penalty, or a fixed reward instead.
 
     ensemble: the reward models; empty where there are only rules and functions. judge: also scores the answers, and
-    nothing is learnt from its scores. graders: call the functions and run unit tests.
+    nothing is learnt from its scores. graders: call the functions and run unit tests. rubric: its score is added like a
+    function's.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Rewards:
         hardware: Hardware,
         judge: Scorer | None = None,
         graders: Graders | None = None,
+        rubric: Rubric | None = None,
     ) -> None:
         self.ensemble = ensemble
         self.judge = judge
+        self.rubric = rubric
         self.scale = scale
         self._chat = chat
         self._config = config
@@ -150,6 +154,10 @@ class Rewards:
             if abstained.any():
                 metrics[f"rlhf/abstained/{path}"] = float(abstained.float().mean())
             scores = scores + config.reward_functions[path] * values.nan_to_num(0.0)
+        if self.rubric is not None:
+            rated = self.rubric.of(texts, prompts)
+            metrics |= self.rubric.metrics(rated)
+            scores = scores + self.rubric.config.weight * self.rubric.means(rated).float()
         if config.overlong_tokens:
             scores = scores - config.overlong_penalty * overlong(answers, config)
         if config.unfinished_reward is not None:

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.languages.characters import in_class, without_format
+from corpus.cleaning.languages.characters import in_categories, in_class, without_format
 from corpus.documents.words import CHARACTERS_PER_WORD
 
 STOP_LISTS = {
@@ -89,8 +89,18 @@ def unspaced_table() -> NDArray[np.bool_]:
 
 
 def letters_in(text: str) -> int:
-    """Letters of a text, with vowel signs and other marks that belong to them."""
-    return sum(map(str.isalpha, text)) + (0 if text.isascii() else sum(unicodedata.category(c)[0] == "M" for c in text))
+    """Return the number of letters of a text, with vowel signs and other marks that belong to them."""
+    if text.isascii():
+        return int(_ASCII_LETTERS[np.frombuffer(text.encode(), np.uint8)].sum())
+    return int(_letters_and_marks()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)].sum())
+
+
+_ASCII_LETTERS = np.array([chr(code).isalpha() for code in range(128)])
+
+
+@cache
+def _letters_and_marks() -> NDArray[np.bool_]:
+    return in_categories("L", "M")
 
 
 def has_sentences(text: str) -> bool:

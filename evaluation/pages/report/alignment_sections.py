@@ -119,7 +119,11 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
     figures = pipeline.figures(id)
     roles = pipeline.roles(id) if pipeline.get(id) else {}
     start = pipeline.long_name(roles.get("sft", "sft"))
-    tables = [*_heldout_answers(pipeline, figures, roles), *_best_of(figures, pipeline.algorithm(id))]
+    tables = [
+        *_heldout_answers(pipeline, figures, roles),
+        *_rubric(pipeline, figures, roles),
+        *_best_of(figures, pipeline.algorithm(id)),
+    ]
     lead = ""
     if "generating_share" in figures:
         lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens per second, which took "
@@ -247,6 +251,24 @@ def _heldout_answers(pipeline: PipelineResults, figures: dict[str, float], roles
     judged = ["judge's score"] if "judge_gain" in figures else []
     columns = ["model", "reward", *judged, "tokens per answer", "answers that end"]
     return [Table("Held-out prompts", columns, rows, note, numeric=tuple(range(1, len(columns))))]
+
+
+def _rubric(pipeline: PipelineResults, figures: dict[str, float], roles: Mapping[str, str]) -> list[Table]:
+    """Return the judge's mean score by each criterion of a rubric, of both models' answers to held-out prompts."""
+    keys = sorted(name.removesuffix("_gain") for name in figures if re.fullmatch(r"rubric(_[a-z0-9_]+)?_gain", name))
+    rows = []
+    for key in keys:
+        sides = [interval_of(figures, f"{key}_{name}") for name in roles]
+        gain = interval_of(figures, f"{key}_gain")
+        if gain and all(sides):
+            cells = [f"{fixed(side.value)} {between(side)}" for side in sides if side]
+            name = key.removeprefix("rubric_") if key != "rubric" else "all, weighted"
+            rows.append([name, *cells, f"{signed(gain.value)} {between(gain)}"])
+    if not rows:
+        return []
+    columns = ["criterion", *(pipeline.long_name(model) for model in roles.values()), "gain"]
+    note = "Mean scores from 0 to 1 by the judge that also rewarded the answers: read them for what it overlooks."
+    return [Table("Rubric", columns, rows, note, numeric=tuple(range(1, len(columns))))]
 
 
 _PROXY_WEAK = "Rounds in the order of their KL divergence, each a mean over its answers; the estimate of KL is noisy."

@@ -102,6 +102,25 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
     return Section(*titled("pretraining", "Pretraining", id, "pretrain"), " ".join(lead), drawn, tables)
 
 
+def averaging(pipeline: PipelineResults, id: str) -> Section:
+    """Return the section on one step's mean of models or checkpoints."""
+    figures, tables, lead = pipeline.figures(id), [], []
+    if "members" in figures:
+        lead.append(f"The mean of {figures['averaged']:,.0f} of {figures['members']:,.0f} models or checkpoints.")
+    for key, column in (("validation_loss", "validation loss, nats a token"), ("score", "score")):
+        best = figures.get(f"{key}_best")
+        if best is None:
+            continue
+        members = {name.removeprefix(f"{key}_"): value for name, value in figures.items() if name.startswith(f"{key}_")}
+        rows = [[name, fixed(value, 4)] for name, value in members.items() if name != "best"]
+        rows.append(["the mean", fixed(figures[key], 4)])
+        difference = figures[key] - best
+        lead.append(f"It differs from the best one by {signed(difference, 4)}.")
+        note = "Measured on what it was chosen by, if it was chosen: a benchmark of other items tells what it is worth."
+        tables.append(Table("Averaged models", ["model", column], rows, note, numeric=(1,)))
+    return Section(*titled("averaging", "Weight averaging", id, "average"), " ".join(lead), [], tables)
+
+
 def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_parameter: float) -> list[str]:
     """State how many times the text was read, and how to improve a model that saw little text for its size."""
     artifact = pipeline.get(id)

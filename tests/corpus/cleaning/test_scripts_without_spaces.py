@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from corpus.decontaminate.config import DecontaminateConfig
-from corpus.decontaminate.items import Item, make_index, words_of
+from corpus.decontaminate.index import make_index
+from corpus.decontaminate.items import Item, words_of
 from corpus.decontaminate.kernels import Searcher
 from corpus.decontaminate.stage import decontaminate
 from corpus.dedupe.config import DedupeConfig

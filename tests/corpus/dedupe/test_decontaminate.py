@@ -7,11 +7,14 @@ import json
 import random
 import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from corpus.decontaminate.config import DecontaminateConfig
+from corpus.decontaminate.index import make_index
+from corpus.decontaminate.items import Answer, Item
 from corpus.decontaminate.stage import decontaminate
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from evaluation.benchmark_text import benchmark_text
@@ -267,6 +270,30 @@ def test_a_tasks_template_is_no_sign_of_an_item_and_a_shared_passage_is(build, w
 
 
 @pytest.mark.slow
+def test_the_index_does_not_depend_on_which_items_are_hashed_together(monkeypatch):
+    text = 'read-only files & <b>tags</b> of two hosts\' names over 人人生而自由 and héllo "quoted"'
+    words = text.split()
+    generator = random.Random(3)
+    sentences = [" ".join(generator.choices(words, k=generator.randint(1, 40))) for _ in range(60)]
+    items = [
+        Item(
+            f"task{number % 2}",
+            str(number),
+            generator.sample(sentences, 2),
+            generator.sample(sentences, 3),
+            [Answer(words[number % 9], generator.choice(sentences), 5)],
+        )
+        for number in range(40)
+    ]
+    together = make_index(items, DecontaminateConfig())
+    monkeypatch.setattr("corpus.decontaminate.index._BATCH_CHARACTERS", 1)
+    alone = make_index(items, DecontaminateConfig())
+    for fields, same in zip(together, alone, strict=True):
+        for array, expected in zip(fields, same, strict=True):
+            assert np.array_equal(array, expected)
+    assert together[0].grams.size > 1000 and together[0].questions.size > 5
+
+
 def test_items_of_a_task_in_lm_evals_own_yaml(build, write, lines_of):
     write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in SUFFIXED))
     task = {

@@ -11,12 +11,14 @@ import torch
 
 from infra.errors import Cancelled, StageError
 from infra.run import Run
+from infra.store.measurements import TRAINED
 from tests.evaluation.conftest import make_model
+from tests.support.endpoint import completion, endpoint
 from tests.support.ranked import train_in_ranks
 from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import DistillConfig
-from training.distill import distill
+from training.distill import distill, measure_trained
 from training.model.models import load
 from training.rl.own_answers import prompts_in
 
@@ -122,3 +124,40 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_training(
     with pytest.raises(StageError, match=r"expected a vocabulary of 320.*, not 400"):
         distill(DistillConfig.model_validate(SETTINGS), other, tmp_path / "out", run)
     assert not journal.metric("train/loss")
+
+
+def test_an_endpoint_teaches_by_its_answers_and_none_is_asked_for_twice(
+    inputs: dict[str, Path], tmp_path: Path, run: Run, weights: Any
+) -> None:
+    """A run that was stopped in the middle of the answers asks for those that are missing."""
+    student = {name: folder for name, folder in inputs.items() if name != "teacher"}
+    learnt = [json.loads(line) for line in (inputs["instructions"] / "train.jsonl").read_text().splitlines()]
+
+    def reply(body: dict[str, Any], number: int) -> Any:
+        question = body["messages"][-1]["content"]
+        return completion(f"About {question.split()[2].split('_')[-1]}.")
+
+    with endpoint(reply) as (url, calls):
+        keys = {name: value for name, value in SETTINGS.items() if name not in ("beta", "on_policy_share")}
+        teacher = {"url": url, "model": "large", "concurrency": 2}
+        config = DistillConfig.model_validate(keys | {"endpoint": teacher, "duration": "12 batches"})
+        stopped = Run(tmp_path / "work", run.launch, is_cancelled=lambda: len(calls.bodies) >= 6)
+        with pytest.raises(Cancelled):
+            distill(config, student, tmp_path / "out", stopped)
+        assert 6 <= len(calls.bodies) < len(learnt)
+        result = distill(config, student, tmp_path / "out", Run(tmp_path / "work", run.launch))
+        asked = set(calls.prompts)
+        assert len(calls.bodies) == len(asked), "none twice"
+        once_more = Run(tmp_path / "more", run.launch, answers_dir=tmp_path / "work" / "answers")
+        given = student | {TRAINED: tmp_path / "out"}
+        again = measure_trained(config, given, tmp_path / "again", once_more)
+        assert len(calls.bodies) == len(asked)
+    figures = result.figures
+    assert figures["loss_fall_low"] > 0 and figures["heldout_loss_distilled"] < figures["heldout_loss_student"]
+    assert again.figures["loss_fall"] == pytest.approx(figures["loss_fall"], rel=1e-4)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "aux" / "teacher_answers.jsonl").read_text().splitlines()]
+    assert len(rows) == len(learnt) and all(row["response"].startswith("About ") for row in rows)
+    with endpoint(lambda body, number: completion("", "length")) as (url, _):
+        config = DistillConfig.model_validate(keys | {"endpoint": {"url": url, "model": "mute"}})
+        with pytest.raises(StageError, match=r"answers of the teacher are empty; 5% are allowed"):
+            distill(config, student, tmp_path / "none", Run(tmp_path / "mute", run.launch))

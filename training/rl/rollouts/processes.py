@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
@@ -189,11 +188,11 @@ class RemoteSampler:
         """Start the server.
 
         Args:
-            policy: whole on this rank; it is copied.
-            served: starts a server for that copy.
+            policy: a model to put the weights into.
+            served: starts a server for it.
             batches: of a round.
         """
-        self._policy = copy.deepcopy(policy).requires_grad_(False)
+        self._policy = policy.requires_grad_(False)
         self.vllm = served(self._policy)
         self._batches = batches
         self._version: int | None = None
