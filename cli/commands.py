@@ -18,6 +18,7 @@ COMMANDS = {
     "why": ("cli.pipelines.check:why", "Why a stage was built or reused the last time."),
     "logs": ("cli.pipelines.logs", "What a stage printed."),
     "lineage": ("cli.store.lineage", "What an artifact descends from, and what descends from it."),
+    "cost": ("cli.store.cost", "What a model or a run cost: device time, money, energy, and what was lost."),
     "ls": ("cli.store.ls", "List runs, models and artifacts with what came out."),
     "open": ("cli.pipelines.open", "Open the newest report, card or page in the browser."),
     "sweep": ("cli.pipelines.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),
@@ -44,14 +45,15 @@ COMMANDS = {
     "feedback": ("cli.models.feedback", "Have people choose between answers, and train on what they choose."),
     "review": ("cli.models.review", "Have people look through a sample of a corpus and mark what is odd."),
     "serve": ("cli.models.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
+    "drill": ("cli.pipelines.drill", "Hit a pipeline with faults in a scratch store, and check what is promised."),
     "completion": ("cli.common.completion", "Print the script that completes commands in a shell."),
 }
 
 GROUPS = {
     "Begin": ("init", "plan", "step", "check", "config"),
-    "Run": ("run", "status", "why", "logs", "open", "sweep"),
+    "Run": ("run", "status", "why", "logs", "open", "sweep", "drill"),
     "Servers and schedules": ("up", "down", "deploy", "schedule", "pause-schedule", "resume-schedule"),
-    "What the store holds": ("ls", "lineage", "compare", "verify", "adopt", "gc"),
+    "What the store holds": ("ls", "lineage", "cost", "compare", "verify", "adopt", "gc"),
     "Models": ("chat", "show-chat", "serve", "eval", "mirror", "promote", "rollback", "export"),
     "People": ("feedback", "review"),
     "Shell": ("completion",),

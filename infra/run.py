@@ -31,6 +31,7 @@ from typing import Any, TextIO
 from infra.errors import Cancelled
 from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
+from infra.ledger.record import TimeRecord
 from infra.process.workers import Mapper
 from infra.secrets import Hider
 
@@ -71,6 +72,7 @@ class Run:
     mapper: distributes partitions to workers (see `infra.process.partitions`); None for processes of this machine.
     checkpoint_place: the folder on S3 to which checkpoints of this build are uploaded, and in which they are looked
         up; empty for none.
+    times: the record of where the time goes (see `infra.ledger`); None in ranks but the first, and without a pipeline.
     answers_dir: a folder for the answers of endpoints, which all builds of a store share; by default in work_dir.
     """
 
@@ -85,8 +87,10 @@ class Run:
         mapper: Mapper | None = None,
         checkpoint_place: str = "",
         answers_dir: Path | None = None,
+        times: TimeRecord | None = None,
     ) -> None:
         self.work_dir = work_dir
+        self.times = times
         self.answers_dir = answers_dir or work_dir / "answers"
         self.checkpoint_place = checkpoint_place
         self.mapper = mapper

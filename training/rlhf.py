@@ -43,6 +43,8 @@ from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
+from training.rl.environments.episodes import own_tasks
+from training.rl.environments.heldout import measure_episodes, playing
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
@@ -165,6 +167,7 @@ def _trained(
     elif config.sampler == "vllm":
         vllm = served(sampler.policy, lora=config.lora, token_ids=ids)
         ending.callback(vllm.close)
+    episodes = playing(config, inputs, chat, hardware, run, ending)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
     if config.text_coef:
@@ -188,6 +191,7 @@ def _trained(
         refresh=refresh,
         vllm=vllm,
         pool=pool,
+        episodes=episodes,
         **extra,
     )
     loader = Loader(
@@ -223,7 +227,7 @@ def _trained(
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         result = _measured(
-            config, heldout, ensemble, judge, chat, hardware, reference, tuned, inputs, measured_dir, its_run
+            config, inputs, heldout, ensemble, judge, chat, hardware, reference, tuned, measured_dir, its_run
         )
         stopped = done.batches < plan.batches
         return replace(result, headline=f"{result.headline}, {headline}") if stopped else result
@@ -269,11 +273,12 @@ def measure_trained(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Pat
         choose_attention(network, hardware, longest)
         network.to(hardware.device)
     heldout = _short(chat, inputs["prompts"] / "heldout.jsonl", config, longest, run)
-    return _measured(config, heldout, ensemble, judge, chat, hardware, reference, policy, inputs, out_dir, run)
+    return _measured(config, inputs, heldout, ensemble, judge, chat, hardware, reference, policy, out_dir, run)
 
 
 def _measured(
     config: RlhfConfig,
+    inputs: Mapping[str, Path],
     heldout: Sequence[Prompt],
     ensemble: Ensemble,
     judge: Scorer | None,
@@ -281,7 +286,6 @@ def _measured(
     hardware: Hardware,
     reference: PreTrainedModel,
     policy: PreTrainedModel,
-    inputs: Mapping[str, Path],
     out_dir: Path,
     run: Run,
 ) -> Result:
@@ -295,8 +299,13 @@ def _measured(
         announce_sandbox((prompt.rule for prompt in heldout), graders, run)
         scale = RewardScale(config.kl_coef, len(ensemble))
         rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
-        measured = Heldout(heldout[: config.heldout_prompts], rewards, chat, config, hardware)
-        figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        chosen = heldout[: config.heldout_prompts]
+        if config.environment is None:
+            measured = Heldout(chosen, rewards, chat, config, hardware)
+            figures, sentences = measured.figures(reference, policy, out_dir / "aux" / "samples.jsonl")
+        else:
+            figures, sentences = measure_episodes(config, inputs, chosen, rewards, chat, hardware, reference, policy,
+                                                  out_dir, run)  # fmt: skip
     check_measured("rlhf", figures)
     return Result(figures, ", ".join(sentences))
 
@@ -319,7 +328,7 @@ def _value_function(scorer: Scorer, config: RlhfConfig) -> Scorer:
 
 def _longest(config: RlhfConfig, model: PreTrainedModel) -> int:
     """Tokens of the longest prompt with its answer. Raises StageError where nothing is left for a prompt."""
-    longest = limit_length(model, config.max_prompt_tokens + config.answer_max_tokens)
+    longest = limit_length(model, config.max_prompt_tokens + config.episode_tokens)
     if problems := config.problems(longest):
         raise StageError(*problems)
     return longest
@@ -365,12 +374,8 @@ def _scorers(
 def _check_rewards(config: RlhfConfig, prompts: Sequence[Prompt], has_model: bool, has_judge: bool) -> None:
     """Raise StageError where nothing rewards a prompt, or `stop_on_divergence` lacks the two scores that it
     compares."""
-    if (
-        not has_model
-        and not config.reward_functions
-        and config.rubric is None
-        and any(prompt.rule is None for prompt in prompts)
-    ):
+    rewards = has_model or config.reward_functions or config.rubric is not None or config.environment is not None
+    if not rewards and any(prompt.rule is None for prompt in prompts):
         raise stage_error(
             "no_reward",
             "rlhf.reward_functions",
@@ -406,7 +411,9 @@ def _short(chat: Chat, path: Path, config: RlhfConfig, longest: int, run: Run) -
 
     Raises StageError `no_prompts` where none is left.
     """
-    room = longest - config.answer_max_tokens
+    if config.environment is not None and config.environment.tasks:
+        return own_tasks(config.environment, path.stem, config.heldout_prompts)
+    room = longest - config.episode_tokens
     rows = read_rows(path, ("prompt",))
     encoded = prompts_of(chat, rows)
     prompts = [

@@ -1,6 +1,7 @@
 """Progress of a pipeline run, in a folder of the store, for its followers: <root>/runs/<run id>/.
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
+times/          the record of each stage that it builds, see `infra.ledger`
 picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs
@@ -201,7 +202,8 @@ class RunJournal:
         return read_journal(self.path) if self.path.exists() else []
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
+        stamp = {"time": round(time.time(), 3), "ticks": round(time.monotonic(), 3)}  # a clock may be set
+        text = json.dumps({**stamp, **line}) + "\n"
         with self._lock:
             try:
                 self._append(text)

@@ -11,7 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from infra.config import Config
 from infra.errors import Problem
-from infra.launch.launchers import SLURM_NOTICE_S, KubernetesConfig, SamplersConfig, SlurmConfig, VllmConfig
+from infra.launch.launchers import (
+    SLURM_NOTICE_S,
+    CostConfig,
+    KubernetesConfig,
+    SamplersConfig,
+    SlurmConfig,
+    VllmConfig,
+)
 
 
 class LaunchConfig(Config):
@@ -37,6 +44,8 @@ class LaunchConfig(Config):
     """Program and arguments of vLLM, for stages that use it."""
     samplers: SamplersConfig = SamplersConfig()
     """Processes that sample answers beside training, with `rlhf.async`."""
+    cost: CostConfig = CostConfig()
+    """Price and power of the devices, for `stemma cost`."""
     lost_s: float = Field(60.0, ge=5)
     """Seconds without a sign of life after which a node of a cluster counts as lost; a node that sees no sign of the
     stage for as long ends its ranks. Must be longer than stalls of the shared file system."""

@@ -33,6 +33,20 @@ class SlurmConfig(Config):
     """Further arguments of sbatch, such as --account=lab, --constraint=h100 or --mem=0."""
 
 
+class CostConfig(Config):
+    """Rates by which `stemma cost` computes money, energy and emissions, for one device: the GPU of a training process,
+    or the CPU threads that a stage has. The defaults are estimates, see docs/cost.md."""
+
+    usd_per_hour: float | None = Field(None, ge=0)
+    """Price in USD per hour; by default the mean rent of this GPU, or 0.045 for each CPU thread."""
+    watts: float | None = Field(None, ge=0)
+    """Power where the driver does not report it; by default the GPU's maximum, or 3.5 W for each CPU thread."""
+    overhead: float | None = Field(None, ge=1)
+    """Power of host and data centre per watt of the device (host's share times PUE); by default 1.21."""
+    kg_per_kwh: float | None = Field(None, ge=0)
+    """Emissions of the grid in kg CO2 equivalent per kWh; by default 0.48, the world's mean."""
+
+
 class KubernetesRunsConfig(Config):
     """Runs of this pipeline in separate pods, started by Prefect's Kubernetes worker: runs from the page, from a
     schedule, and of `stemma run` when servers run. Image, namespace, claims, secrets, tolerations, priority_class and

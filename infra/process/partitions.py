@@ -101,6 +101,8 @@ def map_partitions(
         def on_done(position: int, summary: Summary) -> None:
             summaries[pending[position]] = summary
             documents = 0 if unit == "documents" else summary.get("documents", 0)
+            if run.times:
+                run.times.keep()
             pace.add(sizes[pending[position]], summary.get("bytes", 0), documents)
 
         mapper(Work(function), [partitions[index] for index in pending], run.stop_if_cancelled, on_done)

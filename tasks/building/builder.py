@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import socket
@@ -14,9 +15,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from infra.errors import Cancelled, Problem, StageError, stage_error
+from infra.errors import Cancelled, Problem, StageError, StemmaError, stage_error
 from infra.io.sources import Source
 from infra.leases.lease import Lease
+from infra.ledger.record import TIMES, TimeRecord
 from infra.lineage import messages
 from infra.lineage.ledger import mlflow_run_id
 from infra.project import code_state, lock_hash
@@ -28,6 +30,7 @@ from infra.store.store import Store, disk_error
 from tasks.building.context import BuildContext, Clock
 from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
 from tasks.building.lineage import end_of, leave_card, shown
+from tasks.building.rates import rates_of
 from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, Measured, note_event
 from tasks.processes.supervisor import LOG, lease_lost, run_child
 from tasks.stage import STATE, NeedsDisk, Node
@@ -37,6 +40,10 @@ LOW_DISK_BYTES = 200_000_000
 
 MEASUREMENT = "measurement"
 """The folder next to an unfinished model for the measurement that its training's process takes of it."""
+
+
+RUN_TIMES = "times"
+"""The folder of a run for the records of its stages' time."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Build:
     build_id: str = field(default_factory=messages.new_build_id)
     folders: dict[str, Path] = field(default_factory=dict)
     """Folders of the inputs, once they are on this machine."""
+    times: TimeRecord | None = None
+    """The record of this attempt's time, once it began."""
     keep_measurement: Callable[[MeasuredModel], None] | None = None
 
     @property
@@ -97,7 +106,9 @@ class Build:
             with self.clock("fetch"):
                 self._fetch_inputs()
             self._check_disk()
+            asked = time.monotonic()
             with self.context.turn(self.node.id):
+                self.times = self._begin_times(time.monotonic() - asked)
                 # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
                 started_at, ticks = time.time(), time.monotonic()
                 reasons = "; ".join(map(str, because[:3]))
@@ -109,15 +120,20 @@ class Build:
                     self.context.is_cancelled,
                     self.context.patience_s,
                     self.context.warm_start,
+                    self.times,
                 )
+                self.times.write("kept")
             with self.clock("journal"):
                 self._keep_records(self.scratch / JOURNAL)
+                shutil.copyfile(self.times.path, self.unfinished / AUX / TIMES)
+                TimeRecord(self.unfinished / AUX / TIMES).end("")
                 shutil.copyfile(self.scratch / LOG, self.unfinished / AUX / LOG)
             seconds = time.monotonic() - ticks - (outcome.measured.seconds if outcome.measured else 0.0)
             manifest = self._manifest(outcome, started_at, seconds)
             self._check_lease()
-            with self.clock("commit"):
+            with self.clock("commit"), self.times.waiting("store"):
                 manifest, path = self._commit(manifest)
+            self._end_times("")
         if outcome.measured and self.keep_measurement:
             journal = (self.scratch / JOURNAL).read_bytes()[outcome.measured.place :]
             self.keep_measurement(MeasuredModel(manifest, self.work / MEASUREMENT, outcome, journal))
@@ -132,6 +148,8 @@ class Build:
             shutil.copytree(model.folder, self.unfinished, dirs_exist_ok=True)
             (self.scratch / JOURNAL).write_bytes(model.journal)
             self._keep_records(self.scratch / JOURNAL)
+            training = f"{model.manifest.stage}/{model.manifest.fingerprint}"
+            TimeRecord(self.unfinished / AUX / TIMES).write("within", build=training)
             outcome = replace(model.outcome, figures=measured.figures, headline=measured.headline, measured=None)
             manifest = self._manifest(outcome, measured.started, measured.seconds)
             self._check_lease()
@@ -146,9 +164,11 @@ class Build:
             yield
         except OSError as error:
             disk = disk_error(error, self.node.id, self.work)
+            self._end_times(_cause_of(disk))
             self._send_failed(str(disk))
             raise disk from error
         except Exception as error:
+            self._end_times(_cause_of(error))
             self._note_end(error)
             self._send_failed(str(error))
             raise
@@ -160,6 +180,37 @@ class Build:
         name = "cancelled" if isinstance(error, Cancelled) else "failed"
         with suppress(OSError):  # if the disk is full by now, the error itself reports it
             note_event(self.scratch, name, str(error))
+
+    def _begin_times(self, queue_s: float) -> TimeRecord:
+        """Begin this attempt in the record of the build's time, which the folder of the run links too: it is kept
+        there if the work is removed."""
+        times = TimeRecord(self.scratch / TIMES)
+        waited = {"lease": self.clock.seconds.get("lease", 0.0), "data": self.clock.seconds.get("fetch", 0.0)}
+        attempt = times.begin(
+            run=self.context.run_id,
+            stage=self.node.id,
+            build=f"{self.node.folder}/{self.request.fingerprint}",
+            trains=self.node.stage.trains,
+            devices=self.context.launch.ranks if self.node.stage.trains else 1,
+            waited={**waited, "queue": round(queue_s, 3)},
+            rates=rates_of(self.context.launch, self.node.stage),
+        )
+        run_folder = self.store.layout.runs / self.context.run_id
+        if run_folder.is_dir():
+            folder = run_folder / RUN_TIMES
+            with suppress(OSError):  # a file system without links: the record is that of the artifact alone
+                folder.mkdir(exist_ok=True)
+                link = folder / f"{self.node.id}.jsonl"
+                if link.exists() and not link.samefile(times.path):
+                    link = folder / f"{self.node.id}.{attempt}.jsonl"
+                if not link.exists():
+                    os.link(times.path, link)
+        return times
+
+    def _end_times(self, cause: str) -> None:
+        """End this attempt in the record, unless another builder writes there by now."""
+        if self.times is not None and cause != "lease_lost":
+            self.times.end(cause)
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
         """End a build that was done but for its upload when it was broken off; None if there is none such."""
@@ -414,3 +465,11 @@ class Build:
             self.build_id, status, time.time(), artifacts=shown(self.node, self.unfinished), error=error
         )
         self.context.tell(finished)
+
+
+def _cause_of(error: Exception) -> str:
+    """Return the code of an attempt's failure for the record of its time."""
+    if isinstance(error, Cancelled):
+        return "cancelled"
+    problems = error.problems if isinstance(error, StemmaError) else ()
+    return problems[0].code if problems else "failed"

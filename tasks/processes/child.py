@@ -34,6 +34,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.leases.lease import Claim
+from infra.ledger.record import TIMES, TimeRecord
 from infra.process.lifetime import die_with_parent, leave
 from infra.process.workers import Mapper
 from infra.run import Result, Run, open_journal
@@ -212,6 +213,7 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
             mapper=mapper,
             checkpoint_place=job.checkpoint_place,
             answers_dir=Path(job.answers) if job.answers else None,
+            times=TimeRecord(scratch / TIMES),
         )
         return _build(job, run, word)
 
@@ -261,9 +263,15 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ch
         for rank in ranks:
             _rank_outcome(scratch, rank).unlink(missing_ok=True)
 
+    times, began = TimeRecord(scratch / TIMES), time.monotonic()
+
     def say(name: str, message: str) -> None:
         forget_outcomes()  # of ranks that were ended, and start again
         note_event(scratch, name, message)
+        if name == "restarted":
+            times.write("fault", cause="hang" if launch.cluster == "local" else "ranks_lost")
+        elif name == "nodes":  # the scheduler gave its machines
+            times.write("spent", seconds={"queue": round(time.monotonic() - began, 3)})
 
     forget_outcomes()
     try:
@@ -338,6 +346,8 @@ def _build(job: Job, run: Run, word: Path) -> ChildOutcome:
             import_torch(Path(job.scratch))
         build = stage.load()
         watch_others()
+        if run.times:
+            run.times.write("work")
         result = build(config, inputs, Path(job.out), run)
         built = ChildOutcome("built", _plain(result.figures), result.headline, [], _device(stage.trains, run.launch))
         if result.measure is None or not job.measurement:

@@ -14,6 +14,7 @@ from typing import IO, Any
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from infra.launch.config import LaunchConfig
 from infra.leases.lease import Lease
+from infra.ledger.record import TimeRecord
 from infra.process.forked import NotForkedError, Process
 from infra.process.lifetime import GRACE_S, PARENT_FD, end_group
 from infra.process.tail import Tail
@@ -42,6 +43,7 @@ def run_child(
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
+    times: TimeRecord | None = None,
 ) -> ChildOutcome:
     """Build a stage in its own process and its own session, and return how that ended.
 
@@ -49,6 +51,7 @@ def run_child(
         "message": line} for each that it prints.
     patience_s: called once it is cancelled: seconds that the stage has to save and end, before it is killed.
     warm_start: forks the process, unless a new one is needed; None always starts a new one.
+    times: is told that the attempt still lives.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
     once every process of the stage is gone. A training whose model was whole by then is built.
@@ -65,7 +68,7 @@ def run_child(
             process = _start(job, job_file, log, read_end, warm_start, lambda: is_cancelled() or lease.lost.is_set())
         os.close(read_end)
         lease.works_in(process.pid)
-        stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s)
+        stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s, times)
     finally:
         os.close(write_end)
     if lease.lost.is_set():
@@ -134,6 +137,7 @@ def _follow(
     on_message: Callable[[Mapping[str, Any]], None],
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float],
+    times: TimeRecord | None,
 ) -> bool:
     """Pass on the journal and what is printed until the process ends; True if it had to be ended."""
     tail = Tail(journal, from_end=True)
@@ -152,6 +156,8 @@ def _follow(
             if is_cancelled() or lease.lost.is_set():
                 stopped = True
                 break
+            if times is not None:
+                times.alive()
             time.sleep(POLL_S)
         pass_on()
     finally:

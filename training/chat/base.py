@@ -59,6 +59,14 @@ def no_tools(path: str) -> StageError:
     return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
 
 
+def as_user(message: Message) -> Message:
+    """A message, the result of a function as one of the user, for formats without functions; in the words of Qwen's
+    templates."""
+    if message["role"] != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
 def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Convert messages {"role", "content"} to (role, text) of user and assistant only: an initial system message is
     prepended to the first question, as in the chat template.
@@ -184,6 +192,31 @@ class Chat:
         texts = iter(self.encode([text for those in turns for _, text in those]))
         roles = {"user": self.user, "assistant": self.assistant}
         return [self.turns([(roles[role], next(texts)) for role, _ in those]) for those in turns]
+
+    @property
+    def shows_tools(self) -> bool:
+        """True if the format has a place for descriptions of functions and for their results."""
+        return False
+
+    @property
+    def turn_ends(self) -> set[int]:
+        """Tokens after one of which a conversation goes on."""
+        return {self.end}
+
+    def follow_up(self, messages: Sequence[Message], calls: Sequence[str] = (), tools: Sequence[Any] = ()) -> list[int]:
+        """Return the tokens that follow a sampled answer with its end: messages to it, and the role that answers.
+
+        The answer's own tokens are not needed: nothing that was sampled is encoded again.
+
+        Args:
+            messages: of the user, or results of functions (role `tool`).
+            calls: names of the functions that the answer called.
+            tools: descriptions of the conversation's functions.
+
+        Raises StageError `bad_messages` where the chat template refuses them.
+        """
+        texts = self.encode([as_user(message)["content"] for message in messages])
+        return self.turns([(self.user, text) for text in texts])
 
     def respond(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[list[int]]:
         """Answers to prompts of `ask`, each with its end."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from infra.errors import StageError, stage_error
 from infra.io import templates
 from infra.io.json import BadJson, parse_json
-from training.chat.base import Answer, Chat, Conversation, Message, calls_functions, no_tools
+from training.chat.base import Answer, Chat, Conversation, Message, as_user, calls_functions, no_tools
 
 Offsets = Sequence[tuple[int, int]]
 
@@ -35,6 +35,11 @@ _PROBE_TOOL = {
     },
 }
 _PROBE_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": _PROBE}}}
+
+
+def call_id(number: int) -> str:
+    """Return an id of a call, in the nine characters that Mistral's templates require."""
+    return f"call{number % 100_000:05}"
 
 
 class TemplatePrompt(list[int]):
@@ -140,7 +145,7 @@ class TemplateChat(Chat):
 
     def _ends_of_calls(self, question: Sequence[Message]) -> set[int]:
         """The end of an answer that calls functions: that of any answer, or another one (harmony)."""
-        if not self._shows_tools:
+        if not self.shows_tools:
             return self._ends
         try:
             call = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
@@ -157,8 +162,41 @@ class TemplateChat(Chat):
         return self._ends if end is None else {end}
 
     @property
-    def _shows_tools(self) -> bool:
+    def shows_tools(self) -> bool:
         return bool(re.search(r"\btools\b", self._tool_template))
+
+    @property
+    def turn_ends(self) -> set[int]:
+        return self._ends | self._call_ends
+
+    def follow_up(self, messages: Sequence[Message], calls: Sequence[str] = (), tools: Sequence[Any] = ()) -> list[int]:
+        if not self.shows_tools:
+            messages, calls, tools = [as_user(message) for message in messages], (), ()
+        # The same messages after another answer, of which all up to and with its end is left out.
+        answer: dict[str, Any] = {"role": "assistant", "content": "" if calls else _PROBE}
+        if calls:
+            answer["tool_calls"] = [
+                {**_PROBE_CALL, "id": call_id(number), "function": {"name": name, "arguments": {"x": _PROBE}}}
+                for number, name in enumerate(calls)
+            ]
+        text, _ = self._render([{"role": "user", "content": "a"}, answer, *messages], True, tools)
+        at = -1
+        for _ in calls or ("",):
+            at = text.find(_PROBE, at + 1)
+        ids, offsets = self._encode(text)
+        ends = self._call_ends if calls else self._ends
+        end = next(
+            (
+                place
+                for place, (number, (begin, _)) in enumerate(zip(ids, offsets, strict=True))
+                if at >= 0 and begin >= at and number in ends
+            ),
+            None,
+        )
+        if end is None:
+            message = "the model's chat template does not show an answer before further messages"
+            raise stage_error("bad_template", "chat_template", message, USE_OURS)
+        return ids[end + 1 :]
 
     def _render(
         self, messages: Sequence[Message], asking: bool, tools: Sequence[Any] = ()
@@ -240,7 +278,7 @@ class TemplateChat(Chat):
         return [self._prompt_of(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
 
     def _prompt_of(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> TemplatePrompt:
-        if not self._shows_tools and (tools or calls_functions(messages)):
+        if not self.shows_tools and (tools or calls_functions(messages)):
             raise no_tools("tools" if tools else "messages")
         text, spans = self._render(messages, True, tools)
         ids, offsets = self._encode(text)
@@ -277,7 +315,7 @@ class TemplateChat(Chat):
     def _response(self, prompt: Sequence[int], answer: Answer) -> list[int]:
         assert isinstance(prompt, TemplatePrompt)
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
-        if message.get("tool_calls") and not self._shows_tools:
+        if message.get("tool_calls") and not self.shows_tools:
             raise no_tools("messages")
         full, spans = self._render([*prompt.messages, message], False, prompt.tools)
         ids, offsets = self._encode(full)

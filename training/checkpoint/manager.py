@@ -95,6 +95,8 @@ class CheckpointManager(Callback):
         if remote := run.checkpoint_place:
             check_remote(remote, work, lambda message: run.event("upload_failed", message))
             self._uploader = Uploader(remote, keep, keep_hours, run, [work / CORRECTIONS])
+        self.newest = 0
+        """Batch of the newest checkpoint that was written or loaded."""
         self._restored: Snapshot | None = None
         """The loaded checkpoint, until its random state is restored."""
 
@@ -144,6 +146,7 @@ class CheckpointManager(Callback):
             return written
 
         path = write(series.folder, state.clock.batch, files)
+        self.newest = state.clock.batch
         if ranks.is_first():
             retain(series.folder, series.keep, series.keep_hours, first=series is self._rollback)
         return path
@@ -253,6 +256,7 @@ class CheckpointManager(Callback):
         snapshot.load(state.model, state.optimizer)
         saved = snapshot.state
         state.clock = Clock.from_json(saved["clock"])
+        self.newest = state.clock.batch
         if saved["data"] == self._data:
             state.loader.load_state_dict(saved["dataset"], path)
         else:  # other data are read from their beginning

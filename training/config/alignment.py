@@ -15,6 +15,7 @@ from infra.io.sources import Source
 from infra.launch.config import LaunchConfig
 from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
+from training.config.environment import EnvironmentConfig
 from training.config.functions import file_of, missing_functions
 from training.config.guard import GuardConfig
 from training.config.rubrics import RubricConfig
@@ -22,7 +23,7 @@ from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConf
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
-NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "state", TRAINED)
+NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "documents", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model of its policy."""
 _POSITIONS = "take a model with more positions"
 
@@ -355,6 +356,10 @@ class RlhfConfig(ChatTrainerConfig):
     reward_timeout_s: float = Field(10.0, gt=0)
     """Seconds that an answer's unit tests may take, above which it counts as wrong; and with reward_processes what a
     reward function may take for an answer, above which the stage stops and names it."""
+    environment: EnvironmentConfig | None = None
+    """Environment in which the policy works on tasks in several turns, with tools, for a reward (`training.rl.
+    environments`), to which those of reward models and functions are added, if any. A rule (`verify`) then rewards
+    nothing: it is a second rule beside the environment's reward. null: each prompt gets one answer."""
     ensemble: Literal["mean", "worst", "variance", "lower_bound"] = "mean"
     """Combination of several reward models (`reward_model` and inputs of any other names), each in standard deviations
     of its scores of the SFT model's answers. mean: their mean. worst: the lowest (WCO in Coste et al. 2023, section
@@ -483,6 +488,11 @@ class RlhfConfig(ChatTrainerConfig):
         return self.epochs * (self.learnt_answers // self.minibatch_answers)
 
     @property
+    def episode_tokens(self) -> int:
+        """Maximum number of tokens after a prompt: of an answer, or of an episode."""
+        return self.environment.max_tokens if self.environment else self.answer_max_tokens
+
+    @property
     def ratio_bounds(self) -> tuple[float, float]:
         """Between which the probability ratio of policy and sampling policy is clipped."""
         high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
@@ -494,11 +504,13 @@ class RlhfConfig(ChatTrainerConfig):
             Source(f"rlhf.reward_functions.{path}", paths=(Path(file),))
             for path in self.reward_functions
             if (file := file_of(path.partition(":")[0]))
-        ]
+        ] + (self.environment.sources() if self.environment else [])
 
     def missing_functions(self) -> Iterator[Problem]:
-        """Reward functions that cannot be imported."""
-        return missing_functions(self.reward_functions, "rlhf.reward_functions")
+        """Reward functions and environments that cannot be imported."""
+        yield from missing_functions(self.reward_functions, "rlhf.reward_functions")
+        if self.environment is not None:
+            yield from self.environment.missing()
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt;
@@ -506,8 +518,29 @@ class RlhfConfig(ChatTrainerConfig):
         Args:
             positions: of the model, if known.
         """
+        if (environment := self.environment) is not None and positions is not None:
+            tokens = self.max_prompt_tokens + environment.max_tokens
+            if tokens <= positions:
+                return []
+            message = f"expected at most {positions} tokens of prompt and episode, the model's positions, not {tokens}"
+            return [Problem("no_room", "rlhf.environment.max_tokens", message, f"lower it, or {_POSITIONS}")]
         length = self.max_prompt_tokens + self.answer_max_tokens
         return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+
+    def _check_environment(self) -> None:
+        if self.environment is None:
+            return
+        if self.sampler == "vllm":
+            raise ValueError("sampler: expected own with an environment, whose turns vLLM does not sample yet")
+        if self.overlong_tokens:
+            raise ValueError("overlong_tokens: expected 0 with an environment: an episode has several answers")
+        if self.best_of > 1:
+            raise ValueError("best_of: expected 1 with an environment: it measures single answers")
+        if self.answer_max_tokens > self.environment.max_tokens:
+            raise ValueError(
+                f"answer_max_tokens: expected at most the {self.environment.max_tokens} of environment.max_tokens, not "
+                f"{self.answer_max_tokens}"
+            )
 
     def _check_lengths_and_groups(self) -> None:
         if self.overlong_tokens >= self.answer_max_tokens:
@@ -530,7 +563,7 @@ class RlhfConfig(ChatTrainerConfig):
                 "refill_groups: expected 0 with async: refilled answers would be sampled while the trainer waits; "
                 "leave async out, or set it to 0"
             )
-        if getattr(self, "environment", None) is not None:
+        if self.environment is not None:
             raise ValueError(
                 "environment: expected none with async, whose samplers write single answers; leave async out"
             )
@@ -584,6 +617,7 @@ class RlhfConfig(ChatTrainerConfig):
         self._check_lengths_and_groups()
         if self.async_ is not None:
             self._check_async(self.async_)
+        self._check_environment()
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:
             raise ValueError(

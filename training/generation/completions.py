@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from training.core import ranks
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.generation.sampling import sample
-from training.train_modules.answer_logprobs import answer_logits
+from training.train_modules.answer_logprobs import answer_logits, answered
 from training.train_modules.kl import exact_kl
 from training.train_modules.scorer import Scorer
 
@@ -27,16 +27,53 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Episode:
+    """An episode in an environment (`training.rl.environments`).
+
+    sampled: for each token after the prompt, if the policy sampled it; the others are the environment's. ended: done
+    (by the environment), turns or tokens (none were left), unfinished (the last answer has no end). accepted: by the
+    environment's second rule. messages: the conversation, as text. failures: of dropped episodes of this row, before
+    it. is_copy: of another row, since those of this row were all dropped.
+    """
+
+    sampled: list[bool]
+    reward: float
+    ended: str
+    turns: int
+    tool_calls: int
+    accepted: bool | None
+    messages: list[dict[str, Any]]
+    failures: list[str]
+    is_copy: bool = False
+
+
+@dataclass(frozen=True)
 class Completions:
     """Sampled answers: their prompts and new ids, and whether each emitted `<|end|>`.
 
     logprobs: of the new ids, as reported by a program other than this one's model; None where that model sampled.
+    episodes: of each row, where these are not single answers but conversations with an environment.
     """
 
     prompts: list[list[int]]
     ids: list[list[int]]
     finished: Tensor
     logprobs: list[list[float]] | None = None
+    episodes: list[Episode] | None = None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        if self.episodes is None:
+            return sum(map(len, self.ids))
+        return sum(sum(episode.sampled) for episode in self.episodes)
+
+    def last_answers(self) -> list[list[int]]:
+        """Return the ids of each answer, of an episode those of its last answer."""
+        if self.episodes is None:
+            return self.ids
+        pairs = zip(self.ids, self.episodes, strict=True)
+        return [ids[len(_before_last(episode.sampled)) :] for ids, episode in pairs]
 
     def replaced(self, rows: Sequence[int], others: Completions) -> Completions:
         """Return these answers with those of `rows` replaced by `others`, in order."""
@@ -50,14 +87,27 @@ class Completions:
         logprobs = None
         if self.logprobs is not None and others.logprobs is not None:
             logprobs = column(self.logprobs, others.logprobs)
-        return Completions(column(self.prompts, others.prompts), column(self.ids, others.ids), finished, logprobs)
+        episodes = None
+        if self.episodes is not None and others.episodes is not None:
+            episodes = column(self.episodes, others.episodes)
+        prompts, ids = column(self.prompts, others.prompts), column(self.ids, others.ids)
+        return Completions(prompts, ids, finished, logprobs, episodes)
+
+
+def _before_last(sampled: Sequence[bool]) -> Sequence[bool]:
+    """Return the marks of an episode up to where its last answer begins."""
+    kept = list(sampled)
+    while kept and kept[-1]:
+        kept.pop()
+    return kept
 
 
 @dataclass
 class AnswerBatch:
     """Prompts and answers side by side, padded on the right.
 
-    ids (B, P + T), places (B, T): the position whose logits predict each answer token, tokens (B, T), mask (B, T).
+    ids (B, P + T), places (B, T): the position whose logits predict each answer token, tokens (B, T), mask (B, T). In
+    episodes T counts the policy's tokens of all turns; those of the environment are in `ids` alone.
     """
 
     ids: Tensor
@@ -68,6 +118,8 @@ class AnswerBatch:
     @classmethod
     def of(cls, answers: Completions, fill: int) -> AnswerBatch:
         ids = pad([[*prompt, *answer] for prompt, answer in zip(answers.prompts, answers.ids, strict=True)], fill)
+        if answers.episodes is not None:
+            return cls._of_episodes(ids, answers, answers.episodes)
         lengths = torch.tensor([len(answer) for answer in answers.ids])
         starts = torch.tensor([len(prompt) for prompt in answers.prompts])
         steps = torch.arange(int(lengths.max()))
@@ -76,9 +128,20 @@ class AnswerBatch:
         tokens = ids.gather(1, (places + 1).clamp(max=ids.shape[1] - 1))
         return cls(ids, places, tokens, mask)
 
+    @classmethod
+    def _of_episodes(cls, ids: Tensor, answers: Completions, episodes: Sequence[Episode]) -> AnswerBatch:
+        rows = [
+            [len(prompt) - 1 + number for number, is_sampled in enumerate(episode.sampled) if is_sampled]
+            for prompt, episode in zip(answers.prompts, episodes, strict=True)
+        ]
+        width = max(map(len, rows))
+        places = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in rows])
+        mask = (torch.arange(width) < torch.tensor([[len(row)] for row in rows])).float()
+        return cls(ids, places, ids.gather(1, places + 1), mask)
+
     def last(self) -> Tensor:
         """Position (B,) of each answer's last token."""
-        return self.places[:, 0] + self.mask.sum(1).long()
+        return answered(self.places, self.mask)
 
 
 class Answering(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from training.chat.base import Chat
 from training.config import RlhfConfig
 from training.core import ranks
 from training.core.hardware import Hardware
-from training.generation.completions import Completions, scores_of
+from training.generation.completions import Completions, Episode, scores_of
 from training.rl.ensemble import Ensemble
 from training.rl.grading import Graders
 from training.rl.reward_functions import Answered, reward_function
@@ -27,13 +28,17 @@ from training.train_modules.scorer import Scorer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its ids, its response, the rule that judges its answers, if any, and the messages before it."""
+    """A prompt with its ids, its response, the rule that judges its answers, if any, and the messages before it.
+
+    task: of an environment that makes its tasks by itself, from which it has its prompt.
+    """
 
     text: str
     ids: list[int]
     response: str
     rule: Rule | None
     history: Sequence[Mapping[str, str]] = ()
+    task: Mapping[str, Any] | None = None
 
 
 class RewardScale(nn.Module):
@@ -124,8 +129,9 @@ class Rewards:
         Raises StageError as `training.rl.grading.Graders.functions` does.
         """
         config, scale = self._config, self.scale
-        texts = [self._chat.decode(ids) for ids in answers.ids]
-        right = self.right(texts, prompts).float()
+        texts = [self._chat.decode(ids) for ids in answers.last_answers()]
+        # An environment rewards in place of a rule.
+        right = self.right(texts, prompts).float() if answers.episodes is None else torch.full((len(texts),), math.nan)
         ruled = ~right.isnan()
         metrics = {"rlhf/verified": float(right[ruled].mean())} if ruled.any() else {}
         scores, error = torch.zeros(len(texts)), 0.0
@@ -147,6 +153,9 @@ class Rewards:
             metrics["rlhf/judge"] = float(judged[~ruled].mean())
             error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
+        if answers.episodes is not None and config.environment is not None:
+            scores = scores + config.environment.weight * torch.tensor([one.reward for one in answers.episodes])
+            metrics |= episode_metrics(answers.episodes)
         for path, values in self.by_functions(texts, prompts).items():
             abstained = values.isnan()
             if not abstained.all():
@@ -185,6 +194,21 @@ class Rewards:
         own_rows = ranks.own_part(len(texts))
         rules = [prompt.rule for prompt in prompts[own_rows]]
         return ranks.join_parts(torch.from_numpy(right_answers(texts[own_rows], rules, self._graders)))
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return curves of a round's episodes."""
+    count = len(episodes)
+    rejected = [episode.reward > 0 and episode.accepted is False for episode in episodes]
+    return {
+        "rlhf/environment_reward": sum(episode.reward for episode in episodes) / count,
+        "rlhf/turns": sum(episode.turns for episode in episodes) / count,
+        "rlhf/tool_calls": sum(episode.tool_calls for episode in episodes) / count,
+        "rlhf/episodes_dropped": float(sum(len(episode.failures) for episode in episodes)),
+        "rlhf/episodes_copied": float(sum(episode.is_copy for episode in episodes)),
+        "rlhf/truncated_share": sum(episode.ended != "done" for episode in episodes) / count,
+        "rlhf/rewarded_but_rejected": sum(rejected) / count,
+    }
 
 
 def overlong(answers: Completions, config: RlhfConfig) -> Tensor:

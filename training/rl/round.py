@@ -47,6 +47,7 @@ from training.generation.completions import AnswerBatch, Completions, generate
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.norms import last_stack
 from training.rl.algorithms import Algorithm, Sampled
+from training.rl.environments.episodes import Episodes
 from training.rl.overoptimisation import DivergenceWatch, Round
 from training.rl.rewards import Prompt, Rewards, RewardScale
 from training.rl.rollouts.correction import importance
@@ -99,6 +100,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         beside: Beside = lambda minibatch, round_number, number: {},
         vllm: VllmSampler | None = None,
         pool: SamplerPool | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         """Create the data set.
 
@@ -110,6 +112,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             beside: Adds columns to a minibatch, such as pretraining text.
             vllm: Samples the answers instead of our own sampler.
             pool: Samples them beside this process.
+            episodes: Plays an episode of an environment in place of each answer.
         """
         self._policy = policy
         self._reference = reference
@@ -126,6 +129,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._beside = beside
         self._vllm = vllm
         self._pool = pool
+        self._episodes = episodes
         self._watch = DivergenceWatch(config.stop_on_divergence, run)
         self._batches = config.round_batches
         self.times = RoundTimes(run, self._batches)
@@ -174,6 +178,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         if self._vllm is not None:
             return self._vllm.sample(ids, seed)
         policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
+        if self._episodes is not None:
+            return self._episodes.play(policy, prompts, seed, config.answers_per_prompt)
         return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
 
     def _received(self) -> dict[str, Tensor]:
@@ -371,7 +377,7 @@ def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray
 def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop the columns of a minibatch that are padding in all of its rows."""
     answer = int(rows["mask"].sum(1).max())
-    length = int((rows["places"][:, 0] + rows["mask"].sum(1)).max()) + 1
+    length = int(answered(rows["places"], rows["mask"]).max()) + 1
     shorter = {name: value[:, : length if name == "ids" else answer] for name, value in rows.items()}
     return shorter | {"places": shorter["places"].clamp(max=length - 1)}
 

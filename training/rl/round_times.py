@@ -42,7 +42,7 @@ class RoundTimes(Callback):
         began = self._clock()
         answers = answer()
         self._generating_s = max(self._clock() - began, 1e-9)
-        self._tokens = sum(map(len, answers.ids))
+        self._tokens = answers.sampled_tokens
         self._run.metric("rlhf/generated_tokens_per_s", self._tokens / self._generating_s, step)
         return answers
 
@@ -51,7 +51,7 @@ class RoundTimes(Callback):
         began = self._clock()
         answers = answer()
         self._generating_s += self._clock() - began
-        self._tokens += sum(map(len, answers.ids))
+        self._tokens += answers.sampled_tokens
         return answers
 
     def batch_end(self, state: TrainState) -> None:

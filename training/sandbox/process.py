@@ -68,7 +68,7 @@ def main() -> None:
 def _enter(question: dict[str, Any]) -> None:
     """Return in the first process of namespaces with their own root; this one ends with it."""
     uid, gid = os.geteuid(), os.getegid()
-    spaces = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
+    spaces = _NEWNS | _NEWPID | _NEWIPC | _NEWUTS | (0 if question["network"] else _NEWNET)
     # Root needs no namespace of users, and gives the code another user instead.
     if uid != 0 or _libc.unshare(spaces) != 0:
         _check(_libc.unshare(_NEWUSER | spaces), "unshare")

@@ -47,6 +47,11 @@ _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/
 _INSIDE = Path(__file__).with_name("process.py")
 _TRIAL, _TRIAL_S = Path(__file__).with_name("trial.py"), 30.0
 _LONGEST = 4096
+LONGEST_LINE = 1 << 20
+"""Bytes of a line of a `Conversation`."""
+_UNLIMITED_S = 2**31
+_NETWORK_FILES = tuple(map(Path, ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki")))
+"""Needed to look up names of hosts and to check certificates."""
 _END_S = 10.0
 """Seconds that killed processes have to end."""
 
@@ -89,24 +94,8 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
     Args:
         question: values that `marshal` can write.
     """
-    # Limits, which the program's process sets for itself before it runs anything else.
     readable, links = _view(program)
-    limits = {
-        "parent": os.getpid(),
-        "packages": _packages(),
-        "memory": MEMORY_BYTES,
-        "file_bytes": FILE_BYTES,
-        "cpu_s": int(timeout_s) + 2,
-        "files": FILES,
-        "processes": PROCESSES,
-        "descriptors": _DESCRIPTORS,
-        "user": secrets.randbelow(1 << 24),
-        "readable": readable,
-        "links": links,
-        "devices": _DEVICES,
-        "folders": [(path, FILE_BYTES) for path in _FOLDERS],
-        "calls": _calls(),
-    }
+    limits = _limits(readable, links, int(timeout_s) + 2)
     with ExitStack() as ending:
         # Request by a file, answer by a pipe: the process inherits nothing else.
         request, complaint = (ending.enter_context(tempfile.TemporaryFile()) for _ in range(2))
@@ -121,12 +110,12 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         ending.callback(os.close, read_end)
         try:
             process = subprocess.Popen(
-                [*_wrapped(kind, readable, links), _python(), "-I", "-S", "-B", str(_INSIDE), kind, str(program)],
+                _command(kind, program, readable, links),
                 stdin=request,
                 stdout=write_end,
                 stderr=complaint,
                 cwd=home,
-                env={"PATH": os.defpath, "HOME": home, "TMPDIR": home, "OMP_NUM_THREADS": "1"},
+                env=_environment(home),
                 start_new_session=True,
             )
         finally:
@@ -140,6 +129,103 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         complaint.seek(0)
         message = complaint.read(2000).decode(errors="replace").strip()
         return SandboxOutcome(_written(read_end), message, ended)
+
+
+class Conversation:
+    """A program in a sandbox that reads and writes lines until it is ended: `main(question, answer)` reads from the
+    descriptor `question["lines"]` and writes to `answer`. It ends with the thread that started it.
+
+    Args:
+        question: values that `marshal` can write.
+        readable: further files and folders that it can read.
+        memory: bytes that its processes may use together.
+        network: connections are possible.
+
+    Attributes:
+        complaint: of the sandbox or of Python, once it has ended.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        program: Path,
+        question: Mapping[str, Any],
+        readable: Sequence[Path] = (),
+        memory: int = MEMORY_BYTES,
+        *,
+        network: bool = False,
+    ) -> None:
+        shown, links = _view(program, (*readable, *(_NETWORK_FILES if network else ())))
+        limits = _limits(shown, links, _UNLIMITED_S) | {"memory": memory, "network": network}
+        self.complaint = ""
+        self._pending = b""
+        self._ending = ExitStack()
+        request, self._errors = (self._ending.enter_context(file()) for file in [tempfile.TemporaryFile] * 2)
+        home = _FOLDERS[0]
+        if kind == "none":
+            folder = tempfile.TemporaryDirectory(prefix="stemma-environment-", ignore_cleanup_errors=True)
+            home = self._ending.enter_context(folder)
+        lines, self._to = os.pipe()
+        self._from, answer = os.pipe()
+        self._ending.callback(os.close, self._to)
+        self._ending.callback(os.close, self._from)
+        try:
+            request.write(marshal.dumps({**limits, **question, "lines": lines}))
+            request.seek(0)
+            self._process = subprocess.Popen(
+                _command(kind, program, shown, links, network=network),
+                stdin=request,
+                stdout=answer,
+                stderr=self._errors,
+                cwd=home,
+                env=_environment(home),
+                pass_fds=[lines],
+                start_new_session=True,
+            )
+        except BaseException:
+            self._ending.close()
+            raise
+        finally:
+            os.close(lines)
+            os.close(answer)
+
+    def send(self, line: bytes, timeout_s: float) -> bytes | None:
+        """Send a line and return the next one; None where the program ended, TimeoutError where it takes longer."""
+        try:
+            self._write(line + b"\n", deadline := time.monotonic() + timeout_s)
+        except (BrokenPipeError, ValueError):
+            return None
+        return self._line(deadline)
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        os.set_blocking(self._to, False)
+        waiting = select.poll()
+        waiting.register(self._to, select.POLLOUT)
+        while data:
+            if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            data = data[os.write(self._to, data) :]
+
+    def _line(self, deadline: float) -> bytes | None:
+        waiting = select.poll()
+        waiting.register(self._from, select.POLLIN | select.POLLHUP)
+        while b"\n" not in self._pending:
+            if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            data = os.read(self._from, 1 << 16)
+            if not data or len(self._pending) > LONGEST_LINE:
+                return None
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def end(self) -> None:
+        """Kill all of its processes, except for `none` those that left its process group."""
+        signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._errors.seek(0)
+        self.complaint = self._errors.read(2000).decode(errors="replace").strip()
+        self._ending.close()
 
 
 def find(requested: SandboxChoice) -> Kind:
@@ -213,7 +299,41 @@ def _written(pipe: int) -> bytes:
     return written
 
 
-def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str]]) -> list[str]:
+def _limits(readable: Sequence[str], links: Sequence[tuple[str, str]], cpu_s: int) -> dict[str, Any]:
+    """Return the limits that the program's process sets for itself before it runs anything else."""
+    return {
+        "parent": os.getpid(),
+        "packages": _packages(),
+        "memory": MEMORY_BYTES,
+        "file_bytes": FILE_BYTES,
+        "cpu_s": cpu_s,
+        "files": FILES,
+        "processes": PROCESSES,
+        "descriptors": _DESCRIPTORS,
+        "user": secrets.randbelow(1 << 24),
+        "readable": readable,
+        "links": links,
+        "devices": _DEVICES,
+        "folders": [(path, FILE_BYTES) for path in _FOLDERS],
+        "calls": _calls(),
+        "network": False,
+    }
+
+
+def _command(
+    kind: Kind, program: Path, readable: Sequence[str], links: Sequence[tuple[str, str]], *, network: bool = False
+) -> list[str]:
+    wrapped = _wrapped(kind, readable, links, network=network)
+    return [*wrapped, _python(), "-I", "-S", "-B", str(_INSIDE), kind, str(program)]
+
+
+def _environment(home: str) -> dict[str, str]:
+    return {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "OMP_NUM_THREADS": "1"}
+
+
+def _wrapped(
+    kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str]], *, network: bool = False
+) -> list[str]:
     """Return the command that makes the sandbox, where another program makes it."""
     if kind != "bubblewrap":
         return []
@@ -221,7 +341,7 @@ def _wrapped(kind: Kind, readable: Sequence[str], links: Sequence[tuple[str, str
         shutil.which("bwrap") or "bwrap",
         "--unshare-ipc",
         "--unshare-pid",
-        "--unshare-net",
+        *(() if network else ("--unshare-net",)),
         "--unshare-uts",
         "--unshare-cgroup-try",
     ]
@@ -247,11 +367,12 @@ def _python() -> str:
 
 
 @functools.cache
-def _view(program: Path) -> tuple[list[str], list[tuple[str, str]]]:
+def _view(program: Path, further: tuple[Path, ...] = ()) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the paths that are readable in a sandbox, and links with their targets."""
     python = Path(_python())
     libraries = Path(os.__file__).parent
     needed = [python, libraries, *libraries.parent.glob("libpython*"), _INSIDE, program, *map(Path, _packages())]
+    needed += [path for path in further if path.exists()]
     links = []
     for path in map(Path, _SYSTEM):
         if path.is_symlink():

@@ -32,6 +32,7 @@ from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.chat.channels import Reasoning
+from training.chat.tool_calls import AnswerFormat, ToolCall
 from training.generation.answer_text import AnswerRequest, PlacedToken, Spoken, TextPiece
 from training.generation.constraint import Constraint, Vocabulary
 from training.generation.session import loaded
@@ -46,7 +47,6 @@ from training.serving.requests import (
     served_name,
 )
 from training.serving.responses import ChatShape, Shape, TextShape, TokenTexts, as_call
-from training.serving.tool_calls import AnswerFormat, ToolCall
 
 MOST_BODY_BYTES = 4_000_000
 """Largest request: a million tokens of text, more than a model of ours reads."""

@@ -19,10 +19,10 @@ from corpus.tokens.chat_format import check_values
 from infra.errors import StageError
 from infra.io.json import BadJson, parse_json
 from training.chat.channels import channel_marks
+from training.chat.tool_calls import CallForm
 from training.generation.constraint import Constraint, Vocabulary
 from training.generation.json_grammar import Unsupported, call_grammar, json_grammar
 from training.generation.session import chat_prompt, text_prompt
-from training.serving.tool_calls import CallForm
 
 MOST_CHOICES = 128
 MOST_STOPS = 16

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from training.chat.tool_calls import ToolCall
 from training.generation.answer_text import PlacedToken
-from training.serving.tool_calls import ToolCall
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

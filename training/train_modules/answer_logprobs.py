@@ -75,8 +75,9 @@ def answer_logits(
 
 
 def answered(places: Tensor, mask: Tensor) -> Tensor:
-    """Return the number of tokens (B,) of prompt and answer without the answer's last one, which predicts nothing."""
-    return places[:, 0] + mask.sum(1).long()
+    """Return the number of tokens (B,) of prompt and answer without the answer's last one, which predicts nothing. The
+    places of an answer in several turns are not consecutive."""
+    return torch.where(mask.bool(), places, places[:, :1] - 1).amax(1) + 1
 
 
 def _predicting(

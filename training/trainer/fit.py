@@ -41,6 +41,7 @@ from training.trainer.microbatch import choose, lower_limit, out_of_memory
 from training.trainer.optimizers import optimizer_of
 from training.trainer.profiling import Profiler
 from training.trainer.schedules import LearningRate, LearningRateSchedule
+from training.trainer.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,15 @@ def fit(
     clip = GradientClip(config.optimizer.gradient_clip, networks)
     activations = ActivationNorm(model)
     profile = run.work_dir / "profile" if run.launch.profile else None
+    generates = hasattr(loader.dataloader.dataset, "write")
+    times = (
+        StepTimes(run.times, run.work_dir.name, hardware.device, generates=generates, saved=lambda: checkpoints.newest)
+        if run.times
+        else None
+    )
     parts: list[Callback | None] = [
         # Watchers of time come first, so that they see all others' work.
+        times,
         SignsOfLife(),
         SlowRanks(model, run),
         Profiler(profile, run.launch.profile) if profile and ranks.is_first() else None,
@@ -191,6 +199,8 @@ def fit(
         # Train to the end, again after each correction of the guard.
         while True:
             checkpoints.resume(state)
+            if times:
+                times.begin(state.clock.batch, state.clock.token)
             try:
                 if state.clock.batch < plan.batches:
                     trainer.train()
@@ -198,6 +208,9 @@ def fit(
             except EndOfTraining:
                 break
             except Alarmed as alarmed:
+                if times and run.times:
+                    times.end()
+                    run.times.write("fault", cause="rollback")
                 correction = corrections.answer(alarmed.alarm)
                 throughput.restart()
                 run.event("correction", f"{stage}: {correction}", **correction.as_json())
@@ -207,6 +220,9 @@ def fit(
                         f"{stage}: the learning rate is cut for good, to {correction.factor:.3g} of the schedule's, "
                         f"from batch {correction.back_to:,} on: look whether optimizer.learning_rate is right",
                     )
+        if times and run.times:
+            times.end()
+            run.times.write("done", key=run.work_dir.name)
         checkpoints.finish(run.launch.grace_s)
         unshard_root(model)
 
@@ -240,5 +256,7 @@ def fit(
         lower_limit(run.work_dir, microbatch)
         raise out_of_memory(microbatch, run.launch.microbatch == "auto") from error
     finally:
+        if times:
+            times.end()
         checkpoints.close()
         trainer.close()

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import infra.run
 from infra.launch.config import LaunchConfig
@@ -20,7 +21,12 @@ from infra.run import Run, read_journal
 from tests.support.points import points_of
 from tests.support.processes import gone, wait_until
 from tests.support.ranked import training_process
-from training.config import RlhfConfig
+from training.config import LoraConfig, ModelConfig, RlhfConfig
+from training.distributed.parallel import whole_weights
+from training.model.lora import add_adapters, merged
+from training.model.models import build, hf_config
+from training.rl.rollouts.pool import write_weights
+from training.rl.rollouts.sampler import load_weights
 from training.rlhf import rlhf
 
 FUNCTION = "tests.training.alignment.test_async_rollouts:vowels"
@@ -55,6 +61,24 @@ def test_without_staleness_training_ends_with_the_bits_of_rounds_in_turns(
     assert figures["staleness"] == figures["answers_dropped"] == 0
     assert 0 < figures["trainer_idle_share"] < 1 and 0 < figures["sampler_idle_share"] < 1
     assert not [path for path in run.work_dir.glob("rollouts/*") if path.suffix == ".safetensors"]
+
+
+def test_weights_arrive_with_adapters_merged_and_tied_ones_once(tmp_path: Path, tokenizer_dir: Path) -> None:
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    sizes = {"family": "llama", "layers": 2, "width": 32, "heads": 2, "positions": 64, "tie_embeddings": True}
+    policy, plain = (build(hf_config(ModelConfig.model_validate(sizes), 320, special), seed).eval() for seed in (1, 2))
+    lora = LoraConfig(rank=2)
+    add_adapters(policy, lora, 3, "rlhf")
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+        policy.tie_weights()
+        write_weights(merged(whole_weights(policy), lora), tmp_path / "policy.safetensors")
+        assert "lm_head.weight" not in load_file(tmp_path / "policy.safetensors")
+        load_weights(plain, tmp_path / "policy.safetensors")
+        ids = torch.arange(5, 45)[None]
+        ours, theirs = policy(input_ids=ids).logits, plain(input_ids=ids).logits
+    assert torch.allclose(ours, theirs, atol=1e-5) and float(ours.std()) > 0.01
 
 
 class Kills(Run):

@@ -17,10 +17,10 @@ from tests.support.chat_templates import tokenizer_in
 from tests.support.open_models import tokenizer_of
 from tests.training.serving.test_openai_protocol import ask, chat, chunks, running
 from tests.training.serving.test_tool_calls import ASKED, HERMES, TOOLS, parrot
+from training.chat.tool_calls import AnswerFormat, CallReader, ToolCall
 from training.generation.constraint import ConstrainedText, Constraint, Vocabulary
 from training.generation.json_grammar import Unsupported, call_grammar, json_grammar
 from training.serving import app
-from training.serving.tool_calls import AnswerFormat, CallReader, ToolCall
 
 TREE = {
     "type": "object",

@@ -15,9 +15,9 @@ from infra.servers.settings import Settings
 from tests.support.chat_templates import tokenizer_in
 from tests.training.serving.test_openai_protocol import ask, chat, chunks, running
 from training.chat.channels import Reasoning
+from training.chat.tool_calls import CallReader, ChannelCallReader, ToolCall
 from training.generation.session import answer, chat_prompt
 from training.serving import app
-from training.serving.tool_calls import CallReader, ChannelCallReader, ToolCall
 
 WEATHER = ToolCall("weather", '{"city": "Rome"}')
 TIME = ToolCall("time", "{}")

@@ -1,0 +1,138 @@
+"""stemma drill CONFIG: hit a pipeline with faults in a scratch store, and check that nothing is lost."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.common.options import CONFIG, SEED, names, set_option, settings_of
+from cli.common.output import as_json
+
+
+class Seconds(click.ParamType[float]):
+    """A duration such as 60s, 2m or 1h; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
+        if not match or float(match[1]) == 0:
+            self.fail(f"expected a duration such as 60s, 2m or 1h, not {value!r}", param, ctx)
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+class Moment(click.ParamType[tuple[str, float]]):
+    """STAGE+SECONDS."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\w+)\+(\d+(?:\.\d+)?)", str(value))
+        if not match:
+            self.fail(f"expected STAGE+SECONDS such as pretrain+3.5, not {value!r}", param, ctx)
+        return match[1], float(match[2])
+
+
+@click.command("drill")
+@CONFIG
+@click.option("--faults", type=click.IntRange(1), default=20, show_default=True, help="Number of faults.")
+@click.option("--mtbf", type=Seconds(), default="60s", show_default=True, help="Mean seconds of work before a fault.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Draws the faults and their moments.")
+@click.option("--only", multiple=True, metavar="FAULT,…", help="Draw from these faults, such as kill-stage,full-disk.")
+@click.option("--servers", is_flag=True, help="Drill under `stemma up`, whose servers are hit too.")
+@click.option("--for", "time_limit", type=Seconds(), help="No new fault after this time, such as 15m.")
+@click.option("--repeat", type=click.IntRange(1), metavar="N", help="Only fault N of the campaign.")
+@click.option("--at", type=Moment(), metavar="STAGE+SECONDS", help="With --repeat: where it hits.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Scratch folder; the same campaign is continued there. By default in the folder for temporary files.",
+)
+@set_option
+@as_json
+def command(
+    config: Path,
+    faults: int,
+    mtbf: float,
+    seed: int,
+    only: tuple[str, ...],
+    servers: bool,
+    time_limit: float | None,
+    repeat: int | None,
+    at: tuple[str, float] | None,
+    folder: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> tuple[dict[str, Any], int]:
+    """Run a pipeline in a scratch store while faults hit it, and check every promise about faults.
+
+    After each fault: exit code and messages, artifacts and their bits, processes, leases, `check`; at the end of each
+    pipeline also metrics, lineage, shared memory and temporary files. Your store is not touched.
+
+    \b
+    stemma drill CONFIG --faults 20 --mtbf 60s
+    stemma drill CONFIG --only kill-stage,power-loss --seed 3
+    """
+    from flows.config.graph import graph
+    from flows.config.read import load
+    from flows.drill.drill import Drill, Wish, figures, table
+    from flows.drill.kinds import KINDS
+    from infra.errors import Problem
+
+    chosen = names(only)
+    if unknown := [name for name in chosen if name not in KINDS]:
+        raise click.UsageError(f"no fault is called {unknown[0]!r}; there are {', '.join(KINDS)}")
+    if at and repeat is None:
+        raise click.UsageError("--at is the moment of the fault that --repeat names")
+    pipeline = load(config, settings_of(settings))
+    graph(pipeline)
+    scratch = folder or Path(tempfile.gettempdir()) / f"stemma-drill-{pipeline.name}-{seed}"
+    wish = Wish(
+        config,
+        scratch if repeat is None else scratch / f"repeat-{repeat}",
+        faults,
+        mtbf,
+        seed,
+        settings,
+        chosen,
+        servers,
+        time_limit and time_limit / 60,
+        repeat,
+        at,
+        partial(click.echo, err=True),
+    )
+    drill = Drill(wish, pipeline)
+    record = drill.run()
+    text = table(record)
+    (wish.folder / "drill.md").write_text(text, encoding="utf8")
+    if not as_json:
+        click.echo(text)
+    problems = [
+        Problem("violation", row["kind"], violation, drill.repeat(row))
+        for row in record["faults"]
+        for violation in row["violations"]
+    ]
+    problems += [
+        Problem("violation", "the end", violation, f"the pipeline and its store are in {wish.folder}")
+        for cycle in record["cycles"]
+        for violation in cycle["violations"]
+    ]
+    document = {
+        "status": "failed" if problems else "done",
+        "errors": [problem.as_json() for problem in problems],
+        "folder": str(wish.folder),
+        **figures(record),
+        "not_possible": record["not_possible"],
+        "hits": record["faults"],
+        "cycles": record["cycles"],
+    }
+    return document, 1 if problems else 0

@@ -1,0 +1,126 @@
+"""The layer between programs and this machine: what it refuses, what a power loss takes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
+from flows.drill.power import lose_power, notes_of
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Layer:
+    (tmp_path / "store").mkdir()
+    return Layer(tmp_path / "layer", tmp_path / "store")
+
+
+def run(layer: Layer, program: str) -> str:
+    """What a program prints that works in the folder, under the layer."""
+    env = {**os.environ, **layer.variables}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=layer.folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+WRITES = """
+for action in (lambda: open("new", "w"), lambda: open("old", "a").write("x"), lambda: __import__("os").mkdir("made"),
+               lambda: __import__("os").rename("old", "other"), lambda: open("old").read()):
+    try:
+        action()
+        print(0, end=" ")
+    except OSError as error:
+        print(error.errno, end=" ")
+"""
+
+
+@pytest.mark.parametrize(("error", "reads"), [(FULL, False), (READ_ONLY, False), (BROKEN, True)])
+def test_a_disk_fails_below_the_folder_and_nowhere_else(layer: Layer, error: int, reads: bool, tmp_path: Path) -> None:
+    (layer.folder / "old").write_text("old")
+    layer.order(error, reads=reads)
+    assert run(layer, WRITES).split() == [str(error)] * 4 + [str(error if reads else 0)]
+    assert sorted(path.name for path in layer.folder.iterdir()) == ["old"]
+    assert run(layer, f"open({str(tmp_path / 'elsewhere')!r}, 'w').write('x'); print('written')") == "written"
+    room = "import shutil; print(shutil.disk_usage('.').free, shutil.disk_usage('/').free > 0)"
+    free, elsewhere = run(layer, room).split()
+    assert (free == "0", elsewhere) == (error == FULL, "True")
+    layer.order()
+    assert run(layer, WRITES).split()[0] == "0"
+
+
+def test_the_clock_jumps_and_the_network_is_cut(layer: Layer) -> None:
+    program = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+try:
+    socket.create_connection(server.getsockname()).send(b"x")
+    print(0)
+except OSError as error:
+    print(error.errno)
+print(int(time.time()))
+"""
+    reachable, now = map(int, run(layer, program).split())
+    layer.order(cut=True, clock_s=7200)
+    cut, later = map(int, run(layer, program).split())
+    assert (reachable, cut) == (0, errno.ENETUNREACH)
+    assert 7200 <= later - now < 8000
+
+
+WORK = """
+import os
+def put(name, text, synced, mode="w"):
+    with open(name, mode) as file:
+        file.write(text)
+        file.flush()
+        if synced:
+            os.fsync(file.fileno())
+put("synced", "kept", True)
+put("changed", "XX", False, "r+")
+put("longer", " and more", False, "a")
+put("emptied", "", False)
+put("fresh.hidden", "whole", False)
+os.rename("fresh.hidden", "fresh")
+put("last", "kept", True)
+os.unlink("removed")
+os.mkdir("folder")
+"""
+BEFORE = {"changed": "abcd", "longer": "old", "emptied": "full", "removed": "there"}
+
+
+def after_power_loss(layer: Layer, seed: int) -> dict[str, str]:
+    for path in layer.folder.iterdir():
+        path.rmdir() if path.is_dir() else path.unlink()
+    for name, text in BEFORE.items():
+        (layer.folder / name).write_text(text)
+    layer.notes.unlink(missing_ok=True)
+    layer.order(records=True)
+    run(layer, WORK)
+    layer.order()
+    lose_power(notes_of(layer.notes), layer.folder, layer.graves, random.Random(seed))
+    return {path.name: path.read_text() if path.is_file() else "a folder" for path in layer.folder.iterdir()}
+
+
+def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -> None:
+    left = [after_power_loss(layer, seed) for seed in range(12)]
+    assert all(found["synced"] == found["last"] == "kept" for found in left)
+    # Bytes: each file has its old content or its new one, and both happen.
+    for name, contents in {
+        "changed": {"abcd", "XXcd"},
+        "longer": {"old", "old and more"},
+        "emptied": {"full", ""},
+        # A file without an fsync under its final name, the fault that `rename` alone does not prevent.
+        "fresh": {"", "whole"},
+    }.items():
+        assert {found[name] for found in left} == contents, name
+    # Names after the last fsync: any number of them, in their order.
+    assert {("removed" in found, "folder" in found) for found in left} == {(True, False), (False, False), (False, True)}

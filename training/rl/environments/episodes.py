@@ -1,0 +1,368 @@
+"""Episodes of a policy in an environment: all of a round side by side, a turn at a time.
+
+    1. open     the environment gives each episode its opening messages and its tools: the prompt, in the chat template
+    2. answer   the policy samples an answer to each, from the tokens of the episode so far
+    3. step     the environment reads the answer's text and its tool calls, and replies, until the episode is done
+    4. reward   by the environment
+
+What is sampled is kept as tokens and never encoded again: a turn's prompt is the tokens of the turns before it,
+followed by the tokens that the chat template writes for the environment's reply. Only the environment reads text.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from evaluation.generation.decoding import generate
+from evaluation.generation.token_choice import SamplingOptions
+from infra.config import derived_seed
+from infra.errors import StageError, stage_error
+from infra.io.json import parse_json
+from training.chat.base import Chat
+from training.chat.channels import Reasoning
+from training.chat.template import call_id
+from training.chat.tool_calls import AnswerFormat, ToolCall
+from training.config import RlhfConfig
+from training.config.environment import EnvironmentConfig
+from training.core import ranks
+from training.core.hardware import Hardware
+from training.generation.answer_text import AnswerText
+from training.generation.completions import Completions, Episode
+from training.rl.environments.pool import EnvironmentPool, Failure, Reply, Request
+from training.rl.rewards import Prompt
+
+ATTEMPTS = 3
+"""Times that an episode is played until the environment does not fail."""
+_THOUGHT = "</think>"
+_AT_ONCE = 128
+
+
+@dataclass
+class Playing:
+    """An episode in progress: tokens after the prompt, and for each if the policy sampled it."""
+
+    row: int
+    prompt: list[int]
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    turns: int = 0
+    calls: int = 0
+    ended: str = ""
+    reward: float = 0.0
+    accepted: bool | None = None
+
+    def answer(self, ids: Sequence[int]) -> None:
+        """Append what the policy sampled."""
+        self.ids += ids
+        self.sampled += [True] * len(ids)
+        self.turns += 1
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Append what the environment replied."""
+        self.ids += ids
+        self.sampled += [False] * len(ids)
+
+
+class Episodes:
+    """Player of episodes. Every rank must call `play`, and plays its part of them in processes of its own."""
+
+    def __init__(self, config: RlhfConfig, chat: Chat, hardware: Hardware, pool: EnvironmentPool) -> None:
+        assert config.environment is not None
+        self._config = config
+        self._environment: EnvironmentConfig = config.environment
+        self._chat = chat
+        self._hardware = hardware
+        self._pool = pool
+        self._format = AnswerFormat(chat.tokenizer)
+        self._next = 0
+
+    def play(self, policy: PreTrainedModel, prompts: Sequence[Prompt], seed: int, group: int = 1) -> Completions:
+        """Return an episode of the policy for each task.
+
+        An episode that the environment failed in is dropped and counted, and played again up to `ATTEMPTS` times; then
+        a copy of another episode of its group takes its place.
+
+        Args:
+            group: number of consecutive episodes of one task.
+
+        Raises StageError `too_many_dropped` with more than `max_dropped` of the episodes dropped.
+        """
+        rows = list(range(len(prompts)))[ranks.own_part(len(prompts))]
+        allowed = int(self._environment.max_dropped * len(prompts))
+        played: dict[int, Playing] = {}
+        failures: dict[int, list[Failure]] = {row: [] for row in rows}
+        for attempt in range(ATTEMPTS):
+            waiting = [row for row in rows if row not in played]
+            if not waiting or sum(map(len, failures.values())) > allowed:
+                break
+            for row, result in self._played(policy, waiting, prompts, [seed, attempt], allowed).items():
+                if isinstance(result, Failure):
+                    failures[row].append(result)
+                else:
+                    played[row] = result
+        everywhere = {row: episode for part in ranks.gather([played]) for one in part for row, episode in one.items()}
+        failed = {row: given for part in ranks.gather([failures]) for one in part for row, given in one.items()}
+        self._check(failed, len(prompts), allowed)
+        return self._completions(everywhere, failed, len(prompts), group)
+
+    def _played(
+        self, policy: PreTrainedModel, rows: Sequence[int], prompts: Sequence[Prompt], seed: Sequence[int], allowed: int
+    ) -> dict[int, Playing | Failure]:
+        """Play these rows' episodes."""
+        # 1. Open.
+        results: dict[int, Playing | Failure] = {}
+        numbers = {row: self._next + row for row in rows}
+        self._next += len(prompts)
+        requests = [{"do": "open", "task": task_of(prompts[row]), "seed": seed_of(prompts[row])} for row in rows]
+        live: list[Playing] = []
+        for row, reply in zip(rows, self._asked(numbers, rows, requests, allowed), strict=True):
+            opened = reply if isinstance(reply, Failure) else self._opened(row, reply)
+            if isinstance(opened, Failure):
+                results[row] = opened
+                self._pool.drop(numbers[row])
+            else:
+                live.append(opened)
+        everyone = list(live)
+        for turn in range(self._environment.max_turns):
+            if not live:
+                break
+            # 2. Answer.
+            calls = self._answered(policy, live, int(np.random.default_rng([*seed, turn]).integers(2**62)))
+            # 3. Step: those whose answer has an end.
+            going = [episode for episode in live if not episode.ended]
+            requests = [
+                {"do": "step", "text": text, "calls": [_as_request(call) for call in calls_of]}
+                for text, calls_of in (calls[episode.row] for episode in going)
+            ]
+            replies = self._asked(numbers, [episode.row for episode in going], requests, allowed)
+            for episode, reply in zip(going, replies, strict=True):
+                if isinstance(reply, Failure):
+                    results[episode.row] = reply
+                else:
+                    self._replied(episode, reply, calls[episode.row][1])
+            live = [episode for episode in going if not episode.ended and episode.row not in results]
+        # 4. Reward of those that the environment has not ended.
+        ended = [episode for episode in everyone if episode.ended != "done" and episode.row not in results]
+        replies = self._asked(numbers, [episode.row for episode in ended], [{"do": "end"}] * len(ended), allowed)
+        for episode, reply in zip(ended, replies, strict=True):
+            if isinstance(reply, Failure):
+                results[episode.row] = reply
+            else:
+                episode.reward, episode.accepted = float(reply["reward"]), reply["accepted"]
+        return {episode.row: episode for episode in everyone} | results
+
+    def _asked(
+        self, numbers: Mapping[int, int], rows: Sequence[int], requests: Sequence[Request], allowed: int
+    ) -> list[Reply | Failure]:
+        asked = [(numbers[row], request) for row, request in zip(rows, requests, strict=True)]
+        return self._pool.ask(asked, allowed)
+
+    def _opened(self, row: int, reply: Reply) -> Playing | Failure:
+        """Return an episode with its prompt."""
+        messages, tools, chat = reply["messages"], reply["tools"], self._chat
+        if tools and not chat.shows_tools and self._environment.show_tools:
+            messages = _with_tools(messages, tools)
+        shown = tools if chat.shows_tools and self._environment.show_tools else []
+        (prompt,) = chat.ask([messages], [shown])
+        longest = self._config.max_prompt_tokens
+        if len(prompt) > longest:
+            message = f"its opening has {len(prompt)} tokens, more than the {longest} of max_prompt_tokens"
+            return Failure("prompt", message)
+        return Playing(row, list(prompt), [dict(message) for message in messages], tools)
+
+    def _answered(
+        self, policy: PreTrainedModel, live: Sequence[Playing], seed: int
+    ) -> dict[int, tuple[str, list[ToolCall]]]:
+        """Sample an answer in each episode, and return its text and its calls by row."""
+        config, chat = self._config, self._chat
+        rooms = [min(config.answer_max_tokens, self._environment.max_tokens - len(episode.ids)) for episode in live]
+        was_training = policy.training
+        policy.eval()
+        try:
+            answers = generate(
+                policy,
+                [episode.prompt + episode.ids for episode in live],
+                SamplingOptions(max(rooms), frozenset(chat.stops), config.temperature, seed=seed),
+                numbers=[episode.row for episode in live],
+                at_once=_AT_ONCE,
+                dtype=self._hardware.compute,
+            )
+        finally:
+            policy.train(was_training)
+        read: dict[int, tuple[str, list[ToolCall]]] = {}
+        for episode, answer, room in zip(live, answers, rooms, strict=True):
+            ids = answer[:room]
+            episode.answer(ids)
+            text, calls = self.read(ids, episode.tools)
+            episode.calls += len(calls)
+            read[episode.row] = text, calls
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if calls:
+                message["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            episode.messages.append(message)
+            if not chat.has_ended(ids):
+                episode.ended = "tokens" if len(ids) == room < config.answer_max_tokens else "unfinished"
+        return read
+
+    def read(self, ids: Sequence[int], tools: Sequence[Any]) -> tuple[str, list[ToolCall]]:
+        """Return the text of a sampled answer, without its reasoning, and its tool calls."""
+        names = [str(described["function"]["name"]) for described in tools]
+        shown = self._format.shown(names)
+        kept = ids[:-1] if ids and ids[-1] in self._chat.stops and ids[-1] not in shown else ids
+        text = AnswerText(self._chat.tokenizer, shown=shown)
+        written = "".join(map(text.add, kept)) + text.end()
+        reader = self._format.reader(names)
+        parts = [*reader.add(written), *reader.end()] if reader else [written]
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        said = "".join(part for part in parts if isinstance(part, str) and not isinstance(part, Reasoning))
+        return said.rpartition(_THOUGHT)[2].strip(), calls
+
+    def _replied(self, episode: Playing, reply: Reply, calls: Sequence[ToolCall]) -> None:
+        """End an episode, or append the environment's messages."""
+        messages: list[dict[str, Any]] = reply["messages"]
+        episode.messages += messages
+        if reply["done"]:
+            episode.ended, episode.reward, episode.accepted = "done", float(reply["reward"]), reply["accepted"]
+            return
+        if episode.turns == self._environment.max_turns:
+            episode.ended = "turns"
+            return
+        if episode.ids[-1] not in self._chat.turn_ends:
+            episode.ended = "unfinished"
+            return
+        shown = episode.tools if self._environment.show_tools else []
+        names = [call.name for call in calls]
+        numbered = _numbered(messages, calls)
+        try:
+            ids = self._chat.follow_up(numbered, names, shown)
+        except StageError:
+            if len(calls) < 2:
+                raise
+            # Some templates show one call of an answer: the policy made several.
+            episode.ended = "unfinished"
+            return
+        if len(episode.ids) + len(ids) >= self._environment.max_tokens:
+            episode.ended = "tokens"
+            return
+        episode.follow(ids)
+
+    def _check(self, failures: Mapping[int, Sequence[Failure]], count: int, allowed: int) -> None:
+        dropped = [failure for given in failures.values() for failure in given]
+        if len(dropped) <= allowed:
+            return
+        kinds = ", ".join(f"{many} {kind}" for kind, many in Counter(failure.kind for failure in dropped).most_common())
+        limit = f"max_dropped: {self._environment.max_dropped:g} of {count}"
+        raise stage_error(
+            "too_many_dropped",
+            "rlhf.environment.max_dropped",
+            f"expected at most {allowed} dropped episodes of a round ({limit}), and {len(dropped)} were: the "
+            f"environment {self._environment.use} failed ({kinds}); the first: {dropped[0].message}",
+            "correct the environment, or raise environment.timeout_s, memory_mb or max_dropped",
+        )
+
+    def _completions(
+        self, played: Mapping[int, Playing], failures: Mapping[int, Sequence[Failure]], count: int, group: int
+    ) -> Completions:
+        """Lay out the episodes in the order of the rows."""
+        source: dict[int, int] = {}
+        for row in range(count):
+            if row not in played:
+                begin = row - row % group
+                siblings = [other for other in range(begin, begin + group) if other in played]
+                # A task that fails every time is replaced as a whole by that of another group.
+                whole = [start for start in range(0, count, group) if all(start + n in played for n in range(group))]
+                if not siblings and not whole:
+                    raise stage_error(
+                        "too_many_dropped",
+                        "rlhf.environment.max_dropped",
+                        f"the environment {self._environment.use} failed in all episodes of a task, and in some of all "
+                        "other tasks",
+                        "correct the environment",
+                    )
+                source[row] = siblings[row % len(siblings)] if siblings else whole[row % len(whole)] + row - begin
+        copies = {row for row, other in source.items() if other != row}
+        rows = [played[source.get(row, row)] for row in range(count)]
+        episodes = [
+            Episode(
+                episode.sampled,
+                episode.reward,
+                episode.ended,
+                episode.turns,
+                episode.calls,
+                episode.accepted,
+                episode.messages,
+                [f"{failure.kind}: {failure.message}" for failure in failures.get(row, ())],
+                is_copy=row in copies,
+            )
+            for row, episode in enumerate(rows)
+        ]
+        finished = torch.tensor([episode.ended == "done" for episode in rows])
+        prompts, ids = [episode.prompt for episode in rows], [episode.ids for episode in rows]
+        return Completions(prompts, ids, finished, None, episodes)
+
+
+def own_tasks(environment: EnvironmentConfig, side: str, heldout: int) -> list[Prompt]:
+    """Return the tasks that an environment makes by itself.
+
+    Args:
+        side: train or heldout, whose tasks have other seeds.
+        heldout: number of held-out tasks.
+    """
+    is_heldout = side == "heldout"
+    count = heldout if is_heldout else environment.tasks or 0
+    return [
+        Prompt("", [], "", None, task={"number": number, "split": side, "seed": derived_seed(int(is_heldout), number)})
+        for number in range(count)
+    ]
+
+
+def task_of(prompt: Prompt) -> dict[str, Any]:
+    """Return what an environment gets to know of a task."""
+    if prompt.task is not None:
+        return {key: value for key, value in prompt.task.items() if key != "seed"}
+    reference = prompt.rule.response if prompt.rule is not None else prompt.response
+    return {"prompt": prompt.text, "response": reference, "history": [dict(message) for message in prompt.history]}
+
+
+def seed_of(prompt: Prompt) -> int:
+    """Return the seed of a task's episodes."""
+    return int(prompt.task["seed"]) if prompt.task is not None else zlib.crc32(prompt.text.encode())
+
+
+def _as_request(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": parse_json(call.arguments)}
+
+
+def _numbered(messages: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Return messages whose tool results name the call and the function that they are of."""
+    results = iter(range(len(calls)))
+    numbered = []
+    for message in messages:
+        number = next(results, None) if message["role"] == "tool" else None
+        ids = {} if number is None else {"tool_call_id": call_id(number), "name": calls[number].name}
+        numbered.append({**message, **ids})
+    return numbered
+
+
+def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return messages whose first one of the user describes the tools, for chat formats without a place for them."""
+    described = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in tools)
+    text = (
+        f"You can call these functions:\n{described}\n"
+        'A call is written as <tool_call>{"name": NAME, "arguments": {…}}</tool_call>.\n\n'
+    )
+    at = next((number for number, message in enumerate(messages) if message["role"] == "user"), 0)
+    shown = [dict(message) for message in messages]
+    shown[at]["content"] = text + shown[at]["content"]
+    return shown
