@@ -215,7 +215,7 @@ def test_what_a_round_used_in_free_order_is_used_again_after_a_kill(run: Run, tm
         ({"async": {"parts": 3}}, "async.parts: expected a divisor of the 2 prompts"),
         ({"async": {}, "refill_groups": 1}, "refill_groups: expected 0 with async"),
         ({"async": {}, "lora": {"quantize": "nf4"}}, "lora.quantize: expected null with async"),
-        ({"async": {}, "environment": {"name": "calculator"}}, "environment: expected none with async"),
+        ({"async": {}, "environment": {"use": "calculator"}}, "environment: expected none with async"),
         ({"async": {}, "algorithm": "raft", "minibatch_answers": 2}, "expected 0 for raft"),
     ],
 )
