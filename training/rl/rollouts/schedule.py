@@ -130,6 +130,7 @@ class Schedule:
     def repeat(self, number: int, parts: Sequence[int]) -> None:
         """Count recorded answers as those of round `number`; their parts are sampled no more."""
         self._ready = [answers for answers in self._ready if answers.number not in parts]
+        self._given_back = [part for part in self._given_back if part not in parts]
         self._next = max(self._next, *(part + 1 for part in parts))
         self._round = number + 1
 
