@@ -12,7 +12,7 @@ both meet the same load.
 
 Reported: rounds and seconds until the mean of five rounds' share of right answers reaches --target, counted from the
 first round's prompts without the start of the processes; the share of time that trainer and sampler were idle; the
-share of right held-out answers in the end. What is in OUT already is taken as it is.
+share of right held-out answers in the end. What OUT contains already is not made again.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def _stages(args: argparse.Namespace) -> Stages:
 def _start_of(args: argparse.Namespace, seed: int) -> dict[str, Path]:
     """The model that knows a little, and the prompts."""
     stages = _stages(args)
-    asked = stages.made("additions", instructions, _additions(args.out / "additions.json"))
+    additions = stages.made("additions", instructions, _additions(args.out / "additions.json"))
     base = _base(args.out / f"base_{seed}", seed)
     config = SftConfig.model_validate(SFT | {"duration": f"{args.sft_epochs} epochs", "seed": seed})
-    tuned = stages.made(f"sft_{seed}", sft, config, {"model": base, "instructions": asked})
-    return {"model": tuned, "prompts": asked}
+    tuned = stages.made(f"sft_{seed}", sft, config, {"model": base, "instructions": additions})
+    return {"model": tuned, "prompts": additions}
 
 
 def _train(args: argparse.Namespace, seed: int, staleness: int) -> None:

@@ -270,7 +270,7 @@ def samplers_problem(config: RlhfConfig, launch: LaunchConfig) -> Problem | None
             "rlhf.async",
             f"expected one training process, not the {launch.ranks} ranks of launch: samplers take their weights from "
             "one process",
-            "set launch.processes and launch.nodes to 1 and give samplers devices of their own (launch.samplers.gpus), "
+            "set launch.processes and launch.nodes to 1 and give samplers other devices (launch.samplers.gpus), "
             "or leave async out",
         )
     if config.sampler == "vllm" and launch.samplers.count > 1:
@@ -338,7 +338,7 @@ class RlhfConfig(ChatTrainerConfig):
     draw from the same policy, but with different random numbers, so that the resulting models differ. Held-out answers
     are always sampled by own."""
     async_: AsyncConfig | None = Field(None, alias="async")
-    """Samplers beside the trainer, in processes of their own (`launch.samplers`) or a vLLM server; null: rounds are
+    """Samplers beside the trainer, in separate processes (`launch.samplers`) or a vLLM server; null: rounds are
     sampled and learnt in turns."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights. They are called with three lists of

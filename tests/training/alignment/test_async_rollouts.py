@@ -54,10 +54,10 @@ def test_without_staleness_training_ends_with_the_bits_of_rounds_in_turns(
 ) -> None:
     settings = RLHF | {"rollouts": 2}
     rlhf(RlhfConfig.model_validate(settings), inputs, tmp_path / "in_turns", Run(tmp_path / "other", run.launch))
-    beside = RlhfConfig.model_validate(settings | {"async": {"max_staleness": 0}})
-    figures = rlhf(beside, inputs, tmp_path / "beside", run).figures
-    ours, theirs = weights(tmp_path / "beside"), weights(tmp_path / "in_turns")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    config = RlhfConfig.model_validate(settings | {"async": {"max_staleness": 0}})
+    figures = rlhf(config, inputs, tmp_path / "samplers", run).figures
+    weights_of_samplers, expected = weights(tmp_path / "samplers"), weights(tmp_path / "in_turns")
+    assert all(torch.equal(weights_of_samplers[name], expected[name]) for name in expected)
     assert figures["staleness"] == figures["answers_dropped"] == 0
     assert 0 < figures["trainer_idle_share"] < 1 and 0 < figures["sampler_idle_share"] < 1
     assert not [path for path in run.work_dir.glob("rollouts/*") if path.suffix == ".safetensors"]
@@ -77,8 +77,8 @@ def test_weights_arrive_with_adapters_merged_and_tied_ones_once(tmp_path: Path, 
         assert "lm_head.weight" not in load_file(tmp_path / "policy.safetensors")
         load_weights(plain, tmp_path / "policy.safetensors")
         ids = torch.arange(5, 45)[None]
-        ours, theirs = policy(input_ids=ids).logits, plain(input_ids=ids).logits
-    assert torch.allclose(ours, theirs, atol=1e-5) and float(ours.std()) > 0.01
+        expected, logits = policy(input_ids=ids).logits, plain(input_ids=ids).logits
+    assert torch.allclose(logits, expected, atol=1e-5) and float(logits.std()) > 0.01
 
 
 class Kills(Run):
@@ -96,9 +96,9 @@ class Kills(Run):
         if self._whom == "sampler":
             samplers[0].kill()
         else:
-            shared = [Path(f"/proc/{one.pid}/maps").read_text() for one in (psutil.Process(), *samplers)]
-            found = {"pids": [one.pid for one in samplers], "shared": any("/dev/shm" in maps for maps in shared)}
-            (self.work_dir / "killed.json").write_text(json.dumps(found))
+            maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in (psutil.Process(), *samplers)]
+            state = {"pids": [process.pid for process in samplers], "shared": any("/dev/shm" in text for text in maps)}
+            (self.work_dir / "killed.json").write_text(json.dumps(state))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -138,12 +138,12 @@ def test_a_killed_training_and_killed_samplers_end_with_the_bits_of_an_undisturb
     _trained(tmp_path / "trainer", settings, inputs, (5, "trainer"), (8, "trainer"))
     _trained(tmp_path / "sampler", settings, inputs, (3, "sampler"))
     lines = {path.name: read_journal(path / "journal.jsonl") for path in tmp_path.iterdir()}
-    theirs, points = weights(tmp_path / "unbroken" / "model"), points_of(lines["unbroken"])
+    expected, points = weights(tmp_path / "unbroken" / "model"), points_of(lines["unbroken"])
     assert [age for _, age in points["rlhf/staleness"]] == [0, 1, 2, 2, 2]
     assert len({importance for _, importance in points["rlhf/importance"]}) > 2
     for name in ("trainer", "sampler"):
-        ours = weights(tmp_path / name / "model")
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+        trained = weights(tmp_path / name / "model")
+        assert all(torch.equal(trained[key], expected[key]) for key in expected), name
         assert points_of(lines[name]) == points, name
     replaced = [line for line in lines["sampler"] if line.get("name") == "sampler_replaced"]
     assert len(replaced) == 1 and not [line for line in lines["trainer"] if line.get("name") == "approximate"]

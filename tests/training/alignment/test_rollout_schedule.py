@@ -118,10 +118,10 @@ def test_importance_weights_are_truncated_ratios(kind: str) -> None:
         ratios += ratio.tolist()
     config = AsyncConfig.model_validate({"correction": kind, "correction_cap": 1.5})
     real, rows = torch.tensor(mask).float(), [row.tolist() for row in written]
-    found = importance(torch.tensor(policy).float() * real, rows, real, config)
-    np.testing.assert_allclose(found.weights.numpy(), expected, rtol=1e-5)
-    assert found.mean == pytest.approx(np.mean(ratios), rel=1e-5)
-    assert found.truncated == pytest.approx(np.mean(np.array(ratios) > 1.5))
+    correction = importance(torch.tensor(policy).float() * real, rows, real, config)
+    np.testing.assert_allclose(correction.weights.numpy(), expected, rtol=1e-5)
+    assert correction.mean == pytest.approx(np.mean(ratios), rel=1e-5)
+    assert correction.truncated == pytest.approx(np.mean(np.array(ratios) > 1.5))
 
 
 class Fake:
@@ -210,7 +210,7 @@ def test_what_a_round_used_in_free_order_is_used_again_after_a_kill(run: Run, tm
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"async": {"parts": 3}}, "async.parts: expected a divisor of the 2 prompts"),
         ({"async": {}, "refill_groups": 1}, "refill_groups: expected 0 with async"),
@@ -219,8 +219,8 @@ def test_what_a_round_used_in_free_order_is_used_again_after_a_kill(run: Run, tm
         ({"async": {}, "algorithm": "raft", "minibatch_answers": 2}, "expected 0 for raft"),
     ],
 )
-def test_what_samplers_cannot_serve_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_what_samplers_cannot_serve_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         RlhfConfig.model_validate(RLHF | settings)
 
 

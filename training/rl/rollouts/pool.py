@@ -31,7 +31,7 @@ _DEATHS = 3
 
 
 class SamplerPool:
-    """Samplers, each fed by a thread of its own, and the trainer's side of them: `update`, `take`, checkpoints.
+    """Samplers, each fed by a separate thread, and the trainer's side of them: `update`, `take`, checkpoints.
 
     Figures of time are those of whole rounds of this process, from the second on: until then samplers start.
     """

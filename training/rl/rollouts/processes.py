@@ -43,7 +43,7 @@ class Questions:
 
 
 class SamplerDied(Exception):
-    """A sampler's process ended before it answered; the message tells how."""
+    """A sampler's process ended before it answered; the message names the signal or the code."""
 
 
 class SamplerHandle(Protocol):
@@ -74,16 +74,16 @@ class OwnSampler:
             longest: tokens of the longest prompt with its answer.
             log: gets the process's output.
         """
-        own = launch.samplers
+        wanted = launch.samplers
         machine = {"processes": 1, "nodes": 1, "cluster": "local", "sharding": "ddp", "offload": False}
-        machine |= {"threads": own.threads} if own.threads else {}
+        machine |= {"threads": wanted.threads} if wanted.threads else {}
         self._setup = {
             "source": str(source),
             "config": config.model_dump(mode="json"),
             "launch": launch.model_dump(mode="json", include={"threads", "device", "precision", "attention"}) | machine,
             "longest": longest,
         }
-        gpus = own.gpus.split(",") if own.gpus else []
+        gpus = wanted.gpus.split(",") if wanted.gpus else []
         self._environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
         self._scored = config.async_ is not None and config.async_.max_staleness > 0
         self._log = log

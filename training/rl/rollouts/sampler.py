@@ -1,7 +1,7 @@
 """A sampler process: it has a copy of the policy, takes weights by their files, and answers the prompts it is sent.
 
-python -m training.rl.rollouts.sampler    serves the process that started it: the first line of JSON says what to load,
-                                          each further one asks for answers, and each gets one line back
+python -m training.rl.rollouts.sampler    serves the process that started it: the first line of JSON names the
+                                          model, each further one asks for answers, and each gets one line back
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Sampler:
         rows: list[list[float]] = []
         with measuring(self._policy):
             for part in torch.arange(len(batch.ids)).split(_BATCH):
-                ids, places, tokens, mask = (
+                ids, positions, tokens, mask = (
                     column[part].to(self._hardware.device)
                     for column in (batch.ids, batch.places, batch.tokens, batch.mask)
                 )
                 logprobs, _ = logprobs_and_entropies(
-                    self._policy, ids, places, tokens, mask, self._hardware, self._config.temperature
+                    self._policy, ids, positions, tokens, mask, self._hardware, self._config.temperature
                 )
                 lengths = mask.sum(1).long().tolist()
                 rows += [row[:length] for row, length in zip(logprobs.tolist(), lengths, strict=True)]
@@ -97,8 +97,8 @@ def load_weights(policy: PreTrainedModel, path: Path) -> None:
     """Give a policy the weights of a file that `pool.write_weights` wrote: tied ones are in it once."""
     state = policy.state_dict()
     given = load_file(path)
-    places = {state[name].data_ptr() for name in given}
-    missing = [name for name, value in state.items() if name not in given and value.data_ptr() not in places]
+    pointers = {state[name].data_ptr() for name in given}
+    missing = [name for name, value in state.items() if name not in given and value.data_ptr() not in pointers]
     if missing:
         raise ValueError(f"{path} has no weights for {', '.join(missing)}")
     with torch.no_grad():

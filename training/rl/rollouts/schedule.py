@@ -170,7 +170,7 @@ class Schedule:
         }
 
     def load_state(self, saved: dict[str, Any]) -> bool:
-        """Load a state; return False for one of other settings, which leaves the schedule as it is."""
+        """Load a state; return False for one of other settings, which changes nothing."""
         if saved["config"] != self._config.model_dump(mode="json"):
             return False
         self._ready = [PartAnswers.from_json(answers) for answers in saved["ready"]]
