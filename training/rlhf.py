@@ -136,7 +136,7 @@ def _trained(
         ending.callback(rubric.close)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
-    # The sampler: this process's policy, or a vLLM server with copies of its weights; with `async`, samplers beside it.
+    # The sampler: this process's policy, or a vLLM server with copies of its weights; with `async`, other processes.
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
@@ -161,8 +161,8 @@ def _trained(
         ]
 
     if config.async_:
-        asked = partial(questions, config, prompts)
-        pool = SamplerPool(config, run, trained_weights, asked, samplers)
+        of_part = partial(questions, config, prompts)
+        pool = SamplerPool(config, run, trained_weights, of_part, samplers)
         ending.callback(pool.close)
     elif config.sampler == "vllm":
         vllm = served(sampler.policy, lora=config.lora, token_ids=ids)

@@ -11,7 +11,7 @@
 takes its minibatches, and for each one a step on the loss of `PolicyAndValue`, at the end of this file. Before the
 first round `training.rlhf` loads models and prompts; after the last it measures.
 
-With `async` samplers beside this process answer later rounds meanwhile (`training.rl.rollouts`): step 2 hands over the
+With `async` other processes answer later rounds meanwhile (`training.rl.rollouts`): step 2 hands over the
 weights and takes the answers of this round, and their advantages are corrected for the weights that wrote them.
 
 Each rank samples and scores its part of a round. Then every rank gets the whole round, so that advantages and the KL
@@ -111,7 +111,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             refresh: Updates policy and value function to the trained weights, before a round; every rank calls it.
             beside: Adds columns to a minibatch, such as pretraining text.
             vllm: Samples the answers instead of our own sampler.
-            pool: Samples them beside this process.
+            pool: Samples them in other processes, while this one learns.
             episodes: Plays an episode of an environment in place of each answer.
         """
         self._policy = policy
@@ -183,13 +183,13 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
 
     def _received(self) -> dict[str, Tensor]:
-        """Return `_experience` of answers by samplers beside this process, once they have the trained weights."""
+        """Return `_experience` of answers by other processes, once these have the trained weights."""
         assert self._pool is not None
         self._refresh()
         self._pool.update(self._round)
         parts = self._pool.take(self._round)
-        asked = [questions(self._config, self._prompts, part.number) for part in parts]
-        prompts = [prompt for part in asked for prompt in part.prompts]
+        drawn = [questions(self._config, self._prompts, part.number) for part in parts]
+        prompts = [prompt for part in drawn for prompt in part.prompts]
         written = joined(parts)
         ended = torch.tensor([self._chat.has_ended(answer) for answer in written.ids])
         logprobs = None if written.logprobs is None else [list(row) for row in written.logprobs]
@@ -201,7 +201,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
     ) -> dict[str, Tensor]:
         """Return all that the loss needs of the answers that are learnt from, by name, each (K, …).
 
-        versions: of the weights that wrote each token, where samplers beside this process did.
+        versions: of the weights that wrote each token, where other processes did.
         """
         config, step = self._config, self._round * self._batches
 

@@ -74,16 +74,16 @@ class OwnSampler:
             longest: tokens of the longest prompt with its answer.
             log: gets the process's output.
         """
-        wanted = launch.samplers
+        settings = launch.samplers
         machine = {"processes": 1, "nodes": 1, "cluster": "local", "sharding": "ddp", "offload": False}
-        machine |= {"threads": wanted.threads} if wanted.threads else {}
+        machine |= {"threads": settings.threads} if settings.threads else {}
         self._setup = {
             "source": str(source),
             "config": config.model_dump(mode="json"),
             "launch": launch.model_dump(mode="json", include={"threads", "device", "precision", "attention"}) | machine,
             "longest": longest,
         }
-        gpus = wanted.gpus.split(",") if wanted.gpus else []
+        gpus = settings.gpus.split(",") if settings.gpus else []
         self._environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
         self._scored = config.async_ is not None and config.async_.max_staleness > 0
         self._log = log
