@@ -30,6 +30,8 @@ from training.rl.rollouts.schedule import Part, PartAnswers
 
 MODULE = "training.rl.rollouts.sampler"
 """The program of a sampler process."""
+_OF_COMPUTATION = ("threads", "device", "precision", "attention", "share_prompts")
+"""Keys of `launch` that a sampler shares with its trainer."""
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -75,12 +77,12 @@ class OwnSampler:
             log: gets the process's output.
         """
         settings = launch.samplers
-        machine = {"processes": 1, "nodes": 1, "cluster": "local", "sharding": "ddp", "offload": False}
+        machine = launch.model_dump(mode="json", include=set(_OF_COMPUTATION))
         machine |= {"threads": settings.threads} if settings.threads else {}
         self._setup = {
             "source": str(source),
             "config": config.model_dump(mode="json"),
-            "launch": launch.model_dump(mode="json", include={"threads", "device", "precision", "attention"}) | machine,
+            "launch": machine,
             "longest": longest,
         }
         gpus = settings.gpus.split(",") if settings.gpus else []
