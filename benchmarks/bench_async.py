@@ -1,28 +1,29 @@
-"""Sampling beside learning against both in turns: wall time to the same reward.
+"""Sampling next to learning against both in turns: wall time to the same reward.
 
-python -m benchmarks.bench_async OUT [--seeds 17 18 19] [--rounds 60] [--staleness 1] [--sampling-s 4] [--learning-s 4]
-    [--target 0.8] [--threads 1]
+python -m benchmarks.bench_async OUT [--seeds 17 18 19] [--rounds 24] [--staleness 1] [--sampling-s 12]
+    [--learning-s 12] [--target 0.5] [--threads 1]
 
-The task is that of `benchmarks.bench_verifiable`: additions of one-digit numbers that a rule checks, from an SFT that
-stops early, by GRPO. Both contenders run `training.rlhf` with a sampler process; "in turns" has `max_staleness: 0`,
-which ends with the bits of a training without samplers. The sampler takes at least --sampling-s a round
-(`benchmarks.slow_sampler`), the trainer at least --learning-s: what is beyond the computation of this small model they
-spend asleep, as processes do whose devices are elsewhere. The two contenders of a seed run at the same time, so that
-both meet the same load.
+A Llama of two layers, tuned on additions of one-digit numbers as in `benchmarks.bench_verifiable`, learns by GRPO to
+write the digit 7: the reward is the share of the four tokens that are one. All contenders run `training.rlhf` with one
+sampler process each; "in turns" has `max_staleness: 0`, which ends with the bits of a training without samplers. The
+sampler takes at least --sampling-s for a round (`benchmarks.slow_sampler`), the trainer at least --learning-s for its
+batches: what is beyond the computation of this small model they spend asleep, as processes do whose devices are
+elsewhere. All contenders run at the same time, so that they meet the same load.
 
-Reported: rounds and seconds until the mean of five rounds' share of right answers reaches --target, counted from the
-first round's prompts without the start of the processes; the share of time that trainer and sampler were idle; the
-share of right held-out answers in the end. What OUT contains already is not made again.
+Reported: rounds and seconds until the mean reward of three rounds reaches --target, counted from the first round's
+prompts without the start of the processes; the share of time that trainer and sampler were idle; the reward of held-out
+answers in the end. What OUT contains already is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,39 +41,49 @@ from training.sft import sft
 RLHF: dict[str, Any] = {
     "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 256, "minibatch_answers": 64,
     "answer_max_tokens": 4, "max_prompt_tokens": 24, "kl_coef": 0.0, "heldout_prompts": 100, "heldout_answers": 4,
-    "optimizer": {"learning_rate": 5.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "constant", "warmup": "3 %"},
+    "reward_functions": {"benchmarks.bench_async:sevens": 1.0}, "unfinished_penalty": 0.0,
+    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}, "schedule": {"decay": "constant", "warmup": "3 %"},
     "checkpoint_every": "1000 batches",
 }  # fmt: skip
-SMOOTHED = 5
+REWARD = "rlhf/function/benchmarks.bench_async:sevens"
+SMOOTHED = 3
 """Rounds of which the reward's mean counts."""
+
+
+def sevens(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """A reward function: the share of an answer's four tokens that are the digit 7."""
+    return [answer.count("7") / RLHF["answer_max_tokens"] for answer in answers]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="of the contenders against 0")
-    parser.add_argument("--sampling-s", type=float, default=4.0)
-    parser.add_argument("--learning-s", type=float, default=4.0)
-    parser.add_argument("--target", type=float, default=0.8)
+    parser.add_argument("--sampling-s", type=float, default=12.0)
+    parser.add_argument("--learning-s", type=float, default=12.0)
+    parser.add_argument("--target", type=float, default=0.5)
     parser.add_argument("--sft-epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", type=int, help="for one contender, by its staleness: this is how they are started")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for seed in args.seeds:
-        if args.only is not None:
-            _train(args, seed, args.only)
-            continue
-        _start_of(args, seed)
-        command = [sys.executable, "-m", "benchmarks.bench_async", *sys.argv[1:], "--seeds", str(seed), "--only"]
-        contenders = [subprocess.Popen([*command, str(staleness)]) for staleness in (0, *args.staleness)]
-        codes = [contender.wait() for contender in contenders]
-        if any(codes):
-            sys.exit(f"a contender of seed {seed} failed")
-    if args.only is None:
-        _print(args)
+    _stages(args).made("additions", instructions, _additions(args.out / "additions.json"))
+    _at_once([(_start_of, args, seed) for seed in args.seeds])
+    _at_once([(_train, args, seed, staleness) for seed in args.seeds for staleness in (0, *args.staleness)])
+    _print(args)
+
+
+def _at_once(calls: Sequence[tuple[Any, ...]]) -> None:
+    """Call functions in forked processes, which have imported what they need."""
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=function, args=arguments) for function, *arguments in calls]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        sys.exit(f"processes ended with {[worker.exitcode for worker in workers]}")
 
 
 def _stages(args: argparse.Namespace) -> Stages:
@@ -80,13 +91,19 @@ def _stages(args: argparse.Namespace) -> Stages:
 
 
 def _start_of(args: argparse.Namespace, seed: int) -> dict[str, Path]:
-    """The model that knows a little, and the prompts."""
+    """The model that adds a little, and the prompts, without the rule that would check sums."""
     stages = _stages(args)
     additions = stages.made("additions", instructions, _additions(args.out / "additions.json"))
     base = _base(args.out / f"base_{seed}", seed)
     config = SftConfig.model_validate(SFT | {"duration": f"{args.sft_epochs} epochs", "seed": seed})
     tuned = stages.made(f"sft_{seed}", sft, config, {"model": base, "instructions": additions})
-    return {"model": tuned, "prompts": additions}
+    prompts = args.out / f"prompts_{seed}"
+    prompts.mkdir(exist_ok=True)
+    for name in ("train.jsonl", "heldout.jsonl"):
+        rows = [json.loads(line) for line in (additions / name).read_text(encoding="utf8").splitlines()]
+        lines = [json.dumps({key: value for key, value in row.items() if key != "verify"}) for row in rows]
+        (prompts / name).write_text("\n".join(lines) + "\n", encoding="utf8")
+    return {"model": tuned, "prompts": prompts}
 
 
 def _train(args: argparse.Namespace, seed: int, staleness: int) -> None:
@@ -111,9 +128,9 @@ def _train(args: argparse.Namespace, seed: int, staleness: int) -> None:
 def _reached(journal: Path, args: argparse.Namespace) -> tuple[int, float]:
     """The rounds and the seconds until the target was reached."""
     points = [
-        (line["time"], line["values"]["rlhf/verified"])
+        (line["time"], line["values"][REWARD])
         for line in read_journal(journal)
-        if line["kind"] == "metric" and "rlhf/verified" in line["values"]
+        if line["kind"] == "metric" and REWARD in line["values"]
     ]
     for number in range(SMOOTHED, len(points) + 1):
         window = [value for _, value in points[number - SMOOTHED : number]]
@@ -124,7 +141,7 @@ def _reached(journal: Path, args: argparse.Namespace) -> tuple[int, float]:
 
 def _print(args: argparse.Namespace) -> None:
     stages = _stages(args)
-    print("| max_staleness | seeds | rounds | seconds | times faster | trainer idle, % | sampler idle, % | right, % |")
+    print("| max_staleness | seeds | rounds | seconds | times faster | trainer idle | sampler idle | reward |")
     print("|---" * 8 + "|")
     base = [_reached(args.out / f"staleness0_{seed}.jsonl", args) for seed in args.seeds]
     for staleness in (0, *args.staleness):
@@ -132,11 +149,11 @@ def _print(args: argparse.Namespace) -> None:
         reached = [_reached(args.out / f"{name}_{seed}.jsonl", args) for seed in args.seeds]
         ratios = [first[1] / other[1] for first, other in zip(base, reached, strict=True)]
         figures = stages.figures(name, args.seeds)
-        keys = ("trainer_idle_share", "sampler_idle_share", "verified_rlhf")
+        keys = ("trainer_idle_share", "sampler_idle_share", "heldout_functions_rlhf")
         cells = [
             *(spread([float(row[column]) for row in reached]) for column in (0, 1)),
             spread(ratios),
-            *(spread([100 * row[key] for row in figures]) for key in keys),
+            *(spread([row[key] for row in figures]) for key in keys),
         ]
         print(f"| {staleness} | {len(figures)} | {' | '.join(cells)} |")
 
