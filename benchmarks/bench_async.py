@@ -99,7 +99,7 @@ def _start_of(args: argparse.Namespace, seed: int) -> dict[str, Path]:
     tuned = stages.made(f"sft_{seed}", sft, config, {"model": base, "instructions": additions})
     prompts = args.out / f"prompts_{seed}"
     prompts.mkdir(exist_ok=True)
-    for name in ("train.jsonl", "heldout.jsonl"):
+    for name in ("train.jsonl", "heldout.jsonl") if not any(prompts.iterdir()) else ():
         rows = [json.loads(line) for line in (additions / name).read_text(encoding="utf8").splitlines()]
         lines = [json.dumps({key: value for key, value in row.items() if key != "verify"}) for row in rows]
         (prompts / name).write_text("\n".join(lines) + "\n", encoding="utf8")
