@@ -1,12 +1,12 @@
-"""The calculator task: a small model is tuned shortly on calls of a calculator, then learns to use it from rewards alone.
+"""The calculator task: a small model is tuned shortly on calls of a calculator, then learns to use it from rewards.
 
-python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 60] [--sft-epochs 2] [--threads 2]
+python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 40] [--sft-epochs 4] [--threads 1]
 
-A task is an exercise with two operands of up to three digits (`What is 864-394?`). The policy writes a call of the
+A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model has
-random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT and
-policy. Held-out exercises are others than those of the training; answers are sampled at temperature 1. What is in OUT
-already is taken as it is.
+random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT
+and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. What is in OUT already
+is taken as it is.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from training.rlhf import rlhf
 from training.sft import sft
 
 DEMONSTRATIONS = 4000
-MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 128, "heads": 4, "positions": 128}
+EXERCISES: dict[str, Any] = {"digits": 2}
+MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 96, "heads": 4, "positions": 128}
 SFT: dict[str, Any] = {
     "global_batch_examples": 32, "max_length": 96, "answer_max_tokens": 24, "heldout_limit": 64, "answers_limit": 32,
-    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %",
+    "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %", "watched_prompts": 0,
 }  # fmt: skip
 LEARNING: dict[str, Any] = {
     "environment": {
-        "use": "calculator", "tasks": 4000, "max_turns": 3, "max_tokens": 80, "show_tools": False, "processes": 1,
+        "use": "calculator", "options": EXERCISES, "tasks": 4000,
+        "max_turns": 3, "max_tokens": 80, "show_tools": False, "processes": 1,
     },
-    "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 256, "minibatch_answers": 64,
+    "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 128, "minibatch_answers": 64,
     "answer_max_tokens": 32, "max_prompt_tokens": 32, "kl_coef": 0.0, "scale_rewards": "none", "loss_mean": "token",
-    "clip_ratio_high": 0.28, "refill_groups": 1, "heldout_prompts": 256,
-    "optimizer": {"learning_rate": 3.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "linear", "warmup": "3 %"},
+    "clip_ratio_high": 0.28, "refill_groups": 1, "heldout_prompts": 200,
+    "optimizer": {"learning_rate": 5.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "linear", "warmup": "3 %"},
     "checkpoint_every": "1000 batches",
 }  # fmt: skip
 
@@ -54,9 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--sft-epochs", type=float, default=2, help="how much the model knows before")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--sft-epochs", type=float, default=4, help="how much the model knows before")
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -88,18 +90,17 @@ def main() -> None:
 
 
 def demonstrations(count: int) -> list[list[dict[str, str]]]:
-    """Conversations in which the calculator is used, in our own chat format, where a result is a message of the user."""
+    """Conversations in which the calculator is used, in our chat format, where a result is a message of the user."""
     draw = random.Random(0)
     talks = []
     for number in range(count):
-        question = Calculator().reset({"number": number}, draw.getrandbits(40))
+        question = Calculator(**EXERCISES).reset({"number": number}, draw.getrandbits(40))
         expression = "".join(sign for sign in question if sign.isdigit() or sign in "+-*")
         value = str(evaluate(expression))
         call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
         talk = (question, f"<tool_call>\n{call}\n</tool_call>", f"<tool_response>\n{value}\n</tool_response>", value)
-        talks.append(
-            [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, talk, strict=True)]
-        )
+        roles = ("user", "assistant") * 2
+        talks.append([{"role": role, "content": text} for role, text in zip(roles, talk, strict=True)])
     return talks
 
 

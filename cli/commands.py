@@ -18,7 +18,7 @@ COMMANDS = {
     "why": ("cli.pipelines.check:why", "Why a stage was built or reused the last time."),
     "logs": ("cli.pipelines.logs", "What a stage printed."),
     "lineage": ("cli.store.lineage", "What an artifact descends from, and what descends from it."),
-    "cost": ("cli.store.cost", "What a model or a run cost: device time, money, energy, and what was lost."),
+    "cost": ("cli.store.cost", "Cost of a model or a run: device time, money, energy, and time lost to faults."),
     "ls": ("cli.store.ls", "List runs, models and artifacts with what came out."),
     "open": ("cli.pipelines.open", "Open the newest report, card or page in the browser."),
     "sweep": ("cli.pipelines.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),

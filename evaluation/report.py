@@ -17,6 +17,7 @@ from evaluation.pages.report.alignment_sections import alignment, distillation, 
 from evaluation.pages.report.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmark_sections import benchmarks
 from evaluation.pages.report.branch_sections import branches
+from evaluation.pages.report.cost_section import cost, ettr_of
 from evaluation.pages.report.failure_section import failure_classes
 from evaluation.pages.report.logbook_section import logbook
 from evaluation.pages.report.mitigation_section import mitigations
@@ -82,6 +83,8 @@ def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tup
             first = min(manifest.started for manifest in manifests)
             elapsed = datetime.fromisoformat(finished) - datetime.fromisoformat(first)
             rows.append(("elapsed", seconds(elapsed.total_seconds())))
+        if ettr := ettr_of(pipeline):
+            rows.append(("effective time (ETTR)", ettr))
         rows.append(("finished", finished[:16].replace("T", " ") + " UTC"))
         commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
         rows.append(("code", ", ".join(sorted(commits)) or "not recorded"))
@@ -110,6 +113,7 @@ def sections(pipeline: PipelineResults, samples: int, command: str) -> list[Sect
         data(pipeline),
         stages(pipeline),
         logbook(pipeline),
+        cost(pipeline),
         planned(pipeline),
         profiles(pipeline),
         lineage(pipeline),
@@ -131,8 +135,8 @@ def _without_chart(section: Section, shown: Figure) -> Section:
 
 
 CLOSED = {
-    "samples", "over-training", "memorisation", "mitigations", "stages", "logbook", "planned", "profile", "lineage",
-    "reproduce", "branches", "failures", "reward-model",
+    "samples", "over-training", "memorisation", "mitigations", "stages", "logbook", "cost", "planned", "profile",
+    "lineage", "reproduce", "branches", "failures", "reward-model",
 }  # fmt: skip
 """Sections that show their title only until they are opened, by the first part of their anchor."""
 

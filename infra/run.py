@@ -13,7 +13,8 @@ are changed in place, so that a reader's position in the file stays valid, and a
     {"kind": "undone", "time": …, "step": 1220, "undone": {"train/loss": 3.1}}
     {"kind": "rewind", "time": …, "place": 81920, "step": 1200}
 
-So every step has one metric line, and the undone ones can still be read. Events are never taken back.
+So every metric has one value per step, and the undone ones can still be read; only samples of the machine, such as
+`gpu/0/power_w`, may be taken more than once during a step. Events are never taken back.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Run:
         self._lock = threading.Lock()
         self._flushed_at = 0.0
         self._told = False
+        self._step: int | None = None
         self._hider = Hider()
         work_dir.mkdir(parents=True, exist_ok=True)
 
@@ -108,6 +110,11 @@ class Run:
     def cancelled(self) -> bool:
         """True once the run was asked to stop; long loops check it and call `stop_if_cancelled`."""
         return self._is_cancelled()
+
+    @property
+    def step(self) -> int:
+        """The newest step that metrics were recorded for; 0 before the first."""
+        return self._step or 0
 
     def stop_if_cancelled(self) -> None:
         """Raise `infra.errors.Cancelled` once the run was asked to stop."""
@@ -117,6 +124,7 @@ class Run:
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Record figures of a step, e.g. {"train/loss": 3.1, "train/lr": 6e-4}; `step` counts batches or documents."""
         self._told = True
+        self._step = step if step is not None else self._step
         self._write("metric", step=step, values={name: json_number(value) for name, value in values.items()})
 
     def metric(self, name: str, value: float, step: int | None = None) -> None:
@@ -166,6 +174,7 @@ class Run:
                 self._journal.flush()
             position = position if position is not None and _is_between_lines(path, position) else None
             self._told = _undo(path, position, step)
+        self._step = step
         if self._told:
             self._write("rewind", flush=True, place=position or 0, step=step)
             self._told = False

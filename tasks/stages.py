@@ -450,7 +450,7 @@ OUR_STAGES: dict[str, Stage] = {
             ),
             more=("reward_model",),
             makes="measurement",
-            shows=("aux/samples.jsonl", "aux/episodes.jsonl"),
+            shows=("aux/samples.jsonl", "aux/episodes.html"),
             trains=True,
         ),
         Stage(

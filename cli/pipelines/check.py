@@ -71,7 +71,7 @@ def command(
     refuse_removed_states(nodes, rows, chosen, store)
     building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
     notes = {**chat_notes(building), **file_notes(building), **branch_notes(nodes, rows)}
-    resources = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen})
+    resources = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen}, store)
     refuse(pipeline, nodes, resources)
     gpus = GpusHere.of(pipeline.launch, nodes, built)
     unfit = [*gpus.problems(), *gpus.memory_problems(nodes, resources)] if gpus else []
@@ -143,6 +143,8 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
     if table:
         click.echo("\ntraining would take about")
         print_table(table, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
+        if built := [row["stage"] for row in rows if row["plan"] and row["plan"]["builds_here"]]:
+            click.echo(f"times of {', '.join(built)}: as their last builds on this machine; others by their sizes")
 
 
 @click.command("why")

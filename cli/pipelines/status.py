@@ -23,6 +23,7 @@ def command(
     config: Path | None, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
     """Show the current runs, with machine and start time; with CONFIG also each of its stages."""
+    from infra.lineage.also.copies import copy_problems
     from infra.lineage.outbox import Outbox
     from infra.lineage.relay_lock import lineage_problem
     from infra.servers.services import states
@@ -52,7 +53,7 @@ def command(
         "database": servers.database,
         "guarded": servers.guarded,
         "services": running,
-        "lineage": {**Outbox(folder).counts(), "problem": lineage_problem(folder)},
+        "lineage": {**Outbox(folder).counts(), "problem": lineage_problem(folder), "also": copy_problems(folder)},
     }
     if config is not None:
         document |= _pipeline(config, settings_of(settings), folder)
@@ -120,6 +121,8 @@ def _print(document: dict[str, Any]) -> None:
         click.echo(f"MLflow:    {lineage['waiting']} messages wait for it: {Problem(**problem)}")
     if lineage["failed"]:
         click.echo(f"MLflow:    {lineage['failed']} messages could not be delivered; they lie in lineage/failed")
+    for problem in lineage["also"]:
+        click.echo(f"trackers:  {Problem(**problem)}")
     if run := document.get("run"):
         click.echo(f"\nlast run: {run['status']}, started {_clock(run['started'])}  {run['flow_run_url'] or ''}")
     if document.get("stages"):

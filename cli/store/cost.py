@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @root_option
 @as_json
 def command(target: str | None, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """What MODEL and all that it descends from cost, or what RUN spent its time on.
+    """Cost of MODEL and all that it descends from, or of RUN, and the use of its devices' time.
 
     MODEL is any artifact, as for `stemma lineage`. RUN is the id of a run, as `stemma ls runs` lists it; by default the
     newest run. Artifacts of versions that kept no record are listed as unknown.
@@ -64,7 +64,7 @@ def _of_run(store: Store, run_id: str, as_json: bool) -> tuple[dict[str, Any], i
 
 
 def _of_artifact(store: Store, target: str, as_json: bool) -> tuple[dict[str, Any], int]:
-    from flows.runs.cost import cost_over_ancestors
+    from infra.ledger.ancestors import cost_over_ancestors
     from infra.store.reference import resolve
 
     folder, manifest = resolve(store, target)

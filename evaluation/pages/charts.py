@@ -15,6 +15,7 @@ from evaluation.pages.words import compact
 
 Point = tuple[float, float]
 MAX_POINTS = 400
+PHONE_WIDTH = 340
 ROW_CHARACTER, MARK_CHARACTER = 7.2, 6.6
 """Width per character of the labels next to a drawing, unless a phone's style enlarges them."""
 
@@ -197,48 +198,73 @@ def interval_plot(
     reference_label: str = "",
 ) -> Markup:
     """Draw estimates with whiskers, one row per task or category, one colour per model, and guessing as a dashed
-    line."""
+    line: twice, for wide pages and for phones, of which the style sheet shows one."""
     rows = [row for row in rows if row.marks]
     if not rows:
         return Markup("")
+    wide = _intervals(title, rows, value_format, span, width, reference_label, is_narrow=False)
+    return wide + _intervals(title, rows, value_format, span, PHONE_WIDTH, reference_label, is_narrow=True)
+
+
+def _intervals(
+    title: str,
+    rows: Sequence[IntervalRow],
+    value_format: Callable[[float], str],
+    span: tuple[float, float] | None,
+    width: int,
+    reference_label: str,
+    *,
+    is_narrow: bool,
+) -> Markup:
+    """Return one of the two drawings; on the narrow one the name of a row is above its marks."""
     ends = [v for row in rows for m in row.marks for v in (m.value, m.low, m.high) if v is not None]
     ends += [row.reference for row in rows if row.reference is not None]
     low, high = span or (min(ends), max(ends))
-    scale = ticks(low, high, 6)
+    scale = ticks(low, high, 3 if is_narrow else 6)
     top, bottom, step, gap = 6, 26, 18, 12
+    above = 20 if is_narrow else 0
     names = [row.label for row in rows]
     left = min(max(150, 24 + math.ceil(ROW_CHARACTER * max(map(len, names)))), width // 3)
+    left = 24 if is_narrow else left
     # A mark's name precedes its value, so the name has to leave room for the value.
     values = max(len(value_format(mark.value)) for row in rows for mark in row.marks)
     longest = max(len(mark.label) for row in rows for mark in row.marks)
-    right = min(max(90, 16 + math.ceil(MARK_CHARACTER * (longest + 1 + values))), width // 4)
+    right = min(max(90, 16 + math.ceil(MARK_CHARACTER * (longest + 1 + values))), width * (2 if is_narrow else 1) // 4)
     max_label_characters = max(3, int((right - 16) / MARK_CHARACTER) - 1 - values)
-    heights = [step * len(row.marks) + gap for row in rows]
+    heights = [above + step * len(row.marks) + gap for row in rows]
     height = top + sum(heights) + bottom
 
     def across(value: float) -> float:
         return left + (value - scale[0]) / (scale[-1] - scale[0]) * (width - left - right)
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart">']
+    kind = "chart intervals narrow" if is_narrow else "chart intervals"
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="{kind}">']
     for tick in scale:
         x = f"{across(tick):.1f}"
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{height - bottom}"/>')
         parts.append(f'<text class="tick" x="{x}" y="{height - 9}" text-anchor="middle">{value_format(tick)}</text>')
     y = float(top)
     for row, tall in zip(rows, heights, strict=True):
-        middle, label_text = y + tall / 2, _shortened(row.label, int((left - 24) / ROW_CHARACTER))
+        room = width - 16 if is_narrow else left - 24
+        label_at = (
+            f'x="8" y="{y + 17:.1f}"' if is_narrow else f'x="{left - 12}" y="{y + tall / 2 + 4:.1f}" text-anchor="end"'
+        )
         parts.append(
-            f'<text class="row-label" x="{left - 12}" y="{middle + 4:.1f}" text-anchor="end">'
-            f"{escape(label_text)}<title>{escape(row.label)}</title></text>"
+            f'<text class="row-label" {label_at}>{escape(_shortened(row.label, int(room / ROW_CHARACTER)))}'
+            f"<title>{escape(row.label)}</title></text>"
         )
         if row.reference is not None:
             x = f"{across(row.reference):.1f}"
-            parts.append(f'<line class="level" x1="{x}" x2="{x}" y1="{y + 3:.1f}" y2="{y + tall - 3:.1f}"/>')
+            parts.append(f'<line class="level" x1="{x}" x2="{x}" y1="{y + above + 3:.1f}" y2="{y + tall - 3:.1f}"/>')
         for number, mark in enumerate(row.marks):
-            position = (width - right + 8, y + gap / 2 + step * (number + 0.5))
+            position = (width - right + 8, y + above + gap / 2 + step * (number + 0.5))
             parts.append(_whisker(mark, position, across, value_format, max_label_characters))
         y += tall
-    if reference_label:
+    if reference_label and is_narrow:
+        parts.append(
+            f'<text class="axis" x="{width - 8}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
+        )
+    elif reference_label:
         parts.append(
             f'<text class="axis" x="{left - 24}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
         )

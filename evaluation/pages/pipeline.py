@@ -11,6 +11,8 @@ from evaluation.pages.lineage import Edge, layers_of, ordered_layers
 
 LAYERS_PER_ROW = 6
 WIDTH, HEIGHT, COLUMN_GAP, LINE_GAP, ROW_GAP, MARGIN, PADDING = 132, 50, 22, 12, 36, 18, 9
+PASSING = 16
+"""Height of an arrow that passes a layer between its boxes."""
 NAME_SIZE, NOTE_SIZE, NOTE_LINE = 13, 10, 12
 # Mean width of a character, in em, in the widest fonts that a browser may take for system-ui (Verdana, DejaVu Sans).
 WIDE_CHARACTER = 0.6
@@ -79,7 +81,7 @@ def draw(drawing: Drawing, states: Mapping[str, BoxState] | None = None, style: 
     names = [box.name for box in drawing.boxes]
     edges = [Edge(*arrow) for arrow in drawing.arrows]
     layers, steps = ordered_layers(names, edges, layers_of(names, edges))
-    positions, width, height = _positions(layers)
+    positions, tops, width, height = _positions(layers, frozenset(names))
     sheet = f"<style>{style}</style>" if style else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -87,35 +89,45 @@ def draw(drawing: Drawing, states: Mapping[str, BoxState] | None = None, style: 
     ]
     for source, target in steps:
         head = ' marker-end="url(#head)"' if target in names else ""
-        parts.append(f'<path d="{_arrow(positions[source], positions[target], width)}"{head}/>')
+        parts.append(f'<path d="{_arrow(positions[source], positions[target], tops[target], width)}"{head}/>')
     passing = [corner for name, corner in positions.items() if name not in names]
     parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]
     parts += [_box(box, (states or {}).get(box.name), *positions[box.name]) for box in drawing.boxes]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _positions(layers: Sequence[Sequence[str]]) -> tuple[Mapping[str, tuple[int, int]], int, int]:
-    """Return the upper left corner of each box and of each arrow that passes a layer; the width and height of all."""
+def _positions(
+    layers: Sequence[Sequence[str]], boxes: frozenset[str]
+) -> tuple[Mapping[str, tuple[int, int]], Mapping[str, int], int, int]:
+    """Return the upper left corner of each box and of each arrow that passes a layer, as if that were a box too; the
+    upper edge of the row of each; the width and height of all."""
     positions: dict[str, tuple[int, int]] = {}
+    tops: dict[str, int] = {}
     top = 4
     for first in range(0, len(layers), LAYERS_PER_ROW):
         row = layers[first : first + LAYERS_PER_ROW]
+        bottom = top
         for column, layer in enumerate(row):
-            for line, name in enumerate(layer):
-                positions[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), top + line * (HEIGHT + LINE_GAP))
-        top += max(len(layer) for layer in row) * (HEIGHT + LINE_GAP) - LINE_GAP + ROW_GAP
+            at = top
+            for name in layer:
+                height = HEIGHT if name in boxes else PASSING
+                positions[name] = (MARGIN + column * (WIDTH + COLUMN_GAP), at + (height - HEIGHT) // 2)
+                tops[name] = top
+                at += height + (LINE_GAP if name in boxes else 0)
+                bottom = max(bottom, at - (LINE_GAP if name in boxes else 0))
+        top = bottom + ROW_GAP
     columns = min(LAYERS_PER_ROW, len(layers))
-    return positions, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
+    return positions, tops, columns * (WIDTH + COLUMN_GAP) - COLUMN_GAP + 2 * MARGIN, top - ROW_GAP + 4
 
 
-def _arrow(source: tuple[int, int], target: tuple[int, int], width: int) -> str:
+def _arrow(source: tuple[int, int], target: tuple[int, int], top: int, width: int) -> str:
     """An arrow from the right side of one box to the left side of the other; into another row along the margins and
-    above its boxes."""
+    above all boxes of that row, whose upper edge is `top`."""
     x, start, to_x, end = source[0] + WIDTH, source[1] + HEIGHT // 2, target[0], target[1] + HEIGHT // 2
     if to_x > x:
         middle = (x + to_x) // 2
         return f"M{x},{start}C{middle},{start} {middle},{end} {to_x},{end}"
-    above = target[1] - ROW_GAP // 2
+    above = top - ROW_GAP // 2
     return f"M{x},{start}H{width - 6}V{above}H6V{end}H{to_x}"
 
 

@@ -82,6 +82,7 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
     yield from _unequal_heldout(built)
     yield from _bad_suites(config)
     yield from config.launch.missing_packages()
+    yield from config.lineage.missing_packages()
     yield from _nothing_to_clear(config)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, create_model, model_validator
 from flows.config.steps import AnyStep, inherited
 from infra.config import Config, Seed, StageConfig
 from infra.launch.config import LaunchConfig
+from infra.lineage.also.config import LineageConfig
 from tasks.stage import Node
 from tasks.stages import SECTIONS, usable_stages
 
@@ -67,6 +68,8 @@ class PipelineConfig(_Sections):
     is never built, and stages that only it needs do not run."""
     launch: LaunchConfig = LaunchConfig()
     """Machines, ranks and launcher: the only section that describes hardware."""
+    lineage: LineageConfig = LineageConfig()
+    """Trackers that get metrics, settings and links to artifacts besides MLflow."""
 
     def nodes(self, build: Callable[[PipelineConfig], Graph]) -> Graph:
         """The nodes of this config, built when they are first asked for. A copy with other values builds its own."""

@@ -17,13 +17,16 @@ from evaluation.pages.pipeline import BoxState, Drawing, draw
 from evaluation.pages.words import seconds
 from flows.dashboard.curves import METRICS, Curves
 from flows.runs.journal import PICTURE, RunJournal, latest
+from flows.runs.ledger import RunLedger, read_ledger
 from infra.errors import StemmaError
 from infra.io.json import parse_own_json, read_own_json
+from infra.ledger.builds import hours, parts, summary
 from infra.process.tail import Tail, tail
 from infra.run import messages_in
 from infra.store.layout import AUX
 from tasks.stages import STAGES
 
+LEDGER_S = 5.0
 LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
 RETRY_PATIENCE_S = 120.0
 """Time within which a worker begins a run that is retried; Prefect may still end the attempt before it."""
@@ -34,6 +37,14 @@ CHARTS = (
     ("training loss, nats", "train/loss", "batch"),
 )
 """Charts of a stage that is being built: title, metric, and the unit of its steps."""
+UTILISATION = "GPU utilisation, %"
+GPU_WORDS = {
+    "utilisation_percent": "{:.0f} %",
+    "memory_gb": "{:.1f} GB",
+    "power_w": "{:.0f} W",
+    "temperature_c": "{:.0f} °C",
+}
+GPU_STYLES = ("train", "validation", "base", "sft", "rlhf")
 VALIDATION = "validation/sample_loss"
 ENDED = ("built", "reused", "failed", "skipped", "cancelled")
 
@@ -88,6 +99,8 @@ class RunView:
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
+        self._ledger: RunLedger | None = None
+        self._ledger_at, self._ledger_is_final = -LEDGER_S, False
         self._drawing = self._read_drawing()
 
     @property
@@ -151,6 +164,32 @@ class RunView:
         # draw() escapes what it is given.
         return Markup(draw(self._drawing, states))
 
+    def ledger(self) -> RunLedger | None:
+        """Return what the run cost so far, read again after LEDGER_S at the earliest; None if that is unknown."""
+        now = time.monotonic()
+        if now - self._ledger_at > LEDGER_S or (self.has_ended and not self._ledger_is_final):
+            self._ledger_at = now
+            with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged record hides nothing else
+                self._ledger = read_ledger(self.root, self.journal.run_id)
+            self._ledger_is_final = self.has_ended
+        return self._ledger
+
+    def cost(self) -> list[tuple[str, str]]:
+        """Return what the run cost so far as (subject, value); empty if that is unknown."""
+        ledger = self.ledger()
+        return summary(ledger.account) if ledger and ledger.account.device_s else []
+
+    def spent(self) -> list[tuple[str, str, str]]:
+        """Return what the time of its devices was spent on: (kind and cause, device time, share)."""
+        ledger = self.ledger()
+        if ledger is None or not ledger.account.device_s:
+            return []
+        total_s = ledger.account.device_s
+        return [
+            (f"{kind} {cause}".strip(), hours(seconds), f"{seconds / total_s:.1%}")
+            for kind, cause, seconds in parts(ledger.account)
+        ]
+
     def figures(self) -> list[tuple[str, str]]:
         """Return the newest figures of the training that runs: its speed, memory, reward."""
         known: list[tuple[str, str]] = []
@@ -171,6 +210,7 @@ class RunView:
                 for label, metric, words in named
                 if (value := curves.newest(metric)) is not None
             ]
+            known += [(f"{step.name}: GPU {number}", words) for number, words in _gpus(curves)]
         return known
 
     def charts(self, steps: tuple[float, float] = (-inf, inf)) -> list[tuple[str, Markup]]:
@@ -199,7 +239,25 @@ class RunView:
                 name = f"{step.name}: {title}"
                 chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
                 drawn.append((name, chart))
+            gpus = [
+                Line(f"GPU {number}", points, GPU_STYLES[at % len(GPU_STYLES)])
+                for at, number in enumerate(_gpu_numbers(curves))
+                if (points := curves.between(f"gpu/{number}/utilisation_percent", *steps))
+            ]
+            if len({step for line in gpus for step, _ in line.points}) > 1:
+                name = f"{step.name}: {UTILISATION}"
+                chart = line_chart(name, gpus, x_label="step", y_label="", width=640, from_zero=True, can_zoom=True)
+                drawn.append((name, chart))
         return drawn
+
+    def legend(self, chart: str) -> list[tuple[str, str]]:
+        """Return the styles and labels of the lines of a chart, by its title."""
+        if not chart.endswith(UTILISATION):
+            return [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+        stage = chart.removesuffix(f": {UTILISATION}")
+        journals = [journal for step in self.running() if step.name == stage and (journal := self._journal_of(step))]
+        numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
+        return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
 
     def printed(self) -> list[tuple[str, list[str]]]:
         """Return the last lines that each running stage has printed."""
@@ -317,6 +375,20 @@ def _time_left(step: Step) -> float | None:
     if step.began is None or not step.ratio or step.ratio < 0.01:
         return None
     return (float(step.progress["time"]) - step.began) * (1 - step.ratio) / step.ratio
+
+
+def _gpu_numbers(curves: Curves) -> list[str]:
+    numbers = {parts[1] for name in curves.points if len(parts := name.split("/")) == 3 and parts[0] == "gpu"}
+    return sorted(numbers, key=lambda number: (len(number), number))
+
+
+def _gpus(curves: Curves) -> list[tuple[str, str]]:
+    """Return the number of each GPU and its newest use in words, such as `93 % · 61.2 GB · 540 W · 61 °C`."""
+    rows = []
+    for number in _gpu_numbers(curves):
+        newest = [(curves.newest(f"gpu/{number}/{name}"), words) for name, words in GPU_WORDS.items()]
+        rows.append((number, " · ".join(words.format(value) for value, words in newest if value is not None)))
+    return rows
 
 
 def _changed(path: Path) -> float:

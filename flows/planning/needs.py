@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from corpus.cleaning.config import CleanConfig
@@ -20,6 +21,7 @@ from flows.config.graph import graph
 from flows.config.pipeline_config import Graph, PipelineConfig
 from flows.config.problems import nearest
 from flows.config.ranks import rank_problems
+from flows.planning.past_runs import from_past_runs
 from flows.planning.plan import PlannedStage, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
@@ -27,7 +29,7 @@ from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, 
 from infra.launch.ranks import ClusterNode
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig
-from training.core.devices import DEVICES
+from training.core.devices import DEVICES, Device
 from training.planner.architecture import Architecture
 from training.planner.hardware.here import device_at_hand
 from training.planner.stages import StageNeeds, device_of, needs, problem
@@ -35,8 +37,17 @@ from training.planner.ways_out import launch_that_fits
 from training.sandbox.runner import find as find_sandbox
 
 
-def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, PlannedStage]) -> dict[str, StageNeeds]:
-    """Needs of each training step that is to be built and whose model's sizes the config gives."""
+def stage_needs(
+    config: PipelineConfig, nodes: Graph, rows: Mapping[str, PlannedStage], store: Store | None = None
+) -> dict[str, StageNeeds]:
+    """Needs of each training step that is to be built and whose model's sizes the config gives.
+
+    Args:
+        config: of the pipeline.
+        nodes: its graph.
+        rows: what a run would do with each step.
+        store: builds in it give the time of a step on this machine, unless the config names another.
+    """
     device = device_of(config.launch) or device_at_hand(config.launch)
     needed = {}
     for name, row in rows.items():
@@ -50,8 +61,25 @@ def stage_needs(config: PipelineConfig, nodes: Graph, rows: Mapping[str, Planned
         shards = rows.get(node.inputs.get("shards", ""))
         figures = shards.manifest.result.get("figures", {}) if shards and shards.manifest else {}
         tokens, scorers = figures.get("train_tokens"), _scorers(nodes, name, arch)
-        needed[name] = needs(node.config, arch, length, config.launch, device, tokens, scorers)
+        of_settings = partial(
+            _needs_of, arch=arch, length=length, launch=config.launch, device=device, tokens=tokens, scorers=scorers
+        )
+        needed[name] = of_settings(node.config)
+        if store is not None and config.launch.hardware is None and config.launch.cluster == "local":
+            needed[name] = from_past_runs(needed[name], node, store, of_settings)
     return needed
+
+
+def _needs_of(
+    settings: TrainerConfig,
+    arch: Architecture,
+    length: int,
+    launch: LaunchConfig,
+    device: Device,
+    tokens: float | None,
+    scorers: list[int],
+) -> StageNeeds:
+    return needs(settings, arch, length, launch, device, tokens, scorers)
 
 
 def refuse(config: PipelineConfig, nodes: Graph, needed: Mapping[str, StageNeeds]) -> None:

@@ -30,12 +30,15 @@ from flows.prefect.admission import keep_slots
 from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.runs.journal import PICTURE, PRIVATE, RunJournal, StageRow
+from flows.runs.ledger import read_ledger, write_ledger
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
 from infra.io.json import read_own_json
 from infra.launch.gpus import has_gpu
+from infra.ledger.builds import tags as cost_tags
 from infra.lineage import messages
+from infra.lineage.also.copies import copy_problems
 from infra.lineage.page import pipeline_figures
 from infra.lineage.relay import ensure_relay
 from infra.project import code_state, lock_hash
@@ -355,6 +358,8 @@ class PipelineRun:
             "seconds": round(seconds, 3),
             "stages": [asdict(row) for row in self.journal.rows.values()],
         }
+        for problem in copy_problems(self.store.root, self.journal.run_id):
+            self._say("not copied", str(Problem(**problem)))
         chosen = {name: manifest for name, manifest in self.manifests.items() if name in self.journal.rows}
         self.page.show(self.store, chosen)
         if kind := TOLD_AT_THE_END.get(status):
@@ -364,6 +369,8 @@ class PipelineRun:
         if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
         self.journal.end(document)
+        with suppress(OSError, ValueError, LookupError, TypeError):  # the run has ended all the same
+            write_ledger(self.store.root, self.journal.run_id)
         self._share_journal()
         if ON_WORKER in os.environ and not self.stop.is_set():
             self.page.close(WORKER_PATIENCE_S)
@@ -389,7 +396,11 @@ class PipelineRun:
             {name: manifest.result.get("figures", {}) for name, manifest in self.manifests.items()}
         )
         shown = tuple(str(file) for file in files if file.exists())
-        return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown)
+        tags: dict[str, str] = {}
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged record must not fail a run
+            ledger = read_ledger(self.store.root, self.journal.run_id)
+            tags = cost_tags(ledger.account) if ledger else {}
+        return messages.PipelineFinished(self.journal.run_id, outcome, time.time(), error, figures, shown, tags)
 
     def _trouble(self, message: str) -> None:
         self._say("page", message)

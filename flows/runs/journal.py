@@ -2,6 +2,7 @@
 
 journal.jsonl   a line for each change of a stage's status, each progress line and each event
 times/          the record of each stage that it builds, see `infra.ledger`
+ledger.json     what it cost, once it ended, see `flows.runs.ledger`
 picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs

@@ -9,6 +9,8 @@ would use are idle: before the first stage, between attempts, while it waits for
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,7 @@ from flows.runs.journal import RunJournal
 from infra.ledger.account import Account, Part, add
 from infra.ledger.attempts import Attempt, BuildTimes, times_of
 from infra.ledger.record import read_lines
-from tasks.building.builder import RUN_TIMES
+from infra.store.layout import LEDGER, RUN_TIMES
 
 _OPEN = ("waiting", "running")
 
@@ -73,10 +75,12 @@ def read_ledger(root: Path, run_id: str) -> RunLedger | None:
     now = time.monotonic() if journal.works() and journal.result() is None else None
     idle: list[Account] = []
     wall_s = 0.0
-    for segment in _segments(lines):
+    segments = list(_segments(lines))
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
         began = float(segment[0]["ticks"])
         machine = str(segment[0].get("machine", ""))
-        here = [a for a in attempts if a.boot in machine and a.ended > began and a.began < _last(segment, None) + 1]
+        until = float(following[0]["ticks"]) if following else math.inf
+        here = [attempt for attempt in attempts if attempt.boot in machine and began <= attempt.began < until]
         ended = max(_last(segment, now), *(attempt.ended for attempt in here), began)
         idle.append(_idle(segment, here, began, ended))
         wall_s += ended - began
@@ -84,6 +88,16 @@ def read_ledger(root: Path, run_id: str) -> RunLedger | None:
     return RunLedger(
         run_id, str(lines[0].get("pipeline", "")), wall_s, add([*accounts.values(), total_idle]), total_idle, accounts
     )
+
+
+def write_ledger(root: Path, run_id: str) -> None:
+    """Write the ledger of a run that ended into its folder, for readers that do not compute it, such as Prometheus."""
+    ledger = read_ledger(root, run_id)
+    if ledger is not None:
+        path = root / "runs" / run_id / LEDGER
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(ledger.as_json(), indent=1), encoding="utf8")
+        unfinished.replace(path)
 
 
 def total(ledgers: Sequence[RunLedger]) -> Account:

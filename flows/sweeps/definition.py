@@ -117,7 +117,7 @@ class Sweep:
     def id(self) -> str:
         """Tells it from others: the same command goes on with the same sweep."""
         identity = {
-            "config": {key: value for key, value in dump(self.base).items() if key != "launch"},
+            "config": {key: value for key, value in dump(self.base).items() if key not in ("launch", "lineage")},
             "space": {key: vars(one) for key, one in self.space.items()},
             "arms": [[arm.name, arm.settings] for arm in self.arms],
             "measure": self.measure,

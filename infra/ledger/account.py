@@ -47,6 +47,10 @@ class Account:
     tokens: float = 0.0
     attempts: int = 0
     restarts: int = 0
+    unpriced_s: float = 0.0
+    """Device-seconds whose price is unknown, and which `usd` leaves out."""
+    unmetered_s: float = 0.0
+    """Device-seconds whose power is unknown, and which `energy_j` leaves out."""
     recoveries: tuple[Recovery, ...] = ()
 
     def total(self, kind: Kind) -> float:
@@ -99,10 +103,12 @@ class Account:
                 kind: {cause: round(seconds, 3) for cause, seconds in self.by_cause(kind).items()} for kind in KINDS
             },
             "unaccounted_s": round(self.unaccounted_s, 3),
-            "usd": round(self.usd, 6),
-            "kwh": round(self.energy_j / 3.6e6, 6),
+            "usd": None if self.usd == 0 < self.unpriced_s else round(self.usd, 6),
+            "kwh": None if self.energy_j == 0 < self.unmetered_s else round(self.energy_j / 3.6e6, 6),
             "kwh_measured": round(self.measured_j / 3.6e6, 6),
-            "co2e_kg": round(self.carbon_kg, 6),
+            "co2e_kg": None if self.energy_j == 0 < self.unmetered_s else round(self.carbon_kg, 6),
+            "unpriced_s": round(self.unpriced_s, 3),
+            "unmetered_s": round(self.unmetered_s, 3),
             "is_estimated": self.is_estimated,
             "tokens": round(self.tokens),
             "attempts": self.attempts,
@@ -132,5 +138,7 @@ def add(accounts: Iterable[Account]) -> Account:
         sum(account.tokens for account in listed),
         sum(account.attempts for account in listed),
         sum(account.restarts for account in listed),
+        sum(account.unpriced_s for account in listed),
+        sum(account.unmetered_s for account in listed),
         tuple(recovery for account in listed for recovery in account.recoveries),
     )

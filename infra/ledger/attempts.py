@@ -97,17 +97,20 @@ class Attempt:
         overhead = float(self.rates.get("overhead", 1.0))
         measured_j = self.measured_j * self.devices * overhead
         estimated_s = max(0.0, held_s - self.measured_s * self.devices)
-        energy_j = measured_j + estimated_s * float(self.rates.get("watts", 0.0)) * overhead
+        watts, usd_per_hour = self.rates.get("watts"), self.rates.get("usd_per_hour")
+        energy_j = measured_j + estimated_s * float(watts or 0.0) * overhead
         return Account(
             parts,
             self.seconds * self.devices,
             energy_j,
             measured_j,
             energy_j / 3.6e6 * float(self.rates.get("kg_per_kwh", 0.0)),
-            held_s / 3600 * float(self.rates.get("usd_per_hour", 0.0)),
+            held_s / 3600 * float(usd_per_hour or 0.0),
             sum(piece.tokens for piece in self.pieces if piece.kind == "useful"),
             1,
             self.restarts,
+            held_s if usd_per_hour is None else 0.0,
+            estimated_s if watts is None else 0.0,
             tuple(Recovery(fault.cause, fault.seconds, fault.stage) for fault in faults),
         )
 
@@ -159,10 +162,11 @@ def times_of(lines: Sequence[Mapping[str, Any]], *, is_kept: bool = True) -> Bui
 
 
 class _Reader:
-    """What is known of a build from one attempt to the next: the batches that were reached, and unmended faults."""
+    """State of a build from one attempt to the next: the batches that were reached, and the faults so far."""
 
     def __init__(self) -> None:
         self.reached: dict[str, int] = {}
+        self.tokens: dict[str, float] = {}
         self.saved: dict[str, int] = {}
         self.faults: list[_Fault] = []
 
@@ -185,6 +189,7 @@ class _Reader:
                 case "loop":
                     pieces.append(_Piece(span, "useful" if started else "waiting", "" if started else "start-up"))
                     started = True
+                    self._continue(attempt, line)
                 case "spent":
                     self._spend(attempt, line, span, started)
                     if line.get("to"):
@@ -223,6 +228,17 @@ class _Reader:
                 self._fault(attempt, attempt.cause, _Moment(attempt.ended, wall, attempt.boot))
         return attempt
 
+    def _continue(self, attempt: Attempt, line: Mapping[str, Any]) -> None:
+        """Take over steps that a checkpoint has and no line: their process was killed before it wrote one. Their
+        seconds are under that fault."""
+        key, batch, token = str(line.get("key", "")), int(line.get("batch", 0)), float(line.get("token", 0.0))
+        # The first loop of a training that continues another one begins with that one's batches.
+        reached = self.reached.setdefault(key, batch)
+        tokens = token - self.tokens.setdefault(key, token)
+        if batch > reached:
+            attempt.pieces.append(_Piece(0.0, "useful", "", key, reached, batch, tokens))
+            self.reached[key], self.tokens[key] = batch, token
+
     def _spend(self, attempt: Attempt, line: Mapping[str, Any], span: float, started: bool) -> None:
         seconds = {str(name): max(0.0, float(value)) for name, value in line.get("seconds", {}).items()}
         given = sum(seconds.values())
@@ -246,7 +262,8 @@ class _Reader:
             if share:
                 piece = _Piece(total * share, kind, "", key, begin, end, tokens * share)
                 attempt.pieces.append(piece)
-        self.reached[key] = max(self.reached.get(key, 0), last)
+        if last >= self.reached.get(key, 0):
+            self.reached[key], self.tokens[key] = last, float(line.get("token", 0.0))
 
     def _fault(self, attempt: Attempt, cause: str, moment: _Moment) -> None:
         fault = _Fault(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.io.json import read_own_json
-from infra.ledger.account import Account, add
+from infra.ledger.account import KINDS, Account, add
 from infra.ledger.attempts import times_of
 from infra.ledger.record import TIMES, read_lines
 
@@ -113,12 +113,16 @@ class CostOfAll:
 def summary(account: Account) -> list[tuple[str, str]]:
     """Return an account in words: (subject, value) pairs for tables and pages."""
     estimated = " (estimated)" if account.is_estimated else ""
+    usd = f"{account.usd:,.2f}" if account.usd >= 0.01 else f"{account.usd:.4f}"
     rows = [
         ("ETTR", "unknown" if account.ettr is None else f"{100 * account.ettr:.1f} %"),
         ("device time", hours(account.device_s)),
-        ("money", f"{account.usd:,.2f} USD" if account.usd >= 0.01 else f"{account.usd:.4f} USD"),
-        ("energy", f"{_short(account.energy_j / 3.6e6)} kWh{estimated}"),
-        ("emissions", f"{_short(account.carbon_kg)} kg CO2e (estimated)"),
+        ("money", _known(f"{usd} USD (estimated)", account.usd, account.unpriced_s)),
+        ("energy", _known(f"{_short(account.energy_j / 3.6e6)} kWh{estimated}", account.energy_j, account.unmetered_s)),
+        (
+            "emissions",
+            _known(f"{_short(account.carbon_kg)} kg CO2e (estimated)", account.energy_j, account.unmetered_s),
+        ),
         ("tokens trained on", f"{account.tokens:,.0f}"),
         ("restarts", str(account.restarts)),
     ]
@@ -127,9 +131,40 @@ def summary(account: Account) -> list[tuple[str, str]]:
     return rows
 
 
+def card_section(cost: CostOfAll) -> str:
+    """Return the section of a model card about the cost of the model and all that it descends from."""
+    lines = ["## What it cost", ""]
+    if not cost.is_known:
+        return "\n".join([*lines, "Unknown: no record was kept of the time that it took."])
+    lines += ["| with all that it descends from | |", "|---|---:|"]
+    lines += [f"| {subject} | {value} |" for subject, value in summary(cost.account)]
+    account = cost.account
+    shares = {kind: account.total(kind) / account.device_s for kind in KINDS} if account.device_s else {}
+    shown = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in shares.items())
+    lines += ["", f"Device time: {shown}. ETTR, the effective training time ratio, is the useful share."]
+    if unknown := [each.step or each.artifact for each in cost.unknown]:
+        lines += ["", f"Not included, since unknown: {', '.join(unknown)}."]
+    return "\n".join(lines)
+
+
+def tags(account: Account) -> dict[str, str]:
+    """Return an account as tags of a run or a model in MLflow."""
+    values = {
+        "device_s": f"{account.device_s:.1f}",
+        "ettr": "" if account.ettr is None else f"{account.ettr:.4f}",
+        "usd": "" if account.usd == 0 < account.unpriced_s else f"{account.usd:.4g}",
+        "kwh": "" if account.energy_j == 0 < account.unmetered_s else f"{account.energy_j / 3.6e6:.4g}",
+        "co2e_kg": "" if account.energy_j == 0 < account.unmetered_s else f"{account.carbon_kg:.4g}",
+        "tokens": f"{account.tokens:.0f}",
+        "restarts": str(account.restarts),
+        "mttr_s": "" if account.mttr_s is None else f"{account.mttr_s:.1f}",
+    }
+    return {f"stemma.cost.{name}": value for name, value in values.items() if value}
+
+
 def parts(account: Account) -> Iterable[tuple[str, str, float]]:
     """Yield (kind, cause, device-seconds) of every part of an account, the kinds in order, the largest causes first."""
-    for kind in ("useful", "recomputed", "waiting", "lost"):
+    for kind in KINDS:
         for cause, seconds in account.by_cause(kind).items():
             yield kind, cause, seconds
 
@@ -137,6 +172,13 @@ def parts(account: Account) -> Iterable[tuple[str, str, float]]:
 def hours(device_s: float) -> str:
     """Return device-seconds as text: 12.0 s, or 3.42 h from an hour on."""
     return f"{device_s:,.1f} s" if device_s < 3600 else f"{device_s / 3600:,.2f} h"
+
+
+def _known(text: str, value: float, unknown_s: float) -> str:
+    """Return a value in words, with the device time that it leaves out because a rate of its device is unknown."""
+    if not unknown_s:
+        return text
+    return f"{text}, without {hours(unknown_s)} of unknown devices" if value else "unknown: set launch.cost"
 
 
 def _short(value: float) -> str:

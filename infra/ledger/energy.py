@@ -31,7 +31,7 @@ KG_PER_KWH = 0.48
 
 
 class GpuEnergy:
-    """Energy of one GPU as its driver counts it. Reads nothing, and says so, if the driver has no such counter."""
+    """Energy of one GPU as its driver counts it. Not every driver has such a counter."""
 
     def __init__(self, uuid: str) -> None:
         """Open the GPU's counter.

@@ -25,6 +25,7 @@ from mlflow.entities import (
 )
 
 from infra.lineage import page
+from infra.lineage.also.copies import Copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import (
     Input,
@@ -59,7 +60,7 @@ class Delivery:
     Raises what `migrations.prepare` raises where it goes straight.
     """
 
-    def __init__(self, root: Path, uri: str, ledger: Ledger) -> None:
+    def __init__(self, root: Path, uri: str, ledger: Ledger, copies: Copies | None = None) -> None:
         self._root = root
         self._ledger = ledger
         self._experiments: dict[str, str] = {}
@@ -72,7 +73,7 @@ class Delivery:
                 self._client.search_experiments(max_results=1)
         else:
             self._client = MlflowClient(uri, registry_uri=uri)
-        self._metrics = MetricsDelivery(root, self._client, ledger)
+        self._metrics = MetricsDelivery(root, self._client, ledger, copies)
         self._registry = Registry(root, self._client, ledger)
 
     def deliver(self, message: Message, sender: Mapping[str, Any]) -> None:
@@ -145,6 +146,8 @@ class Delivery:
         self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
         if message.output:
             self._log_output(run, message.output)
+        for key, value in message.tags.items():
+            self._client.set_tag(run.run_id, key, value)
         put_copies(message.artifacts, self._folder(run))
         if message.error:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
@@ -175,6 +178,8 @@ class Delivery:
             self._client.set_tag(run.run_id, "stemma.error", message.error[: page.MAX_VALUE])
         at_ms = milliseconds(message.time)
         self._metrics.log(run.run_id, [Metric(name, value, at_ms, 0) for name, value in message.figures.items()])
+        for key, value in message.tags.items():
+            self._client.set_tag(run.run_id, key, value)
         put_copies(message.artifacts, self._folder(run))
         self._client.set_terminated(run.run_id, message.status, at_ms)
         self._delete_twins(run)

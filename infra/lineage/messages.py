@@ -119,7 +119,8 @@ class StageFinished(Message):
     """A build ended.
 
     metrics: where all metric lines lie now (the artifact's aux/metrics.jsonl), if the file that was followed may be
-    gone; artifacts: small files worth a look in the page (report.html, MODEL_CARD.md, …); error: one line.
+    gone; artifacts: small files worth a look in the page (report.html, MODEL_CARD.md, …); error: one line; tags: what
+    the build cost.
     """
 
     kind = "stage_finished"
@@ -131,6 +132,7 @@ class StageFinished(Message):
     metrics: str = ""
     artifacts: tuple[str, ...] = ()
     error: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class StageReused(Message):
 @dataclass(frozen=True)
 class PipelineFinished(Message):
     """figures: those by which runs are compared, of built and reused stages alike, as `step.figure`; artifacts: files
-    that describe the entire run (WHOLE_RUN)."""
+    that describe the entire run (WHOLE_RUN); tags: what the run cost."""
 
     kind = "pipeline_finished"
     status: Status
@@ -156,6 +158,7 @@ class PipelineFinished(Message):
     error: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from infra.io.json import parse_own_json
+from infra.lineage.also.copies import Copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.tracking import database_uri
 
@@ -143,10 +144,11 @@ def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
 class MetricsDelivery:
     """Send the metric lines of builds to a tracking store, from the position that the ledger recorded last."""
 
-    def __init__(self, root: Path, client: MlflowClient, ledger: Ledger) -> None:
+    def __init__(self, root: Path, client: MlflowClient, ledger: Ledger, copies: Copies | None = None) -> None:
         self._root = root
         self._client = client
         self._ledger = ledger
+        self._copies = copies
 
     def follow(self) -> None:
         """Send the lines that were written to the followed files since the last call."""
@@ -178,6 +180,8 @@ class MetricsDelivery:
 
         def send() -> None:
             self.log(run.run_id, batch)
+            if self._copies and batch:
+                self._copies.metrics(run.build_id, [(m.key, m.step, m.value, m.timestamp / 1000) for m in batch])
             batch.clear()
             if follow and end:
                 self._ledger.advance(run.build_id, end)

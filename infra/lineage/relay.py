@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.errors import Problem, StemmaError
+from infra.lineage.also.copies import Copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import from_json
 from infra.lineage.migrations import is_of_the_database, passes
@@ -70,6 +71,7 @@ class Relay:
         self.ledger = Ledger(root)
         self.stopped = threading.Event()
         self._delivery: Delivery | None = None
+        self._copies = Copies(root, self.ledger)
         self._uri = ""
         self._pause_s = 0.0
         self._looked_for_abandoned = 0.0
@@ -104,6 +106,7 @@ class Relay:
             message = from_json(envelope.content)
             delivery = self._connected()
             delivery.deliver(message, envelope.sender)
+            self._copies.delivered(message)
         except (Unreachable, Unusable):
             raise
         except Exception as error:
@@ -119,6 +122,10 @@ class Relay:
             return
         path.unlink()
 
+    def close(self) -> None:
+        """Let copies for other trackers arrive."""
+        self._copies.close()
+
     def _connected(self) -> Delivery:
         uri = tracking_uri(self.root)
         if uri != database_uri(self.root) and not answers(f"{uri}/health"):
@@ -128,7 +135,7 @@ class Relay:
             from infra.lineage.delivery import Delivery
 
             try:
-                self._delivery = Delivery(self.root, uri, self.ledger)
+                self._delivery = Delivery(self.root, uri, self.ledger, self._copies)
             except Exception as error:
                 self._raise_if_database(error)
                 raise
@@ -225,11 +232,13 @@ def follow(root: Path, *, until_empty: bool) -> None:
             log.error("%s; %d messages wait until then", error, relay.outbox.pending())
             sys.exit(1)
         if until_empty and not relay.has_work and not anyone_registered(root):
+            relay.close()
             lock.release()
             # Another process may have seen us alive after we looked, and relied on it.
             if not (relay.has_work or anyone_registered(root)) or not lock.acquire():
                 return
         stopped.wait(LOOK_EVERY_S)
+    relay.close()
 
 
 def ensure_relay(root: Path | str) -> None:

@@ -101,7 +101,7 @@ class Pace:
         if self._total is not None:
             remaining = self._total - self._before - done
             if amount > 0 and remaining > 0 and done >= STEADY_SHARE * (done + remaining):
-                notes.append(f"{_duration(seconds * remaining / amount)} left")
+                notes.append(f"{duration(seconds * remaining / amount)} left")
         return notes
 
 
@@ -109,7 +109,8 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 95e3 else f"{bytes_per_s / 1e3:.1f} kB/s"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time left in words, no more exact than an estimate is."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -41,9 +41,9 @@ from infra.servers.prefect.callers import App, OwnCallersOnly
 from infra.servers.services import services
 from infra.servers.settings import Settings
 from infra.servers.state import prefect_api_url
-from infra.store.layout import Layout
+from infra.store.layout import LEDGER, Layout
 
-JOURNAL_END_BYTES = 64_000
+JOURNAL_END_BYTES = 256_000
 LIVE = {
     "train/tokens_per_s": ("stemma_tokens_per_second", "Training throughput of a stage that is being built."),
     "train/mfu": ("stemma_mfu_ratio", "Model FLOPs utilisation, attention included (PaLM, appendix B)."),
@@ -51,6 +51,13 @@ LIVE = {
     "train/memory_gb": ("stemma_memory_gigabytes", "Memory that a training stage holds."),
 }
 """Metrics of stages on which an alarm may be useful, by the name that the stage gives them."""
+LIVE_GPU = {
+    "utilisation_percent": ("stemma_gpu_utilisation_ratio", "Share of time in which a GPU was busy.", 0.01),
+    "memory_gb": ("stemma_gpu_memory_bytes", "Memory of a GPU in use, by any process.", 1e9),
+    "power_w": ("stemma_gpu_power_watts", "Power that a GPU draws.", 1.0),
+    "temperature_c": ("stemma_gpu_temperature_celsius", "Temperature of a GPU.", 1.0),
+}
+"""Samples of the GPUs that a stage uses, by their names in its journal: name, description, factor."""
 
 
 def _ended(run: Path) -> dict[str, Any]:
@@ -68,9 +75,11 @@ class StoreCollector(Collector):
     def __init__(self, root: Path) -> None:
         self._layout = Layout(root)
         self._ended: dict[str, dict[str, Any]] = {}
+        self._ledgers: dict[str, dict[str, Any]] = {}
 
     def collect(self) -> Iterator[Metric]:
         yield from self._runs()
+        yield from self._costs()
         yield from self._live()
         yield from self._outbox()
         yield from self._disk()
@@ -101,14 +110,62 @@ class StoreCollector(Collector):
                 # A run that can no longer be read must not hide all other runs from Prometheus.
                 with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
                     self._ended[folder.name] = _ended(folder)
+            if folder.name not in self._ledgers and (folder / LEDGER).exists():
+                with suppress(OSError, ValueError):
+                    ledger = read_own_json(folder / LEDGER)
+                    if isinstance(ledger, dict) and {"parts", "faults", "usd", "ettr", "mttr_s"} <= ledger.keys():
+                        self._ledgers[folder.name] = ledger
             if folder.name in self._ended:
                 yield self._ended[folder.name]
+
+    def _costs(self) -> Iterator[Metric]:
+        """Yield the ledgers of runs that ended, see docs/cost.md; a run that was killed has none."""
+        seconds = CounterMetricFamily(
+            "stemma_device_seconds",
+            "Device-seconds of runs that ended, by what they were spent on.",
+            labels=["pipeline", "kind", "cause"],
+        )
+        money = CounterMetricFamily("stemma_cost_usd", "Price of these device-seconds.", labels=["pipeline"])
+        energy = CounterMetricFamily("stemma_energy_kwh", "Energy of these devices.", labels=["pipeline"])
+        carbon = CounterMetricFamily("stemma_co2e_kilograms", "Emissions of this energy.", labels=["pipeline"])
+        faults = CounterMetricFamily("stemma_faults", "Faults of these runs.", labels=["pipeline", "cause"])
+        ettr = GaugeMetricFamily(
+            "stemma_ettr_ratio", "Useful share of the device-seconds of the newest run that ended.", labels=["pipeline"]
+        )
+        recovery = GaugeMetricFamily(
+            "stemma_recovery_seconds", "Mean time from a fault to new work in the newest run.", labels=["pipeline"]
+        )
+        counters = (seconds, money, energy, carbon, faults)
+        sums: Counter[tuple[int, tuple[str, ...]]] = Counter()
+        newest: dict[str, dict[str, Any]] = {}
+        for _, ledger in sorted(self._ledgers.items()):
+            pipeline = str(ledger.get("pipeline", ""))
+            newest[pipeline] = ledger
+            for kind, causes in ledger["parts"].items():
+                for cause, value in causes.items():
+                    sums[0, (pipeline, kind, cause)] += value
+            for position, key in enumerate(("usd", "kwh", "co2e_kg"), start=1):
+                if ledger[key] is not None:
+                    sums[position, (pipeline,)] += ledger[key]
+            for cause, fault in ledger["faults"].items():
+                sums[4, (pipeline, cause)] += fault["count"]
+        for (position, labels), amount in sums.items():
+            counters[position].add_metric(labels, amount)
+        for pipeline, ledger in newest.items():
+            for gauge, key in ((ettr, "ettr"), (recovery, "mttr_s")):
+                if ledger[key] is not None:
+                    gauge.add_metric([pipeline], ledger[key])
+        yield from (*counters, ettr, recovery)
 
     def _live(self) -> Iterator[Metric]:
         done = GaugeMetricFamily(
             "stemma_progress_ratio", "How far a stage that is being built has come.", labels=["stage"]
         )
         families = {key: GaugeMetricFamily(name, message, labels=["stage"]) for key, (name, message) in LIVE.items()}
+        gpus = {
+            key: GaugeMetricFamily(name, message, labels=["stage", "gpu"])
+            for key, (name, message, _) in LIVE_GPU.items()
+        }
         for stage, journal in self._being_built().items():
             values: dict[str, float] = {}
             progress = None
@@ -122,8 +179,13 @@ class StoreCollector(Collector):
             for key, family in families.items():
                 if key in values:
                     family.add_metric([stage], values[key])
+            for name, value in values.items():
+                match name.split("/"):
+                    case ["gpu", number, key] if key in gpus:
+                        gpus[key].add_metric([stage, number], value * LIVE_GPU[key][2])
         yield done
         yield from families.values()
+        yield from gpus.values()
 
     def _being_built(self) -> dict[str, Path]:
         """Return the journals of current builds, by their steps.

@@ -40,6 +40,8 @@ RESERVED = frozenset(
 MANIFEST = "manifest.json"
 AUX = "aux"
 MIRROR = ".remote"
+RUN_TIMES, LEDGER = "times", "ledger.json"
+"""In the folder of a run: the records of its stages' time, and what it cost once it ended."""
 _KNOWN = RESERVED | {MARKER, RECORD, MIRROR, ".state", ".work"}
 _KNOWN |= {"pins.json", ".pins.json", "promotions.json", ".promotions.json"}
 """Names that may exist in a root before its format file: `up` starts servers there before anything is built."""

@@ -24,7 +24,7 @@ from infra.lineage.ledger import mlflow_run_id
 from infra.project import code_state, lock_hash
 from infra.run import read_journal
 from infra.store.ancestry import glance_at_ancestry, locate
-from infra.store.layout import AUX
+from infra.store.layout import AUX, RUN_TIMES
 from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.store import Store, disk_error
 from tasks.building.context import BuildContext, Clock
@@ -40,10 +40,6 @@ LOW_DISK_BYTES = 200_000_000
 
 MEASUREMENT = "measurement"
 """The folder next to an unfinished model for the measurement that its training's process takes of it."""
-
-
-RUN_TIMES = "times"
-"""The folder of a run for the records of its stages' time."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +102,9 @@ class Build:
             with self.clock("fetch"):
                 self._fetch_inputs()
             self._check_disk()
-            asked = time.monotonic()
+            queued_at = time.monotonic()
             with self.context.turn(self.node.id):
-                self.times = self._begin_times(time.monotonic() - asked)
+                self.times = self._begin_times(time.monotonic() - queued_at)
                 # A stage that waited for its turn did not work meanwhile. A clock may be set on the way.
                 started_at, ticks = time.time(), time.monotonic()
                 reasons = "; ".join(map(str, because[:3]))

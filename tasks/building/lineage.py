@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,6 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from infra.errors import StemmaError
+from infra.ledger.ancestors import cost_over_ancestors
+from infra.ledger.builds import RECORD, card_section, cost_of
+from infra.ledger.builds import tags as cost_tags
 from infra.lineage import messages
 from infra.lineage.page import pipeline_figures
 from infra.store.layout import AUX
@@ -40,6 +45,9 @@ def end_of(
         }
         figures = pipeline_figures({name: manifest.result.get("figures", {}) for name, manifest in of_model.items()})
         tags |= {name: f"{value:.4g}" for name, value in figures.items()}
+        with suppress(OSError, StemmaError):  # what it cost must not fail a registration
+            cost = cost_over_ancestors(context.store, context.store.path(model), model)
+            tags |= cost_tags(cost.account) if cost.is_known else {}
         name, note = str(manifest.config["name"]), str(manifest.result["headline"])
         yield messages.RegisterModel(
             model.build_id,
@@ -49,7 +57,7 @@ def end_of(
             time.time(),
             note,
             tags,
-            str(path / CARD),
+            str(with_cost if (with_cost := context.store.path(model) / AUX / CARD).is_file() else path / CARD),
         )
     kind: Literal["model", "dataset"] = "model" if node.stage.makes_weights else "dataset"
     yield messages.StageFinished(
@@ -61,15 +69,30 @@ def end_of(
         messages.Output(node.folder, manifest.digest, manifest.fingerprint, context.store.location(manifest), kind),
         str(path / AUX / JOURNAL),
         shown(node, path),
+        tags=_tags_of_build(path),
     )
 
 
+def _tags_of_build(path: Path) -> dict[str, str]:
+    account = cost_of(path, "", "").account if (path / RECORD).is_file() else None
+    return cost_tags(account) if account and account.attempts else {}
+
+
 def leave_card(node: Node, inputs: Mapping[str, Manifest], path: Path, context: BuildContext) -> None:
-    """Put the card of a registered model into that model's folder too."""
-    if node.stage.registers and (path / CARD).is_file():
-        # A full disk, or one of another user's, must not fail a registration.
-        with suppress(OSError):
-            context.store.put_beside(inputs[node.stage.registers], path / CARD, CARD)
+    """Put the card of a registered model into that model's folder too, with what the model cost.
+
+    The card in the registration is part of its digest, and so contains nothing that differs between two builds.
+    """
+    if not node.stage.registers or not (path / CARD).is_file():
+        return
+    model = inputs[node.stage.registers]
+    # A full disk, or one of another user's, must not fail a registration.
+    with suppress(OSError, StemmaError), tempfile.TemporaryDirectory() as folder:
+        cost = cost_over_ancestors(context.store, context.store.path(model), model)
+        card = Path(folder) / CARD
+        text = (path / CARD).read_text(encoding="utf8").rstrip()
+        card.write_text(f"{text}\n\n{card_section(cost)}\n", encoding="utf8")
+        context.store.put_beside(model, card, CARD)
 
 
 def _read_by(manifest: Manifest) -> set[str]:

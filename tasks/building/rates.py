@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def _gpu(launch: LaunchConfig) -> Device | None:
     """Return the GPU that `launch.hardware` names, else this machine's; None if it is not known."""
     if launch.hardware:
         return DEVICES.get(launch.hardware)
-    for gpu in sorted(_GPU.iterdir()) if _GPU.is_dir() else ():
-        text = (gpu / "information").read_text(encoding="utf8", errors="replace")
-        model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
-        return device_called(model.strip())
+    with suppress(OSError):
+        for gpu in sorted(_GPU.iterdir()) if _GPU.is_dir() else ():
+            text = (gpu / "information").read_text(encoding="utf8", errors="replace")
+            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
+            return device_called(model.strip())
     return None

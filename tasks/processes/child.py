@@ -31,6 +31,7 @@ from infra.errors import Cancelled, StemmaError
 from infra.io.json import read_own_json
 from infra.launch.cluster import run_on_cluster
 from infra.launch.config import LaunchConfig
+from infra.launch.gpu_usage import sampled
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.leases.lease import Claim
@@ -215,7 +216,8 @@ def _alone(job: Job, is_cancelled: Callable[[], bool], listen: Callable[[], None
             answers_dir=Path(job.answers) if job.answers else None,
             times=TimeRecord(scratch / TIMES),
         )
-        return _build(job, run, word)
+        with sampled(run, launch):
+            return _build(job, run, word)
 
 
 def _mapper(job: Job) -> Mapper | None:

@@ -51,7 +51,7 @@ def run_child(
         "message": line} for each that it prints.
     patience_s: called once it is cancelled: seconds that the stage has to save and end, before it is killed.
     warm_start: forks the process, unless a new one is needed; None always starts a new one.
-    times: is told that the attempt still lives.
+    times: records that the attempt still lives.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
     once every process of the stage is gone. A training whose model was whole by then is built.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -12,8 +13,10 @@ import pytest
 import yaml
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from cli.commands import COMMANDS, GROUPS, stemma
+from cli.pipelines.follow import _Table
 from cli.pipelines.run import _unfinished
 from flows.compare.compare import compare
 from flows.compare.compared import find
@@ -146,6 +149,40 @@ def test_run_says_that_it_continues(root: Path) -> None:
         expected = {"failed": "which failed", "done": "", "cancelled": "which was cancelled"}[status]
         assert expected in (text := _unfinished(runs_folder, "chronicle")) and bool(text) is bool(expected)
     assert _unfinished(runs_folder, "another") == ""
+
+
+def test_a_terminal_shows_one_table_of_all_stages() -> None:
+    shown = Console(file=io.StringIO(), force_terminal=True, width=110, height=30, color_system=None)
+    table = _Table(shown, debug=False)
+
+    def stage(name: str, status: str, at: float, **values: Any) -> None:
+        row = {"headline": "", "seconds": None, **values}
+        table.line({"kind": "stage", "stage": name, "status": status, "time": at, **row})
+
+    def text() -> list[str]:
+        with shown.capture() as capture:
+            shown.print(table._render())
+        return [line.rstrip() for line in capture.get().splitlines()]
+
+    table.line({"kind": "begin", "time": 0.0})
+    for name in ("ingest", "clean", "pretrain"):
+        stage(name, "waiting", 0.0)
+    stage("ingest", "built", 3.0, seconds=62.0, headline="7 documents")
+    stage("clean", "running", 3.0)
+    for at, done in ((4.0, 10), (14.0, 110)):
+        progress = {"done": done, "total": 510, "unit": "documents", "note": "1.2 MB/s"}
+        table.line({"kind": "progress", "stage": "clean", "time": at, **progress})
+    heads, *rows, counts = text()
+    assert heads.split() == ["stage", "state", "rate", "left"]
+    assert [row.split()[:2] for row in rows] == [["ingest", "built"], ["clean", "running"], ["pretrain", "waiting"]]
+    assert rows[0].split()[2:] == ["1", "min", "2", "s"]
+    assert "22%" in rows[1] and "10 documents/s" in rows[1] and "40 s" in rows[1]
+    assert counts == "1 running · 1 waiting · 1 built"
+    # A terminal with fewer lines than stages shows those that run and come next.
+    for number in range(60):
+        stage(f"more{number}", "waiting", 20.0)
+    rows = text()
+    assert len(rows) < 30 and rows[1].startswith("clean") and rows[2].startswith("pretrain")
 
 
 def test_version_names_the_code_and_what_it_is_installed_with() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shlex
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import yaml
 from infra.leases import place as lease_place
 from infra.leases.lease import Leases
 from infra.run import read_journal
-from infra.servers.foreground import spec_for
+from infra.servers.foreground import READERS, spec_for
 from infra.servers.http import post
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
@@ -33,7 +36,7 @@ COMPOSE = REPOSITORY / "infra" / "compose.yaml"
 DOCKERFILE = REPOSITORY / "infra" / "Dockerfile"
 AUTH = "operator:correct-horse-battery"
 PASSWORDS = ("a-password", "s3-password", "metrics-password")
-OURS = ("prefect", "mlflow", "worker", "relay", "metrics")
+OURS = ("prefect", "mlflow", "worker", "relay", "metrics", "page")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +95,9 @@ def test_a_pod_has_no_rights_that_it_does_not_need(deployment: dict[str, Any]) -
     if part == "runs":  # Prefect's own worker knows none of our variables
         assert named == {"PREFECT_API_AUTH_STRING": "auth"}
         return
-    database = "metrics-database-url" if part == "metrics" else "database-url"
+    database = "metrics-database-url" if part in READERS else "database-url"
     assert named == {"STEMMA_AUTH": "auth", "STEMMA_DATABASE_URL": database}
-    assert mounted["/store"].get("readOnly", False) == (part == "metrics")
+    assert mounted["/store"].get("readOnly", False) == (part in READERS)
 
 
 def test_pods_are_reached_by_those_alone_that_a_policy_names() -> None:
@@ -115,12 +118,12 @@ def test_pods_are_reached_by_those_alone_that_a_policy_names() -> None:
 
     closed = [policy for policy in policies if policy["spec"]["policyTypes"] == ["Ingress"]]
     assert set().union(*(chosen(policy) for policy in closed)) == parts
-    assert {part for part in parts if into(part)} == {"prefect", "mlflow", "metrics", "training"}
+    assert {part for part in parts if into(part)} == {"prefect", "mlflow", "metrics", "page", "training"}
     assert all(rule["from"] for part in parts for rule in into(part)), "no rule lets everybody in"
     listening = {port["port"] for service in kubernetes("Service") for port in service["spec"]["ports"]}
     assert {port["port"] for rule in into("prefect") for port in rule["ports"]} == listening
     bounded = [policy for policy in policies if policy["spec"]["policyTypes"] == ["Egress"]]
-    assert set().union(*(chosen(policy) for policy in bounded)) == {"prefect", "mlflow", "relay", "metrics"}
+    assert set().union(*(chosen(policy) for policy in bounded)) == {"prefect", "mlflow", "relay", "metrics", "page"}
 
 
 def test_the_compose_file_gives_each_part_what_it_needs_and_no_more() -> None:
@@ -132,11 +135,11 @@ def test_the_compose_file_gives_each_part_what_it_needs_and_no_more() -> None:
     assert knowing == {
         "a-password": {"postgres", "prefect", "mlflow", "worker", "relay"},
         "s3-password": {"s3", "worker"},
-        "metrics-password": {"postgres", "metrics"},
+        "metrics-password": {"postgres", "metrics", "page"},
     }
     for name in OURS:
         assert parts[name]["read_only"] and {"/tmp", "/home/stemma"} <= set(parts[name]["volumes"])
-    assert "store:/store:ro" in parts["metrics"]["volumes"]
+    assert all("store:/store:ro" in parts[name]["volumes"] for name in READERS)
 
 
 def test_images_are_pinned_by_digest_on_demand(tmp_path: Path) -> None:
@@ -206,11 +209,11 @@ def test_the_parts_of_the_compose_file_work_together(tmp_path: Path, monkeypatch
     with postgres() as database, ExitStack() as stack:
         parts = _parts(database)
         _make_metrics_role(database)
-        ports = {name: any_free_port() for name in ("prefect", "mlflow", "metrics")}
+        ports = {name: any_free_port() for name in ("prefect", "mlflow", "metrics", "page")}
 
         def here(text: str) -> str:
             text = text.replace("/store", str(tmp_path / "store")).replace("0.0.0.0", "127.0.0.1")
-            for name, port in (("prefect", 4200), ("mlflow", 5000), ("metrics", 9464)):
+            for name, port in (("prefect", 4200), ("mlflow", 5000), ("metrics", 9464), ("page", 4100)):
                 text = re.sub(rf"(127\.0\.0\.1|{name}):{port}", f"127.0.0.1:{ports[name]}", text)
             return text
 
@@ -237,6 +240,12 @@ def test_the_parts_of_the_compose_file_work_together(tmp_path: Path, monkeypatch
         journal = next((tmp_path / "store" / "runs").glob("*/journal.jsonl"))
         assert read_journal(journal)[0]["pid"] != command.pid, "it ran in the command's own process, not on the worker"
         monkeypatch.setenv("STEMMA_AUTH", AUTH)
+        run_id = journal.parent.name
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{ports['page']}/run/{run_id}")
+        asking = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{ports['page']}/run/{run_id}", headers=asking)
+        assert b"Change a setting and run again" in urllib.request.urlopen(request).read()
         search = f"http://127.0.0.1:{ports['mlflow']}/api/2.0/mlflow/experiments/search"
         wait_until(lambda: "chronicle" in str(post(search, {"max_results": 10})), timeout_s=60)
 

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flows.runs.journal import RunJournal
+from flows.runs.ledger import RunLedger
+from infra.ledger.account import Account, Recovery
 from infra.run import Run, open_journal
 from infra.servers.http import answers
 from infra.servers.metrics import StoreCollector
@@ -73,6 +75,24 @@ def test_a_run_that_nobody_can_read_keeps_prometheus_from_no_other(tmp_path: Pat
     assert found["stemma_runs_total", ("demo", "failed")] == found["stemma_failures_total", ("killed", "demo")] == 1
 
 
+def test_the_cost_of_runs_is_summed_and_the_newest_gives_the_effective_time(tmp_path: Path) -> None:
+    for run_id, useful_s in (("20261121-1", 60.0), ("20261121-2", 90.0)):
+        parts = {("useful", ""): useful_s, ("lost", "killed"): 100.0 - useful_s}
+        recoveries = (Recovery("killed", 8.0), Recovery("killed", None))
+        account = Account(parts, 100.0, usd=0.5, recoveries=recoveries)  # type: ignore[arg-type]
+        folder = tmp_path / "runs" / run_id
+        folder.mkdir(parents=True)
+        document = RunLedger(run_id, "demo", 100.0, account, Account()).as_json()
+        (folder / "ledger.json").write_text(json.dumps(document))
+    found = scraped(tmp_path)
+    assert found["stemma_device_seconds_total", ("", "useful", "demo")] == 150
+    assert found["stemma_device_seconds_total", ("killed", "lost", "demo")] == 50
+    assert found["stemma_cost_usd_total", ("demo",)] == 1
+    assert found["stemma_faults_total", ("killed", "demo")] == 4
+    assert found["stemma_ettr_ratio", ("demo",)] == 0.9
+    assert found["stemma_recovery_seconds", ("demo",)] == 8
+
+
 def written(root: Path, fingerprint: str, step: str, tokens_per_s: float) -> Path:
     """What a build of pretraining says, as far as it is: 3 of 4 of it are done."""
     scratch = Layout(root).work("pretrain", fingerprint) / "scratch"
@@ -99,6 +119,20 @@ def test_a_stage_that_is_being_built_shows_its_speed(tmp_path: Path) -> None:
     assert found["stemma_progress_ratio", ("pretrain",)] == 0.75
     lease.release()
     assert ("stemma_tokens_per_second", ("pretrain",)) not in scraped(tmp_path), "nobody builds it any more"
+
+
+def test_gpus_of_a_stage_are_told_apart(tmp_path: Path) -> None:
+    lease = Store(tmp_path).leases.acquire(f"pretrain/{'0' * 16}")
+    assert lease is not None
+    with open(written(tmp_path, "0" * 16, "pretrain", 3099), "a") as journal:
+        Run(tmp_path / "work", journal=journal).metrics(
+            {"gpu/0/utilisation_percent": 93.0, "gpu/1/utilisation_percent": 5.0, "gpu/1/memory_gb": 61.5}, 7
+        )
+    samples = scraped(tmp_path)
+    assert samples["stemma_gpu_utilisation_ratio", ("0", "pretrain")] == pytest.approx(0.93)
+    assert samples["stemma_gpu_utilisation_ratio", ("1", "pretrain")] == pytest.approx(0.05)
+    assert samples["stemma_gpu_memory_bytes", ("1", "pretrain")] == 61.5e9
+    lease.release()
 
 
 def test_what_a_failed_build_left_is_no_sign_of_life_and_steps_of_one_stage_are_told_apart(tmp_path: Path) -> None:

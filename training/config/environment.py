@@ -101,11 +101,17 @@ class EnvironmentConfig(Config):
                 package = package.parent
             path.append(str(package.parent))
             readable.append(package)
-        return path, [*readable, *(Path(os.path.abspath(name)) for name in self.files)]
+        return path, [*readable, *(Path(os.path.abspath(name)) for name in self._files)]
+
+    @property
+    def _files(self) -> tuple[str, ...]:
+        """The files that the environment may read, with the documents of `search`."""
+        documents = self.options.get("documents") if self.use == "search" else None
+        return (*self.files, *((documents,) if isinstance(documents, str) else ()))
 
     def sources(self) -> list[Source]:
         """The user's module and the files that it may read: if they change, the model is another one."""
-        given = [("use", self.module_file), *((f"files.{name}", Path(name)) for name in self.files)]
+        given = [("use", self.module_file), *((f"files.{name}", Path(name)) for name in self._files)]
         return [Source(f"rlhf.environment.{key}", paths=(path,)) for key, path in given if path and path.exists()]
 
     def missing(self) -> Iterator[Problem]:
@@ -114,7 +120,7 @@ class EnvironmentConfig(Config):
             yield from missing_functions([self.path], _KEY)
         elif self.use not in SHIPPED and self.module_file is None:
             yield Problem("no_such_file", _KEY, f"expected a file: {self.use.rpartition(':')[0]} does not exist")
-        for name in self.files:
+        for name in self._files:
             if not Path(name).exists():
                 fix = "correct the path, or leave it out"
                 yield Problem("no_such_file", "rlhf.environment.files", f"expected a file or folder: {name}", fix)
@@ -124,4 +130,6 @@ class EnvironmentConfig(Config):
         added: dict[str, Any] = {"sandbox": sandbox} if self.use == "code" else {}
         if self.use == "search" and documents is not None:
             added["documents"] = str(documents)
+        if self.use == "search" and isinstance(given := self.options.get("documents"), str):
+            return added | self.options | {"documents": os.path.abspath(given)}
         return added | self.options

@@ -41,6 +41,7 @@ _NF4_BYTES = 4.127 / 8  # training/model/nf4.py
 class StageNeeds:
     """hours, hours_low, hours_high, cost_usd: None where the length of the training is not known before its data are.
 
+    builds_here: number of builds on this machine that the hours are from; 0 for an estimate by sizes.
     memory_gb: of the fullest device, of memory_limit_gb. microbatch: sequences at once.
     """
 
@@ -55,6 +56,7 @@ class StageNeeds:
     disk_gb: float
     microbatch: int
     fits: bool
+    builds_here: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -51,6 +51,7 @@ class StepTimes(Callback):
         self._energy = GpuEnergy(str(torch.cuda.get_device_properties(device).uuid)) if on_gpu else None
         self._joules: tuple[float, float] | None = None
         self._reset(0, 0)
+        self._saved_before = 0
         self._phase, self._since, self._flushed = "", clock(), clock()
         self._compiled = compiled_s()
 
@@ -60,14 +61,14 @@ class StepTimes(Callback):
         self._phase = ""
         self._flushed = self._clock()
         self._compiled = compiled_s()
-        self._record.write("loop", key=self._key, batch=batch)
+        self._saved_before = self._saved()
+        self._record.write("loop", key=self._key, batch=batch, token=token)
         self._measure()
 
     def before_dataloader(self, state: TrainState) -> None:
         self._enter(self._data)
-        if self._batch > self._first and (
-            self._since - self._flushed >= FLUSH_S or self._first <= self._furthest < self._batch
-        ):
+        is_due = self._since - self._flushed >= FLUSH_S or self._saved() != self._saved_before
+        if is_due or self._first <= self._furthest < self._batch:
             self.flush()
 
     def after_dataloader(self, state: TrainState) -> None:
@@ -92,15 +93,16 @@ class StepTimes(Callback):
             key=self._key,
             **{"from": self._first, "to": self._batch},
             saved=self._saved(),
+            token=self._token,
             tokens=self._token - self._first_token,
             seconds={name: round(value, 4) for name, value in seconds.items()},
             **self._measure(),
         )
         self._reset(self._batch, self._token)
-        self._flushed = self._clock()
+        self._flushed, self._saved_before = self._clock(), self._saved()
 
     def end(self) -> None:
-        """Write what is left once the loop is over, whether or not it came to its last batch."""
+        """Write the rest once the loop is over, or was broken off."""
         self._enter("")
         self.flush()
 

@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 
 from evaluation.pages.charts import Line, line_chart
 from evaluation.pages.parts import Figure, Section, Table, loss_lines
+from evaluation.pages.report.episode_section import episode_reward, episode_tables, transcripts
 from evaluation.pages.report.training_sections import LEGEND, titled
 from evaluation.pages.words import (
     between,
@@ -121,6 +122,7 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
     start = pipeline.long_name(roles.get("sft", "sft"))
     tables = [
         *_heldout_answers(pipeline, figures, roles),
+        *episode_tables(pipeline, figures, roles),
         *_rubric(pipeline, figures, roles),
         *_best_of(figures, pipeline.algorithm(id)),
     ]
@@ -130,14 +132,15 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
         lead += f"{percent(figures['generating_share'])} of the rounds' time."
     if "trainer_idle_share" in figures:
         lead = _beside_learning(figures)
-    drawn = [*_rewards(pipeline, id, start), *_distance(pipeline, id, start)]
-    return Section(*titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf"), lead, drawn, tables)
+    drawn = [*_rewards(pipeline, id, start), *episode_reward(pipeline, id), *_distance(pipeline, id, start)]
+    name = titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf")
+    return Section(*name, lead, drawn, tables, transcripts(pipeline, id, roles))
 
 
 def _beside_learning(figures: Mapping[str, float]) -> str:
-    """Return sentences on samplers that work beside the trainer."""
+    """Return sentences on samplers that work next to the trainer."""
     return (
-        f"Samplers beside the trainer generated {compact(figures['generated_tokens_per_s'])} tokens per second, "
+        f"Samplers next to the trainer generated {compact(figures['generated_tokens_per_s'])} tokens per second, "
         f"{fixed(figures['staleness'])} rounds ahead in the mean. The trainer was idle for "
         f"{percent(figures['trainer_idle_share'])} of the rounds' time, samplers for "
         f"{percent(figures['sampler_idle_share'])}. {figures['answers_dropped']:,.0f} answers were dropped as too old, "

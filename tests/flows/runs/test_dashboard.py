@@ -107,6 +107,15 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     (_, zoomed), (_, drawn) = *view.charts((2, 3)), *view.charts()
     assert 'data-plot="52,628,2,3"' in zoomed and 'data-plot="52,628,1,3"' in drawn
 
+    use = {"gpu/0/utilisation_percent": 93.0, "gpu/0/power_w": 540.0, "gpu/10/memory_gb": 61.25}
+    with open(path, "a", encoding="utf8") as file:
+        for step in (2, 3):
+            file.write(json.dumps({"kind": "metric", "time": 2.0, "step": step, "values": use}) + "\n")
+    view.follow()
+    assert view.figures()[-2:] == [("pretrain: GPU 0", "93 % · 540 W"), ("pretrain: GPU 10", "61.2 GB")]
+    title, _ = view.charts()[-1]
+    assert title == "pretrain: GPU utilisation, %" and ("train", "GPU 0") in view.legend(title)
+
     # It goes back to its first batch after a divergence, and goes on.
     with open(path, "a", encoding="utf8") as file:
         file.write(json.dumps({"kind": "rewind", "time": 2.0, "place": 0, "step": 1}) + "\n")

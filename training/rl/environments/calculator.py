@@ -82,8 +82,9 @@ def evaluate(expression: str) -> int | float:
 
 
 def _value(node: ast.expr) -> int | float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        value: int | float = node.value
+    value: int | float
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        value = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = -_value(node.operand)
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

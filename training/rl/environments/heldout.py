@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from corpus.documents.parts import read_documents
 from corpus.pairs.dialogues import opening_of
+from evaluation.pages.episodes import episodes_page
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, number_clusters
 from infra.run import Run
 from training.chat.base import Chat
 from training.config import RlhfConfig
+from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.completions import Completions, Episode, kl_of
 from training.rl.environments.episodes import Episodes
@@ -29,7 +31,10 @@ from training.validation.answer_figures import means, raw_scores
 
 EPISODES = "episodes.jsonl"
 """In aux/: one line per held-out task, with an episode of each side."""
-_Values = NDArray[np.float64]
+PAGE = "episodes.html"
+"""In aux/: the same as a page."""
+_MOST_TEXT = 20_000_000
+"""Characters of documents that are searched."""
 
 
 def playing(
@@ -41,7 +46,8 @@ def playing(
     """
     if config.environment is None:
         return None
-    pool = EnvironmentPool(config.environment, run.launch.sandbox, inputs.get("documents"))
+    documents = _as_text(inputs["documents"], run.work_dir / "documents.txt") if "documents" in inputs else None
+    pool = EnvironmentPool(config.environment, run.launch.sandbox, documents)
     ending.callback(pool.close)
     run.event("environment", f"rlhf: {pool.described()}", sandbox=pool.kind)
     return Episodes(config, chat, hardware, pool)
@@ -65,7 +71,7 @@ def measure_episodes(
     tasks), turns_, tool_calls_ and answer_tokens_ (means per episode), truncated_ (share of episodes that the
     environment did not end), dropped_ (number of episodes that it failed in), rejected_ (share of rewarded episodes
     that a second rule or the judge rejects) of each side; kl_to_sft (nats per episode) and kl_per_token. Episodes go to
-    aux/episodes.jsonl, their last answers to aux/samples.jsonl.
+    aux/episodes.jsonl and aux/episodes.html, their last answers to aux/samples.jsonl.
     """
     each = config.heldout_answers
     played = [task for task in tasks for _ in range(each)]
@@ -98,6 +104,19 @@ def measure_episodes(
         f"reward of {len(tasks):,} held-out tasks {before:.2f} → {after:.2f}",
         f"KL {figures['kl_to_sft']:.1f}",
     ]
+
+
+def _as_text(documents: Path, path: Path) -> Path:
+    """Write documents as text, which a sandbox reads without this project's code."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f"{ranks.rank()}-{path.name}")
+    size = 0
+    with own.open("w", encoding="utf8") as file:
+        for document in read_documents(documents):
+            size += file.write(f"{document.text}\n\n")
+            if size > _MOST_TEXT:
+                break
+    return own
 
 
 def _of(side: Completions) -> list[Episode]:
@@ -153,6 +172,7 @@ def _write(
 ) -> None:
     """Write the first episode of each task."""
     folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = []
     with (
         (folder / EPISODES).open("w", encoding="utf8") as file,
         (folder / "samples.jsonl").open("w", encoding="utf8") as samples,
@@ -181,3 +201,5 @@ def _write(
                 for name, episode in episodes.items()
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.append(line)
+    (folder / PAGE).write_text(episodes_page(lines, "Episodes before and after"), encoding="utf8")

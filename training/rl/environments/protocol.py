@@ -119,7 +119,7 @@ def _described(name: str, method: Callable[..., str]) -> dict[str, Any]:
             "parameters": {
                 "type": "object",
                 "properties": {
-                    one.name: {"type": _JSON_TYPES.get(hints.get(one.name), "string")} for one in parameters
+                    one.name: {"type": _JSON_TYPES.get(hints.get(one.name, str), "string")} for one in parameters
                 },
                 "required": [one.name for one in parameters if one.default is inspect.Parameter.empty],
             },
