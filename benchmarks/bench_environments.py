@@ -3,10 +3,10 @@
 python -m benchmarks.bench_environments OUT [--seeds 17 18 19] [--rounds 40] [--sft-epochs 4] [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
-calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model has
-random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model, SFT
-and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. What is in OUT already
-is taken as it is.
+calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
+has random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model,
+SFT and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts
+in OUT are taken.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def main() -> None:
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in shown), encoding="utf8")
     source = {"kind": "files", "paths": [str(path.resolve())]}
     read = InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.05})
-    asked = stages.made("instructions", instructions, read)
+    pairs = stages.made("instructions", instructions, read)
     words = tokenizer_of(shown)
     for seed in args.seeds:
         base = base_model(args.out / f"base_{seed}", words, MODEL, seed)
         learnt = SftConfig(**SFT, duration=f"{args.sft_epochs:g} epochs", seed=seed)
-        start = stages.made(f"sft_{seed}", sft, learnt, {"model": base, "instructions": asked})
+        start = stages.made(f"sft_{seed}", sft, learnt, {"model": base, "instructions": pairs})
         config = RlhfConfig.model_validate(LEARNING | {"rollouts": args.rounds, "seed": seed})
-        stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": asked})
-    found = stages.figures("calculator", args.seeds)
+        stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": pairs})
+    results = stages.figures("calculator", args.seeds)
     keys = (
         ("right before, %", "heldout_environment_sft", 100.0),
         ("right after, %", "heldout_environment_rlhf", 100.0),
@@ -85,8 +85,8 @@ def main() -> None:
         ("seconds", "seconds", 1.0),
     )
     print(f"| task | seeds | {' | '.join(name for name, _, _ in keys)} |\n|{'---|' * (len(keys) + 2)}")
-    cells = [spread([factor * one[key] for one in found]) for _, key, factor in keys]
-    print(f"| calculator | {len(found)} | {' | '.join(cells)} |")
+    cells = [spread([factor * figures[key] for figures in results]) for _, key, factor in keys]
+    print(f"| calculator | {len(results)} | {' | '.join(cells)} |")
 
 
 def demonstrations(count: int) -> list[list[dict[str, str]]]:

@@ -49,8 +49,8 @@ def needle(config: NeedleConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         }
     (out_dir / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf8")
     run.metrics(figures)
-    found = ", ".join(f"{figures[f'needle_{length}']:.0%} at {length:,}" for length in sorted(set(config.lengths)))
-    return Result(figures, f"the number is found in {found} tokens (chance {1 / config.choices:.0%})")
+    shares = ", ".join(f"{figures[f'needle_{length}']:.0%} at {length:,}" for length in sorted(set(config.lengths)))
+    return Result(figures, f"the number is found in {shares} tokens (chance {1 / config.choices:.0%})")
 
 
 def _hits(config: NeedleConfig, lm: LoadedModel, length: int, depth: float, run: Run) -> list[bool]:
@@ -72,16 +72,16 @@ def _hits(config: NeedleConfig, lm: LoadedModel, length: int, depth: float, run:
 
 
 def _sequence(
-    config: NeedleConfig, lm: LoadedModel, length: int, depth: float, hidden: int, asked: int
+    config: NeedleConfig, lm: LoadedModel, length: int, depth: float, hidden: int, answered: int
 ) -> tuple[list[int], int]:
-    """Return a text of `length` tokens that holds the number `hidden` and ends with the answer `asked`, and the tokens
-    of the answer."""
+    """Return a text of `length` tokens that holds the number `hidden` and ends with the answer `answered`; and the
+    number of the answer's tokens."""
 
     def encode(text: str) -> list[int]:
         return list(lm.tokenizer.encode(text, add_special_tokens=False))
 
     sentence, question = encode(config.needle.replace("{number}", str(hidden))), encode(config.question)
-    answer = encode(f" {asked}")
+    answer = encode(f" {answered}")
     room = length - 1 - len(sentence) - len(question) - len(answer)
     if room < 0:
         message = f"expected room for the sentences, which take {length - room:,} tokens, in {length:,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import asdict, dataclass
 
@@ -115,3 +116,14 @@ class Cancelled(StemmaError):
 
 def stage_error(code: str, path: str, message: str, fix: str = "") -> StageError:
     return StageError(Problem(code, path, message, fix))
+
+
+def disk_failure(error: BaseException, path: str) -> StageError | None:
+    """Return the error to report for a disk that failed to read or write (EIO), also under SQLite; None for others."""
+    is_sqlite = getattr(error, "sqlite_errorcode", 0) & 0xFF == 10  # SQLITE_IOERR
+    if not is_sqlite and not (isinstance(error, OSError) and error.errno == errno.EIO):
+        return None
+    name = str(getattr(error, "filename", None) or path)
+    reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+    message = f"the disk failed to read or write it: {reason}"
+    return stage_error("disk_failed", name, message, "examine the disk (dmesg, smartctl), and run again to continue")

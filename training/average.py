@@ -162,9 +162,9 @@ def _weights_of(state: KeptState, network: PreTrainedModel) -> Weights:
         name: snapshot.read(prefix + name, TensorPart.of_shape(snapshot.shapes[prefix + name])) for name in names
     }
     # Tied weights have one name among the parameters and two in the model.
-    places = {weight.data_ptr(): name for name, weight in network.named_parameters()}
+    names_at = {weight.data_ptr(): name for name, weight in network.named_parameters()}
     for name, weight in network.state_dict().items():
-        if (known := places.get(weight.data_ptr())) is not None:
+        if (known := names_at.get(weight.data_ptr())) is not None:
             weights[name] = of_state[known]
     return weights
 
@@ -210,9 +210,10 @@ def _measure(
     if "shards" not in inputs:
         return None
     with OpenShards(inputs["shards"], run) as shards:
-        shards.check_tokenizer(
-            load_pretrained_tokenizer(inputs["model"]), "average.inputs.shards", "give its own shards"
-        )
+        if "end_of_text_id" in shards.meta:
+            shards.check_tokenizer(
+                load_pretrained_tokenizer(inputs["model"]), "average.inputs.shards", "give its own shards"
+            )
         numbers = spread(shards.validation.sequences, config.validation_sequences)
         text = shards.read(shards.validation, numbers)
     choose_attention(network, hardware, shards.length)

@@ -388,7 +388,8 @@ def _measure_on_text(
         choose_attention(network, hardware, max_length)
         model = LanguageModel(network, hardware).to(hardware.device)
         sides.append(_text_side(model, heldout, chat, config, hardware, max_length))
-    return _compared_on_text(heldout, *sides, chat, out_dir)
+    before, after = sides
+    return _compared_on_text(heldout, before, after, chat, out_dir)
 
 
 def _heldout_on_text(

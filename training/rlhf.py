@@ -316,7 +316,7 @@ def _adapting(config: RlhfConfig) -> Adapting:
 
 def _value_function(scorer: Scorer, config: RlhfConfig) -> Scorer:
     """Return a value function that begins as this reward model: a copy, or with `lora` its frozen weights with adapters
-    and a score of its own."""
+    and a separate score."""
     if config.lora is None:
         return copy.deepcopy(scorer).train().requires_grad_(True)
     value = sharing_frozen(scorer.requires_grad_(False)).train()

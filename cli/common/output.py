@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cli.common.answer import CANCELLED, answer, begin, cancelled
-from infra.errors import ConfigError, Problem, StageError, StemmaError, bounded, shortened, stage_error
+from infra.errors import ConfigError, Problem, StageError, StemmaError, bounded, disk_failure, shortened, stage_error
 from infra.installed import lock_problem
 from infra.process.interrupts import interrupt_received
 from infra.project import name_user
@@ -66,6 +66,8 @@ def _as_stemma_error(error: BaseException) -> StemmaError:
         name = str(error.filename2 or error.filename or "")
         message = f"a file name has at most 255 bytes, this one has {max(map(len, os.fsencode(name).split(b'/'))):,}"
         return ConfigError(Problem("name_too_long", shortened(name), message, "shorten it"))
+    if (failed := disk_failure(error, "")) is not None:
+        return failed
     if isinstance(error, OSError) and error.errno in (*_FULL, *_REFUSED):
         path = str(error.filename2 or error.filename or "")
         if error.errno in _FULL:

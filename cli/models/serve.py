@@ -33,6 +33,17 @@ from cli.models.chat import refused_by_gates, writing_model
     type=click.IntRange(1),
     help="Limit per API key, or per address if no key is required; above it HTTP 429. By default unlimited.",
 )
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    help="Answers of a model that are generated together, by default 16; 64 more wait. 1 answers in turn.",
+)
+@click.option(
+    "--cache-gb",
+    type=click.FloatRange(0, min_open=True),
+    help="Bound of the keys and values of a model's answers in GB, and so of the context. By default 1.07 (on a GPU "
+    "half of the free memory), or as much as one answer needs.",
+)
 @root_option
 @as_json
 def command(
@@ -41,6 +52,8 @@ def command(
     port: int | None,
     engine: str,
     requests_per_minute: int | None,
+    at_once: int | None,
+    cache_gb: float | None,
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
@@ -62,9 +75,10 @@ def command(
     from infra.servers.settings import Settings, chosen, is_loopback
 
     settings, login, keys = chosen(Settings(), host), credentials(), api_keys()
-    own_only = KEYS if keys else "--requests-per-minute" if requests_per_minute else None
+    given = {KEYS: keys, "--requests-per-minute": requests_per_minute, "--at-once": at_once, "--cache-gb": cache_gb}
+    own_only = next((name for name, value in given.items() if value), None)
     if engine == "vllm" and own_only:
-        raise click.UsageError(f"vLLM knows one key and no rate limit: leave {own_only} out, or --engine")
+        raise click.UsageError(f"vLLM has one key, no rate limit and its own cache: leave {own_only} out, or --engine")
     # Its API key guards /v1 and little else: /invocations answers anybody (vLLM's docs, "Security").
     if engine == "vllm" and not is_loopback(settings.host):
         raise click.UsageError(
@@ -81,9 +95,10 @@ def command(
             _become_vllm(*next(iter(model_folders.items())), settings.host, free, key)
         from infra.servers.asgi_server import Server
         from training.serving import app
-        from training.serving.answer_queue import AnswerQueue
+        from training.serving.answer_queue import AT_ONCE, AnswerQueue
 
-        answers = AnswerQueue()
+        cache_bytes = None if cache_gb is None else int(cache_gb * 1e9)
+        answers = AnswerQueue(at_once or AT_ONCE, cache_bytes=cache_bytes)
         limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None
         served = app(model_folders, settings.callers(free), login, answers, keys=keys, rate_limit=limit)
         click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)

@@ -11,11 +11,14 @@ from typing import Any
 
 from evaluation.pages.words import seconds as words
 from flows.runs.journal import RunJournal
+from infra.process.interval import GrowingInterval
 from infra.process.pace import STEADY_S, STEADY_SHARE, duration
 from infra.process.tail import Tail
 from infra.run import messages_in
 
-POLL_S = 0.1
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
+REFRESH_HZ = 1
+"""Redraws of the table per second without a new line: their clock shows seconds."""
 PLAIN_PROGRESS_EVERY_S = 10.0
 
 
@@ -37,15 +40,18 @@ def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator
 
 
 def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
-    added = Tail(journal.path)
+    added, interval = Tail(journal.path), GrowingInterval(SHORTEST_POLL_S, LONGEST_POLL_S)
     with show:
+        is_last_look = False
         while True:
-            is_last_look = ended.is_set()
-            for line in messages_in(added.lines()):
+            lines = added.lines()
+            for line in messages_in(lines):
                 show.line(line)
             if is_last_look:
                 break
-            time.sleep(POLL_S)
+            if any('"stage"' in line for line in lines):
+                interval.changed()
+            is_last_look = ended.wait(interval.seconds)
 
 
 class _Lines:
@@ -141,7 +147,7 @@ class _Table:
         self._status: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._running: dict[str, _Progress] = {}
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=REFRESH_HZ, transient=True)
 
     def __enter__(self) -> _Table:
         self._live.__enter__()

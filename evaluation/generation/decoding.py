@@ -12,18 +12,30 @@ answer is the one that the model would give to the prompt alone.
     slot 2   free: the next prompt
 
 A decoder works in two ways: `answer` works on a set of answers until all are complete (training, safety, benchmarks);
-`add`, `step` and `remove` work on answers that come and go (chat, serving). Models that slots do not support answer
-through transformers' `generate`, with the same choice of tokens (`by_transformers.py`).
+`add`, `step` and `remove` work on answers that come and go (chat, serving). There, a step reads a chunk of each new
+prompt, of at most CHUNK_TOKENS, with the next tokens of the others, so that a long prompt delays them little:
+
+    step     1          2          3          4
+    slot 0   a          a          a          a
+    slot 1   p … p      p … p      p p → a    a          chunks begin at multiples of CHUNK_TOKENS
+    slot 2   .          .          p p p → a  a          another prompt is read next to it
+
+Chunks begin at the same places of a prompt whatever else the batch has, and what has left memory is computed again in
+the same way, so that with this project's layers an answer's bits are those of a single request (`llama_slots.py`).
+Models that slots do not support answer through transformers' `generate`, with the same choice of tokens
+(`by_transformers.py`).
 
 Shapes: N answers in the batch, H heads, T tokens, D width of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,7 +44,7 @@ from transformers import PreTrainedModel
 
 from evaluation.generation.by_transformers import answer_by_transformers
 from evaluation.generation.llama_slots import LlamaSlots
-from evaluation.generation.slots import ModelSlots, Slots, autocast
+from evaluation.generation.slots import Chunk, ModelSlots, Slots, autocast
 from evaluation.generation.token_choice import Answer, SamplingOptions, Token, choose_tokens, logprobs_of
 from infra.errors import StemmaError
 
@@ -43,17 +55,50 @@ CACHE_BYTES = 1 << 30
 CACHE_SHARE = 0.5
 """Share of a GPU's free memory for them."""
 PREFILL_TOKENS = 4096
-"""Tokens per forward pass over prompts."""
+"""Tokens per forward pass over prompts of a set."""
+CHUNK_TOKENS = 128
+"""Tokens of a prompt per step where answers come and go."""
+STEP_TOKENS = 256
+"""Tokens of all prompts per step there."""
 REFILL_SHARE = 4
 """Prompts of a set are read when at least 1/4 of the slots is free: reading one takes as long as reading several."""
 LEAST_WIDTH = 256
 """Initial number of places of a slot where answers come and go."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between logits with and without a cache, as a fraction of the largest logit plus one."""
-TRIED_TOKENS, TRIED_STEPS, TRIED_WINDOW = 12, 2, 5
+TRIED_TOKENS, TRIED_STEPS, TRIED_WINDOW, TRIED_CHUNK = 12, 2, 5, 5
 
 Watch = Callable[[Tensor, Sequence[Answer]], None]
 """Function that receives the logits (N, V) from which the next tokens of answers are chosen."""
+
+
+@dataclass(eq=False)
+class _Row:
+    """An answer in a slot.
+
+    Args:
+        cached: Number of its tokens whose keys and values the slot holds.
+        number: Ascending in the order of arrival in the slots.
+    """
+
+    answer: Answer
+    cached: int
+    number: int
+
+    @property
+    def is_reading(self) -> bool:
+        return self.cached < len(self.answer.prompt)
+
+    @property
+    def next_token(self) -> int:
+        """The token after those that the slot holds."""
+        index = self.cached - len(self.answer.prompt)
+        return self.answer.prompt[self.cached] if index < 0 else self.answer.new[index]
+
+    @property
+    def needs_token(self) -> bool:
+        """True if the slot holds all of the answer's tokens: the next one is to be chosen."""
+        return self.cached == len(self.answer.prompt) + len(self.answer.new)
 
 
 class Decoder:
@@ -63,15 +108,25 @@ class Decoder:
         model: In evaluation mode during the work.
         at_once: Most answers per forward pass.
         dtype: Of the products; None for the model's own.
+        cache_bytes: Of the keys and values of all slots together; None for CACHE_BYTES, on a GPU CACHE_SHARE.
     """
 
-    def __init__(self, model: PreTrainedModel, at_once: int = AT_ONCE, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        at_once: int = AT_ONCE,
+        dtype: torch.dtype | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
         self._model, self._at_once, self._dtype = model, at_once, dtype or model.dtype
+        self._cache_bytes = cache_bytes
         self._kept: Slots | None = None
-        self._capacity = self._width = 0
+        self._width = 0
+        self._chunk_tokens = CHUNK_TOKENS
         self._waiting: deque[Answer] = deque()
-        self._rows: list[Answer] = []
-        """The answer of each of the first slots, which hold all of its tokens but the last."""
+        self._rows: list[_Row] = []
+        """The answer of each of the first slots."""
+        self._numbers = count()
         self._alone: list[Answer] = []
         writes = getattr(model, "generation_config", None)
         unused = list(getattr(writes, "suppress_tokens", None) or [])
@@ -101,7 +156,7 @@ class Decoder:
                 answer_by_transformers(self._model, answers, self._unused, on_step, watch)
             return
         width = max(map(len, prompts)) + most
-        slots = min(self._at_once, len(answers), slots_in_memory(self._model, width))
+        slots = min(self._at_once, len(answers), slots_in_memory(self._model, width, self._cache_bytes))
         self._waiting.extend(sorted(answers, key=lambda answer: -len(answer.prompt)))
         try:
             self._kept = self._slots(LlamaSlots if self.has_own_layers else ModelSlots, slots, width)
@@ -124,24 +179,23 @@ class Decoder:
     @torch.inference_mode()
     def remove(self, answer: Answer) -> None:
         """Stop an answer."""
-        if answer in self._rows:
-            self._leave(self._rows.index(answer))
+        if (row := next((n for n, row in enumerate(self._rows) if row.answer is answer), None)) is not None:
+            self._leave(row)
         elif answer in self._waiting:
             self._waiting.remove(answer)
         self._alone = [other for other in self._alone if other is not answer]
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the prompts that fit, and generate a token of each answer in progress; complete answers leave.
+        """Read chunks of new prompts, and generate a token of each answer in progress; complete answers leave.
 
-        Slots grow with the longest answer. If memory no longer holds all of them, the newest answers wait and are read
-        again later, with the tokens that they have.
+        Slots grow with the longest answer. If memory no longer holds all of them, the newest answers wait and are
+        computed again later, with the tokens that they have.
         """
-        if begun := self._admitted():
-            self._read(begun)
+        self._admit()
         if self._rows:
             self._make_room()
-            self._advance()
+            self._advance_and_read()
         if self._alone:
             self._answer_alone(self._alone.pop(0))
         if not self._rows and self._width > LEAST_WIDTH:
@@ -206,21 +260,86 @@ class Decoder:
             return False
         return True
 
+    def _reads_in_chunks(self) -> bool:
+        """Return True if transformers' layers of the model read a prompt in chunks with the same result. It is tried
+        on a few tokens."""
+        ids = [number % self._model.config.get_text_config().vocab_size for number in range(1, TRIED_TOKENS + 1)]
+        bound = TOLERANCE.get(self._dtype, 1e-3)
+        try:
+            with _short_window(self._model):
+                kept = self._slots(ModelSlots, 1, TRIED_TOKENS)
+                expected = self._read_prompts(kept, [ids], 0)
+                for start in range(0, TRIED_TOKENS, TRIED_CHUNK):
+                    logits = kept.advance([], [], [], [Chunk(ids[start : start + TRIED_CHUNK], start, [0])]).float()
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError):
+            return False
+        return bool((logits - expected).abs().max() <= bound * (1 + expected.abs().max()))
+
     def _read(self, answers: Sequence[Answer], watch: Watch | None = None) -> None:
         """Read the prompts of answers, longest first, into the next slots, and choose the token after each."""
         assert self._kept is not None
         first = len(self._rows)
-        self._rows += answers
+        self._rows += [_Row(answer, len(answer.ids), next(self._numbers)) for answer in answers]
         self._take(self._read_prompts(self._kept, [answer.ids for answer in answers], first), answers, watch)
 
     def _advance(self, watch: Watch | None = None) -> None:
         """Choose another token of each answer in the slots."""
         assert self._kept is not None
-        tokens = [answer.new[-1] for answer in self._rows]
-        lengths = [_cached(answer) for answer in self._rows]
-        self._take(self._step_slots(self._kept, tokens, lengths), self._rows, watch)
+        logits = self._step_slots(
+            self._kept, [row.next_token for row in self._rows], [row.cached for row in self._rows]
+        )
+        for row in self._rows:
+            row.cached += 1
+        self._take(logits, [row.answer for row in self._rows], watch)
 
-    def _take(self, logits: Tensor, answers: Sequence[Answer], watch: Watch | None) -> None:
+    def _advance_and_read(self) -> None:
+        """Choose another token of each answer whose prompt has been read, and read chunks of the other prompts."""
+        assert self._kept is not None
+        chunks = self._next_chunks()
+        advancing = [number for number, row in enumerate(self._rows) if not row.is_reading]
+        tokens = [0 if row.is_reading else row.next_token for row in self._rows]
+        logits = self._kept.advance(advancing, tokens, [row.cached for row in self._rows], chunks)
+        rows_of_logits: list[Sequence[int]] = [[number] for number in advancing]
+        for number in advancing:
+            self._rows[number].cached += 1
+        for chunk in chunks:
+            rows_of_logits.append(chunk.rows)
+            for number in chunk.rows:
+                self._rows[number].cached = chunk.end
+        due = [(index, self._rows[number]) for index, numbers in enumerate(rows_of_logits) for number in numbers]
+        # A row that is computed again has its next tokens already.
+        due = [(index, row) for index, row in due if row.needs_token]
+        if due:
+            indices = torch.tensor([index for index, _ in due], device=logits.device)
+            self._take(logits[indices].float(), [row.answer for _, row in due])
+
+    def _next_chunks(self) -> list[Chunk]:
+        """Return the chunks of prompts that are read now, at most STEP_TOKENS together: of the oldest prompt, then of
+        those with the fewest tokens left."""
+        rows: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for number, row in enumerate(self._rows):
+            if row.is_reading:
+                end = row.cached + self._chunk_tokens
+                rows.setdefault((row.cached, tuple(row.answer.prompt[:end])), []).append(number)
+        chunks = [Chunk(prompt[start:], start, numbers) for (start, prompt), numbers in rows.items()]
+
+        def age(chunk: Chunk) -> int:
+            return min(self._rows[number].number for number in chunk.rows)
+
+        def left(chunk: Chunk) -> int:
+            return len(self._rows[chunk.rows[0]].answer.prompt) - chunk.start
+
+        oldest = min(chunks, key=age, default=None)
+        chunks.sort(key=lambda chunk: (chunk is not oldest, left(chunk), age(chunk)))
+        total, read_now = 0, []
+        for chunk in chunks:
+            total += len(chunk.ids)
+            if read_now and total > STEP_TOKENS:
+                break
+            read_now.append(chunk)
+        return read_now
+
+    def _take(self, logits: Tensor, answers: Sequence[Answer], watch: Watch | None = None) -> None:
         """Choose the next tokens of answers (N) from logits (N, V); complete answers leave."""
         if watch is not None:
             watch(logits, answers)
@@ -229,7 +348,7 @@ class Decoder:
         for answer, token in zip(answers, choose_tokens(logits, answers), strict=True):
             answer.take(token)
         for row in range(len(self._rows) - 1, -1, -1):
-            if self._rows[row].is_over:
+            if self._rows[row].answer.is_over:
                 self._leave(row)
 
     def _leave(self, row: int) -> None:
@@ -237,7 +356,7 @@ class Decoder:
         last = self._rows.pop()
         if row < len(self._rows):
             assert self._kept is not None
-            self._kept.move(len(self._rows), row, _cached(last))
+            self._kept.move(len(self._rows), row, last.cached)
             self._rows[row] = last
 
     def _begins(self, answer: Answer) -> bool:
@@ -248,10 +367,8 @@ class Decoder:
             answer.finish()
         return not answer.is_over
 
-    def _admitted(self) -> list[Answer]:
-        """Return the answers that join the batch now, the longest first; also start those that are generated alone."""
-        begun: list[Answer] = []
-        longest = total = 0
+    def _admit(self) -> None:
+        """Give slots to the answers that fit, in order; also start those that are generated alone."""
         while self._waiting:
             answer = self._waiting[0]
             if not self._begins(answer):
@@ -259,17 +376,28 @@ class Decoder:
             elif not self.usable([answer.prompt], answer.options.max_new_tokens):
                 self._alone.append(answer)
             else:
-                tokens = _cached(answer) + 1
-                longest, total = max(longest, tokens), total + tokens
-                width = max(self._width, self._width_for(longest + 1))
-                is_full = len(self._rows) + len(begun) >= self._capacity_of(width)
-                if is_full or (begun and total > PREFILL_TOKENS):
-                    break
+                width = max(self._width, self._width_for(len(answer.ids) + 1))
+                if len(self._rows) >= self._capacity_of(width):
+                    return
                 if width > self._width:
                     self._resize(width)
-                begun.append(answer)
+                self._rows.append(_Row(answer, self._copy_shared(answer.prompt), next(self._numbers)))
             self._waiting.popleft()
-        return sorted(begun, key=lambda answer: -_cached(answer))
+
+    def _copy_shared(self, prompt: Sequence[int]) -> int:
+        """Copy the chunks at the beginning of a prompt that a slot holds already to the next slot; return their number
+        of tokens."""
+        assert self._kept is not None
+        best, source = 0, 0
+        for number, row in enumerate(self._rows):
+            end = min(row.cached, len(row.answer.prompt), len(prompt) - 1) // self._chunk_tokens * self._chunk_tokens
+            while end > best and list(row.answer.prompt[:end]) != list(prompt[:end]):
+                end -= self._chunk_tokens
+            if end > best:
+                best, source = end, number
+        if best:
+            self._kept.move(source, len(self._rows), best)
+        return best
 
     def _answer_alone(self, answer: Answer) -> None:
         """Complete an answer that slots do not support."""
@@ -281,13 +409,13 @@ class Decoder:
 
     def _make_room(self) -> None:
         """Widen the slots for the next tokens; if memory does not hold all answers then, the newest wait."""
-        width = self._width_for(max(_cached(answer) + 1 for answer in self._rows))
+        width = self._width_for(max(row.cached + 1 for row in self._rows))
         if width <= self._width:
             return
         # Rows move when one leaves: the newest is the one with the fewest tokens.
         while len(self._rows) > self._capacity_of(width):
-            newest = min(range(len(self._rows)), key=lambda row: len(self._rows[row].new))
-            self._waiting.appendleft(self._rows[newest])
+            newest = min(range(len(self._rows)), key=lambda row: len(self._rows[row].answer.new))
+            self._waiting.appendleft(self._rows[newest].answer)
             self._leave(newest)
         self._resize(width)
 
@@ -297,16 +425,20 @@ class Decoder:
         width = LEAST_WIDTH
         while width < tokens:
             width *= 2
+        if width > LEAST_WIDTH and tokens <= width // 4 * 3:
+            width = width // 4 * 3
         positions = getattr(self._model.config, "max_position_embeddings", None) or width
-        return min(width, max(tokens, positions))
+        return min(width, max(tokens, min(positions, tokens_in_memory(self._model, self._cache_bytes))))
 
     def _capacity_of(self, width: int) -> int:
-        return min(self._at_once, slots_in_memory(self._model, width))
+        return min(self._at_once, slots_in_memory(self._model, width, self._cache_bytes))
 
     def _resize(self, width: int) -> None:
         if self._kept is None:
             kind = LlamaSlots if self.has_own_layers else ModelSlots
             self._kept = self._slots(kind, self._capacity_of(width), width)
+            if kind is ModelSlots and not self._reads_in_chunks():
+                self._chunk_tokens = sys.maxsize
         else:
             self._kept.resize(self._capacity_of(width), width)
         self._width = width
@@ -380,21 +512,25 @@ def generate(
     return [answer.new for answer in answers]
 
 
-def slots_in_memory(model: PreTrainedModel, length: int) -> int:
-    """Return the number of sequences of `length` tokens whose keys and values fit in memory, at least one."""
+def slots_in_memory(model: PreTrainedModel, length: int, cache_bytes: int | None = None) -> int:
+    """Return the number of sequences of `length` tokens whose keys and values fit in memory, at least one.
+
+    cache_bytes: as of `Decoder`.
+    """
+    return max(1, tokens_in_memory(model, cache_bytes) // max(1, length))
+
+
+def tokens_in_memory(model: PreTrainedModel, cache_bytes: int | None = None) -> int:
+    """Return the number of tokens whose keys and values fit in memory. cache_bytes: as of `Decoder`."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if heads is None:  # layers without keys and values
+        return sys.maxsize
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    slot_bytes = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize * max(1, length)
-    available = CACHE_BYTES
-    if model.device.type == "cuda":
+    available = cache_bytes or CACHE_BYTES
+    if model.device.type == "cuda" and cache_bytes is None:
         available = max(available, int(CACHE_SHARE * torch.cuda.mem_get_info(model.device)[0]))
-    return max(1, int(available // slot_bytes))
-
-
-def _cached(answer: Answer) -> int:
-    """Return the number of an answer's tokens whose keys and values are in its slot: all but the last."""
-    return len(answer.prompt) + len(answer.new) - 1
+    return available // (2 * config.num_hidden_layers * heads * width * model.dtype.itemsize)
 
 
 @contextmanager

@@ -7,12 +7,33 @@ Shapes: N sequences, H heads, T tokens, D width of a head, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive tokens of a prompt that are read in one pass.
+
+    Args:
+        ids: Token ids, at least one.
+        start: Place of the first; the slots hold all places before it.
+        rows: Slots that they go to; equal prompts are read once.
+    """
+
+    ids: Sequence[int]
+    start: int
+    rows: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
 
 
 class Slots(Protocol):
@@ -27,6 +48,19 @@ class Slots(Protocol):
     def step(self, tokens: Tensor, places: Tensor, reach: int) -> Tensor:
         """Return the logits (N, V) after another token in each of the first N slots, at `places` (N,), all below
         `reach`."""
+
+    def advance(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
+    ) -> Tensor:
+        """Return the logits (N + C, V) after another token in each of the N slots `rows`, then those after each of C
+        chunks.
+
+        Args:
+            rows: Slots whose tokens are read, ascending.
+            tokens, positions: A token of each of the first slots and its position. In slots outside `rows` that
+                position is not in use yet.
+            chunks: Parts of prompts, of other slots.
+        """
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` places of slot `source` to slot `target`."""
@@ -45,16 +79,21 @@ class SlotCache(DynamicCache):
         self._values: list[Tensor] = []
         self._rows = self._places = torch.zeros(0, dtype=torch.long)
         self._sources: Tensor | None = None
+        self._chunk: Chunk | None = None
         self._reach = 0
 
     def write_prompts(self, rows: Tensor, sources: Tensor) -> None:
         """Prepare for a pass that reads prompts from their start: `sources` (N,) of them go to slots `rows` (N,)."""
-        self._rows, self._sources, self._reach = rows, sources, 0
+        self._rows, self._sources, self._chunk, self._reach = rows, sources, None, 0
 
     def write_tokens(self, rows: Tensor, places: Tensor, reach: int) -> None:
         """Prepare for a pass that reads one token for each of the first N slots, `rows`, at its place; it sees `reach`
         places."""
-        self._rows, self._places, self._sources, self._reach = rows, places, None, reach
+        self._rows, self._places, self._sources, self._chunk, self._reach = rows, places, None, None, reach
+
+    def write_chunk(self, chunk: Chunk) -> None:
+        """Prepare for a pass that reads a chunk, which sees its own and all earlier places."""
+        self._sources, self._chunk = None, chunk
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` places of slot `source` to slot `target`."""
@@ -76,6 +115,12 @@ class SlotCache(DynamicCache):
             for kept, states in ((self._keys, key_states), (self._values, value_states)):
                 kept.append(states.new_zeros(self._slots, states.shape[1], self._width, states.shape[3]))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if (chunk := self._chunk) is not None:
+            for row in chunk.rows:
+                keys[row, :, chunk.start : chunk.end] = key_states[0]
+                values[row, :, chunk.start : chunk.end] = value_states[0]
+            first = slice(chunk.rows[0], chunk.rows[0] + 1)
+            return keys[first, :, : chunk.end], values[first, :, : chunk.end]
         if self._sources is not None:
             length = key_states.shape[2]
             keys[self._rows, :, :length] = key_states[self._sources]
@@ -87,7 +132,7 @@ class SlotCache(DynamicCache):
         return keys[:count, :, : self._reach], values[:count, :, : self._reach]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return max(0, self._reach - 1)
+        return max(0, self._reach - 1) if self._chunk is None else self._chunk.start
 
 
 class ModelSlots:
@@ -126,6 +171,37 @@ class ModelSlots:
                 attention_mask=self._masks(places, reach), past_key_values=self._cache, use_cache=True,
             )  # fmt: skip
         logits: Tensor = out.logits[:, -1]
+        return logits
+
+    def advance(
+        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], chunks: Sequence[Chunk]
+    ) -> Tensor:
+        device, parts = self._model.device, []
+        if rows:
+            # All slots up to the last: what the others write is not in use, and a chunk below overwrites it.
+            count = rows[-1] + 1
+            here = torch.tensor(positions[:count], device=device)
+            logits = self.step(torch.tensor(tokens[:count], device=device), here, int(here.max()) + 1)
+            parts.append(logits[torch.tensor(rows, device=device)])
+        parts += [self._read_chunk(chunk) for chunk in chunks]
+        return torch.cat(parts)
+
+    def _read_chunk(self, chunk: Chunk) -> Tensor:
+        """Return the logits (1, V) after a chunk."""
+        self._cache.write_chunk(chunk)
+        positions = torch.arange(chunk.start, chunk.end, device=self._model.device)
+        masks = self._masks(positions, chunk.end)
+        # One sequence of T queries, (1, 1, T, reach), where a step has N sequences of one.
+        if isinstance(masks, dict):
+            of_chunk: Tensor | dict[str, Tensor] = {kind: mask.transpose(0, 2) for kind, mask in masks.items()}
+        else:
+            of_chunk = masks.transpose(0, 2)
+        with autocast(self._model, self._dtype):
+            hidden = self._model.base_model(
+                input_ids=torch.tensor([chunk.ids], device=self._model.device), position_ids=positions[None],
+                cache_position=positions, past_key_values=self._cache, use_cache=True, attention_mask=of_chunk,
+            ).last_hidden_state  # fmt: skip
+            logits: Tensor = self._model.get_output_embeddings()(hidden[:, -1])
         return logits
 
     def _masks(self, places: Tensor, reach: int) -> Tensor | dict[str, Tensor]:

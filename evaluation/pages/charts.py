@@ -119,7 +119,8 @@ def line_chart(
     """Draw lines over steps; `marks` (step, message of the event) are vertical. Empty without a single point.
 
     Args:
-        can_zoom: add `data-plot`, the left and right end of the plot with the steps there, for a script that zooms.
+        can_zoom: add `data-plot`, the left and right end of the plot with the steps there, and `data-scale`, the same
+            of top and bottom, for a script that zooms and shows values.
     """
     drawn = [(line, thinned(line.points)) for line in lines if line.points]
     if not drawn:
@@ -144,6 +145,7 @@ def line_chart(
         return top + (y_high - min(max(y, y_low), y_high)) / (y_high - y_low) * (height - top - bottom)
 
     plot = f' data-plot="{left},{width - right},{x_low:g},{x_high:g}"' if can_zoom else ""
+    plot += f' data-scale="{top},{height - bottom},{y_high:g},{y_low:g}"' if can_zoom else ""
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}" class="chart"{plot}>']
     for tick in y_ticks:
         y = f"{down(tick):.1f}"

@@ -345,7 +345,7 @@ def _overlaid(
     for line in lines:
         if line.points and not line.faint:
             ends.append(f"{line.label} {fixed(line.points[-1][1], 3)}")
-    chart = line_chart(f"{step}: {curve.title}", lines, x_label="batch", y_label=curve.y_label)
+    chart = line_chart(f"{step}: {curve.title}", lines, x_label="batch", y_label=curve.y_label, can_zoom=True)
     if not chart:
         return None
     absent = [name for index, name in enumerate(names) if not any(index in indices for indices, _ in drawn.values())]

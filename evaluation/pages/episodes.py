@@ -37,7 +37,7 @@ def episodes_page(lines: Sequence[Line], title: str) -> str:
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
     shown = [{**as_sample(line, _SIDES), "classes": classes(line)} for line in lines]
     filters = [
-        {"name": name, "label": label, "count": sum(name in ("all", *one["classes"]) for one in shown)}
+        {"name": name, "label": label, "count": sum(name in ("all", *row["classes"]) for row in shown)}
         for name, label in _FILTERS.items()
     ]
     lead = (

@@ -1,4 +1,4 @@
-"""The home page: runs with their claims and work, what is scheduled, what needs a person, models, servers."""
+"""The home page: runs with their claims, work and cost, what is scheduled, what needs a person, models, servers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flows.runs.journal import RunJournal
 from flows.runs.listing import runs
 from infra.errors import StemmaError
 from infra.io.json import read_own_json
+from infra.ledger.builds import cost_of
 from infra.servers.http import get, post
 from infra.servers.services import states
 from infra.servers.settings import settings_of
@@ -56,7 +57,7 @@ class HomeView:
         }
 
     def _outcome(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the claims and the work of a run, and its alarms. What has ended is read once."""
+        """Return the claims, work and cost of a run, and its alarms. What has ended is read once."""
         run_id = row["run_id"]
         if run_id not in self._ended:
             outcome = self._read_outcome(run_id)
@@ -68,21 +69,26 @@ class HomeView:
     def _read_outcome(self, run_id: str) -> dict[str, Any]:
         lines = RunJournal(self._root / "runs", run_id).read()
         stages = {line["stage"]: line for line in lines if line["kind"] == "stage"}
-        claims, work_s = "", 0.0
+        claims, work_s, cost_usd = "", 0.0, None
         for line in stages.values():
             if line["status"] == "built":
                 work_s += float(line.get("seconds") or 0.0)
             if line.get("path"):
-                path = self._root.joinpath(*Path(line["path"]).parts[-2:]) / AUX / "claims.json"
+                stage, fingerprint = Path(line["path"]).parts[-2:]
+                folder = self._root / stage / fingerprint
+                with suppress(OSError, ValueError, LookupError, TypeError):
+                    account = cost_of(folder, f"{stage}/{fingerprint}", line["stage"]).account
+                    if account is not None and line["status"] == "built":
+                        cost_usd = (cost_usd or 0.0) + account.usd
                 with suppress(OSError, ValueError, TypeError, AttributeError):
-                    states_of_claims = [claim.get("state") for claim in read_own_json(path)]
+                    states_of_claims = [claim.get("state") for claim in read_own_json(folder / AUX / "claims.json")]
                     claims = f"{states_of_claims.count('holds')} of {len(states_of_claims)}"
         alarms = {
             (str(line["stage"]), str(line["name"])): str(line.get("message", ""))
             for line in lines
             if line["kind"] == "event" and line.get("name") in ALARMS
         }
-        return {"claims": claims, "work_s": work_s, "alarms": alarms}
+        return {"claims": claims, "work_s": work_s, "cost_usd": cost_usd, "alarms": alarms}
 
     def _needs(self, rows: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
         """Yield what the newest run of each pipeline left for a person."""

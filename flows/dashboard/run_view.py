@@ -26,6 +26,8 @@ from infra.run import messages_in
 from infra.store.layout import AUX
 from tasks.stages import STAGES
 
+MOST_BYTES = 20_000_000
+"""Size of the metrics of a finished training up to which its curves are read."""
 LEDGER_S = 5.0
 LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
 RETRY_PATIENCE_S = 120.0
@@ -214,14 +216,14 @@ class RunView:
         return known
 
     def charts(self, steps: tuple[float, float] = (-inf, inf)) -> list[tuple[str, Markup]]:
-        """Return the curves of the trainings that run, over those of the run before, as (title, SVG).
+        """Return the curves of the trainings that run or were built, over those of the run before, as (title, SVG).
 
         Args:
             steps: the first and the last to draw.
         """
         drawn = []
-        for step in self.running():
-            journal = self._journal_of(step)
+        for step in [*self.running(), *self._trained()]:
+            journal = self._curves_of(step)
             if journal is None:
                 continue
             curves, before = self._followed(journal), self._before(step.name)
@@ -255,7 +257,8 @@ class RunView:
         if not chart.endswith(UTILISATION):
             return [("train", "now"), ("base", "the run before"), ("validation", "validation")]
         stage = chart.removesuffix(f": {UTILISATION}")
-        journals = [journal for step in self.running() if step.name == stage and (journal := self._journal_of(step))]
+        steps = [step for step in [*self.running(), *self._trained()] if step.name == stage]
+        journals = [journal for step in steps if (journal := self._curves_of(step))]
         numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
         return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
 
@@ -347,6 +350,19 @@ class RunView:
                         break
         return self._work.get(step.name)
 
+    def _trained(self) -> list[Step]:
+        """Return the trainings that this run has built, the newest first."""
+        built = [step for step in self.steps.values() if step.status == "built" and step.path is not None]
+        return [step for step in reversed(built) if step.path and _is_training(step.path.parent.name)]
+
+    def _curves_of(self, step: Step) -> Path | None:
+        """Return the file with the metrics of a step that runs or was built."""
+        if step.status == "running":
+            return self._journal_of(step)
+        path = step.path / AUX / METRICS if step.path else None
+        # Longer curves are in the report, drawn once: the page of a finished run opens at once.
+        return path if path is not None and path.is_file() and path.stat().st_size <= MOST_BYTES else None
+
     def _followed(self, path: Path) -> Curves:
         curves = self._curves.setdefault(path, Curves(path))
         curves.follow()
@@ -368,6 +384,10 @@ class RunView:
         with suppress(OSError, ValueError, LookupError, TypeError):
             return Drawing.from_json(read_own_json(self.journal.folder / PICTURE))
         return None
+
+
+def _is_training(stage: str) -> bool:
+    return stage in STAGES and STAGES[stage].trains
 
 
 def _time_left(step: Step) -> float | None:

@@ -18,6 +18,8 @@ from flows.config.read import PipelineConfig, dump
 from flows.runs.journal import PIPELINE, PRIVATE, RESERVED_BYTES, RunJournal
 from infra.errors import Problem, StemmaError
 from infra.process.interrupts import NUMBERS, interrupt_received
+from infra.process.interval import GrowingInterval
+from infra.process.lifetime import start_ticks
 from infra.project import code_state
 from infra.servers.credentials import client_variables
 from infra.servers.environment import HEARTBEAT, OFFLINE, QUIET
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 
     from prefect.client.orchestration import SyncPrefectClient
 
-POLL_S = 0.05
-ASK_SERVER_EVERY_S = 1.0
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.25
+"""Seconds between two looks at the run's journal: a read of one file that does not exist yet."""
+SHORTEST_ASK_S, LONGEST_ASK_S = 1.0, 15.0
+"""Seconds between two requests to the server for the run's state: tens of milliseconds of work for both sides."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 
 
@@ -161,7 +165,8 @@ def _on_worker(
             parameters=request.parameters(journal.run_id),
             job_variables=job_variables(request.pipeline, request.root),
         )
-        return _follow(request, journal, client, run.id, interrupted, tell)
+        with _impatient():
+            return _follow(request, journal, client, run.id, interrupted, tell)
 
 
 def _deployment(request: RunRequest, client: SyncPrefectClient) -> UUID:
@@ -200,16 +205,20 @@ def _follow(
     from flows.prefect.page_queue import is_unreachable
 
     cancelling, signalled, message, away, taken_for_dead = False, False, "", False, False
-    asked_at = time.monotonic()
+    asked_at, state_id = time.monotonic(), None
+    look, ask = GrowingInterval(SHORTEST_POLL_S, LONGEST_POLL_S), GrowingInterval(SHORTEST_ASK_S, LONGEST_ASK_S)
+    process: tuple[int, int] | None = None
     while (result := journal.result()) is None:
         # Ask the server from time to time; the journal alone decides once the server is unreachable.
-        if time.monotonic() - asked_at > ASK_SERVER_EVERY_S:
+        if process is not None and start_ticks(process[0]) != process[1]:
+            process = None
+            ask.changed()
+        if time.monotonic() - asked_at > (SHORTEST_ASK_S if away or interrupted() else ask.seconds):
             try:
-                with _impatient():
-                    if interrupted() and not cancelling:
-                        client.set_flow_run_state(run_id, Cancelling(), force=True)
-                        cancelling = True
-                    state = client.read_flow_run(run_id).state
+                if interrupted() and not cancelling:
+                    client.set_flow_run_state(run_id, Cancelling(), force=True)
+                    cancelling = True
+                state = client.read_flow_run(run_id).state
             except Exception as error:
                 if not is_unreachable(error):
                     raise
@@ -226,6 +235,10 @@ def _follow(
             else:
                 away = False
             asked_at = time.monotonic()
+            process = process or journal.living_process()
+            if state is not None and state.id != state_id:
+                state_id = state.id
+                ask.changed()
             if state is not None and state.is_crashed() and journal.works():
                 # Its signs of life come late where the machine is busy, and the server gave up waiting for them.
                 if not taken_for_dead:
@@ -237,7 +250,7 @@ def _follow(
             if state is not None and state.name != message and state.name in WAITS:
                 message = state.name
                 tell(f"waiting: {WAITS[message]}")
-        time.sleep(POLL_S)
+        time.sleep(look.seconds)
     return result
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from flows.drill.watch import wait_for
 from flows.runs.ledger import read_ledger, total
 from infra.io.json import read_own_json
 from infra.lineage.ledger import ledger_path
@@ -47,7 +48,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def digests_equal(root: Path, expected: Mapping[str, str], *, all_of_them: bool) -> list[str]:
-    """What is built has the bits of a run without faults. all_of_them: everything is built."""
+    """Check that the artifacts have the bits of a run without faults. all_of_them: everything is built."""
     built = digests(root)
     wrong = [
         f"{name.partition('/')[0]} has other bits than a run without faults"
@@ -62,7 +63,7 @@ def digests_equal(root: Path, expected: Mapping[str, str], *, all_of_them: bool)
 
 def points(root: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The points of each metric of each step, in the order in which the journal has them."""
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    by_step: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for folder, manifest in Store(root, reading=True).manifests():
         journal = folder / "aux" / "journal.jsonl"
         of_step: dict[str, list[tuple[int, float]]] = {}
@@ -70,26 +71,26 @@ def points(root: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
             for name, value in line["values"].items() if line.get("kind") == "metric" else ():
                 if not CLOCKED.search(name):
                     of_step.setdefault(name, []).append((line["step"], value))
-        found[manifest.step or manifest.stage] = of_step
-    return found
+        by_step[manifest.step or manifest.stage] = of_step
+    return by_step
 
 
 def metrics_once(root: Path, expected: Mapping[str, Any]) -> list[str]:
     """Every metric was recorded once, in order, and with the value of a run without faults."""
     violations = []
     for step, metrics in points(root).items():
-        wanted = expected.get(step, {})
-        for name in sorted(metrics.keys() | wanted.keys()):
-            mine, theirs = metrics.get(name, []), [tuple(point) for point in wanted.get(name, [])]
-            if mine == theirs:
+        of_reference = expected.get(step, {})
+        for name in sorted(metrics.keys() | of_reference.keys()):
+            recorded, expected_points = metrics.get(name, []), [tuple(point) for point in of_reference.get(name, [])]
+            if recorded == expected_points:
                 continue
-            steps = [number for number, _ in mine]
+            steps = [number for number, _ in recorded]
             if len(set(steps)) < len(steps):
                 kind = "is recorded twice"
             elif steps != sorted(steps):
                 kind = "is out of order"
-            elif len(mine) != len(theirs):
-                kind = f"has {len(mine)} points instead of {len(theirs)}"
+            elif len(recorded) != len(expected_points):
+                kind = f"has {len(recorded)} points instead of {len(expected_points)}"
             else:
                 kind = "has other values than in a run without faults"
             violations.append(f"{step}: metric {name} {kind}")
@@ -127,12 +128,12 @@ def lineage_whole(root: Path) -> list[str]:
 
 def _mlflow_metrics(mlflow: sqlite3.Connection, run_id: str, step: str, folder: Path) -> Iterable[str]:
     journal = folder / "aux" / "journal.jsonl"
-    wanted: dict[str, list[int]] = {}
+    expected_points: dict[str, list[int]] = {}
     for line in read_journal(journal) if journal.exists() else ():
         for name in line["values"] if line.get("kind") == "metric" else ():
-            wanted.setdefault(name, []).append(line["step"] or 0)
+            expected_points.setdefault(name, []).append(line["step"] or 0)
     query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
-    for name, steps in wanted.items():
+    for name, steps in expected_points.items():
         there = [row[0] for row in mlflow.execute(query, (run_id, name)).fetchall()]
         if there != sorted(steps):
             yield f"{step}: MLflow has {len(there)} points of {name} instead of {len(steps)}"
@@ -168,7 +169,8 @@ def answer_true(code: int, document: Mapping[str, Any] | None, stderr: str, ends
 
 def ledger(root: Path) -> tuple[dict[str, Any], list[str]]:
     """The account of all runs in a store, and whether its parts add up to its devices' time."""
-    runs = sorted(path.name for path in (root / "runs").iterdir())
+    folder = root / "runs"
+    runs = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     account = total([book for name in runs if (book := read_ledger(root, name)) is not None])
     wrong = abs(account.unaccounted_s) > max(1.0, 0.01 * account.device_s)
     text = f"the ledger leaves {account.unaccounted_s:.1f} s of {account.device_s:.1f} device-seconds unaccounted for"
@@ -187,9 +189,12 @@ def no_shared_memory(before: Collection[str], pids: Collection[int]) -> list[str
     return [f"shared memory is left: {', '.join(sorted(left)[:5])}"] if left else []
 
 
-def no_leases(root: Path) -> list[str]:
-    held = Store(root, reading=True).being_built()
-    return [f"a lease is held by no run: {', '.join(held)}"] if held else []
+def no_leases(root: Path, patience_s: float) -> list[str]:
+    """No lease is held once the runs have ended. patience_s: a killed process with much memory takes time to end."""
+    store = Store(root, reading=True)
+    if wait_for(lambda: not store.being_built(), patience_s):
+        return []
+    return [f"a lease is held by no run: {', '.join(store.being_built())}"]
 
 
 def check_true(document: Mapping[str, Any] | None, built: Collection[str]) -> list[str]:

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from flows.config.graph import graph
 from flows.config.read import PipelineConfig
 from flows.drill import layer
 
@@ -55,15 +56,15 @@ def _kinds() -> list[Kind]:
         for action, verb in (("kill", "SIGKILL to"), ("stop", "SIGSTOP, later SIGCONT to"), ("term", "SIGTERM to")):
             ends = set()
             if action == "kill":
-                ends = {"killed", "run_lost"} if role == "orchestrator" else {"killed", "crashed"}
+                ends = {"killed", "run_lost"} if role == "orchestrator" else {"killed"}
             if action == "term":
-                ends = {"cancelled"} if role == "orchestrator" else {"cancelled", "killed", "crashed"}
+                ends = {"cancelled"} if role == "orchestrator" else {"cancelled", "killed"}
             if role in ("worker", "prefect") and action != "stop":
                 ends |= {"run_lost", "cancelled"}
             if action == "stop":
                 ends = {"lease_lost"}
             kinds.append(Kind(f"{action}-{role}", role, frozenset(ends), f"{verb} {what}"))
-    disk = {"disk_full", "run_lost"}
+    disk = {"disk_full"}
     return [
         *kinds,
         Kind("full-disk", "", frozenset(disk), "writes below the store fail for want of room (ENOSPC)"),
@@ -78,7 +79,7 @@ def _kinds() -> list[Kind]:
     ]
 
 
-_DISK = ("disk_error", "read_only", "unreadable", "crashed", "damaged_state")
+_DISK = ("disk_failed", "not_permitted", "unwritable")
 KINDS = {kind.name: kind for kind in _kinds()}
 _LAYERED = ("full-disk", "read-only-disk", "broken-disk", "clock-ahead", "clock-behind", "network-cut", "power-loss")
 
@@ -88,7 +89,9 @@ def not_possible(pipeline: PipelineConfig, with_servers: bool) -> dict[str, str]
     launch = pipeline.launch
     rlhf: Any = pipeline.section("rlhf")
     reasons: dict[str, str] = {}
-    if launch.ranks == 1:
+    if not any(node.stage.trains for node in graph(pipeline).values()):
+        reasons |= dict.fromkeys(("rank", "loader"), "no stage of this config trains")
+    elif launch.ranks == 1:
         reasons["rank"] = "this config trains in one process: launch.processes is 1"
     if launch.loader_workers == 0:
         reasons["loader"] = "this config has no loader workers: launch.loader_workers is 0"

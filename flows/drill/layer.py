@@ -45,7 +45,7 @@ class Layer:
     def order(
         self, error: int = 0, *, reads: bool = False, records: bool = False, cut: bool = False, clock_s: int = 0
     ) -> None:
-        """Fail from now on as told, or work as usual.
+        """Fail from now on as ordered, or work as usual.
 
         Args:
             error: the errno of each change below the folder.

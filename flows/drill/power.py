@@ -40,16 +40,16 @@ def notes_of(path: Path) -> list[Note]:
 
 
 def _parsed(content: bytes) -> Iterator[Note]:
-    place = 0
-    while place + _HEAD.size <= len(content):
-        size, kind, inode, offset, before, first, second, data, _ = _HEAD.unpack_from(content, place)
-        if size < _HEAD.size or place + size > len(content):
+    index = 0
+    while index + _HEAD.size <= len(content):
+        size, kind, inode, offset, before, first, second, data, _ = _HEAD.unpack_from(content, index)
+        if size < _HEAD.size or index + size > len(content):
             return
-        at = place + _HEAD.size
+        at = index + _HEAD.size
         texts = content[at : at + first].decode(errors="surrogateescape"), content[at + first : at + first + second]
         rest = content[at + first + second : at + first + second + data]
         yield Note(chr(kind), inode, offset, before, Path(texts[0]), os.fsdecode(texts[1]), rest)
-        place += size
+        index += size
 
 
 def lose_power(notes: list[Note], folder: Path, graves: Path, chance: random.Random) -> dict[str, int]:
@@ -57,11 +57,11 @@ def lose_power(notes: list[Note], folder: Path, graves: Path, chance: random.Ran
 
     Returns the number of files whose bytes were lost, and of names.
     """
-    synced = {note.inode: place for place, note in enumerate(notes) if note.kind == "S"}
+    synced = {note.inode: index for index, note in enumerate(notes) if note.kind == "S"}
     last_sync = max(synced.values(), default=-1)
     lost: dict[int, list[Note]] = {}
-    for place, note in enumerate(notes):
-        if note.kind == "W" and place > synced.get(note.inode, -1):
+    for index, note in enumerate(notes):
+        if note.kind == "W" and index > synced.get(note.inode, -1):
             lost.setdefault(note.inode, []).append(note)
     paths = _by_inode(folder, graves)
     files = 0
@@ -70,23 +70,23 @@ def lose_power(notes: list[Note], folder: Path, graves: Path, chance: random.Ran
             files += 1
             for note in reversed(lost[inode]):
                 _restore(paths[inode], note)
-    names = [place for place, note in enumerate(notes) if note.kind in "CRUMD" and place > last_sync]
+    names = [index for index, note in enumerate(notes) if note.kind in "CRUMD" and index > last_sync]
     kept = chance.randint(0, len(names))
-    for place in reversed(names[kept:]):
+    for index in reversed(names[kept:]):
         with suppress(OSError):
-            _undo(notes[place])
+            _undo(notes[index])
     return {"files": files, "names": len(names) - kept}
 
 
 def _by_inode(*folders: Path) -> dict[int, Path]:
-    found = {}
+    paths = {}
     for folder in folders:
         for parent, _, names in os.walk(folder):
             for name in names:
                 path = Path(parent, name)
                 with suppress(OSError):
-                    found[path.lstat().st_ino] = path
-    return found
+                    paths[path.lstat().st_ino] = path
+    return paths
 
 
 def _restore(path: Path, note: Note) -> None:

@@ -122,11 +122,11 @@ class Site:
         """The processes that outlive a run that has ended: neither the relay nor services of `up`."""
         left: list[psutil.Process] = []
 
-        def gone() -> bool:
+        def have_ended() -> bool:
             left[:] = [process for process in marked(self.mark) if not self._may_stay(process)]
             return not left
 
-        wait_for(gone, ORPHANS_GONE_S)
+        wait_for(have_ended, ORPHANS_GONE_S)
         names = []
         for process in left:
             with suppress(psutil.Error):
@@ -144,7 +144,7 @@ class Site:
         return not any("infra.lineage.relay" in " ".join(_words(process)) for process in marked(self.mark))
 
     def kill_everything(self) -> None:
-        """As when the power is gone."""
+        """Kill all processes of the drill, as a power loss does."""
         while everyone := marked(self.mark):
             for process in everyone:
                 with suppress(psutil.Error):

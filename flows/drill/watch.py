@@ -23,7 +23,10 @@ MARK = "STEMMA_DRILL"
 
 @dataclass
 class Progress:
-    """The state of a stage, from the journals of all runs. farthest: the most that any process reported as done."""
+    """The state of a stage, from the journals of all runs. farthest: the most that any process reported as done.
+
+    began: when it was first seen to run, by the monotonic clock.
+    """
 
     status: str = "waiting"
     began: float = 0.0
@@ -58,7 +61,7 @@ class Watch:
         if line["kind"] == "stage":
             progress.status = line["status"]
             if line["status"] == "running":
-                progress.began = line["time"]
+                progress.began = time.monotonic()
                 progress.changes.append((line["time"], "running", 0.0))
             elif line["status"] in ("built", "reused"):
                 progress.changes.append((line["time"], "ended", float("inf")))
@@ -82,14 +85,14 @@ class Watch:
 
 def marked(mark: str) -> list[psutil.Process]:
     """The living processes of a drill: those that have its mark in their environment."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    entry = f"{MARK}={mark}".encode()
+    processes = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             content = Path(f"/proc/{process.pid}/environ").read_bytes()
-            if wanted in content.split(b"\0") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+            if entry in content.split(b"\0") and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
 
 
 def targets(role: str, root: Path, mark: str) -> list[tuple[psutil.Process, str]]:
@@ -108,13 +111,13 @@ def targets(role: str, root: Path, mark: str) -> list[tuple[psutil.Process, str]
         return [(process, "") for process in everyone if process.pid == number]
     if role == "imports":
         return [(process, "") for process in everyone if "infra.process.fork_server" in _command(process)]
-    found = []
+    processes = []
     for process in everyone:
         with suppress(OSError, psutil.Error):
             stage = _stage_of(process, root)
             if stage and _role(process) == role:
-                found.append((process, stage))
-    return sorted(found, key=lambda pair: pair[0].pid)
+                processes.append((process, stage))
+    return sorted(processes, key=lambda pair: pair[0].pid)
 
 
 def _stage_of(process: psutil.Process, root: Path) -> str:

@@ -1,7 +1,7 @@
 """Durations of training steps on this machine, from their last builds here.
 
 An estimate from sizes assumes sequences of full length, and a CPU whose speed one matrix product gives. What the same
-step took here is nearer to the truth, scaled by what its plan says of the settings then and now.
+step took here is nearer to the truth, scaled by the plans for the settings then and now.
 """
 
 from __future__ import annotations

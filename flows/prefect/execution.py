@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import socket
@@ -187,8 +188,7 @@ class PipelineRun:
             except Exception as error:
                 self.failed(name, self.crashed(name, error))
         # Not PrefectFuture.wait: the main thread must stay free to hear signals.
-        while not all(future.wrapped_future.done() for future in futures.values()):
-            time.sleep(0.02)
+        concurrent.futures.wait([future.wrapped_future for future in futures.values()])
         for name, future in futures.items():
             # What a task does not catch itself ends here, and nowhere else.
             unread = future.wrapped_future.exception()

@@ -10,6 +10,7 @@ trial.json      of which sweep it is a trial; not there for other runs
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -64,6 +65,8 @@ class StageRow:
 
 
 RESERVED_BYTES = 1_000_000
+_DISK_FAILED = (errno.EIO, errno.EROFS)
+"""Errors of a disk that fails or has become read-only: what the run was doing meets them too, and reports them."""
 
 
 class ReservedSpace:
@@ -138,7 +141,8 @@ class RunJournal:
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
-        self._reserved.release()
+        with suppress(OSError):
+            self._reserved.release()
         hidden = self.folder / ".result.json"
         try:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
@@ -186,6 +190,12 @@ class RunJournal:
         started = start_ticks(last.get("pid", 0))
         return last["pid"] if started is not None and last.get("start_ticks", started) == started else None
 
+    def living_process(self) -> tuple[int, int] | None:
+        """The number and the start of that process, by which `start_ticks` recognises it."""
+        pid = self.process()
+        started = start_ticks(pid) if pid is not None else None
+        return (pid, started) if pid is not None and started is not None else None
+
     def _begun_here(self) -> dict[str, Any] | None:
         """The record of its last beginning, if that was on this machine."""
         last = next((line for line in reversed(self.read()) if line["kind"] == "begin"), None)
@@ -209,11 +219,11 @@ class RunJournal:
             try:
                 self._append(text)
             except OSError as error:
-                if not is_full(error):
+                if not is_full(error) and error.errno not in _DISK_FAILED:
                     raise
-                self._reserved.release()
-                # Lines that still find no room are kept by this process, and reported at the end.
+                # Lines that still cannot be written are kept by this process, and reported at the end.
                 with suppress(OSError):
+                    self._reserved.release()
                     self._append(text)
 
     def _append(self, text: str) -> None:

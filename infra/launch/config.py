@@ -16,6 +16,7 @@ from infra.launch.launchers import (
     CostConfig,
     KubernetesConfig,
     SamplersConfig,
+    SkyPilotConfig,
     SlurmConfig,
     VllmConfig,
 )
@@ -40,6 +41,8 @@ class LaunchConfig(Config):
     """Resources of a job, with cluster: slurm."""
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Resources of a Job, with cluster: kubernetes."""
+    skypilot: SkyPilotConfig = SkyPilotConfig()
+    """Machine of a whole run that SkyPilot starts."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
     samplers: SamplersConfig = SamplersConfig()

@@ -94,6 +94,9 @@ class KubernetesConfig(Config):
     """Name of the GPU resource."""
     memory_gb: float | None = Field(None, gt=0)
     """Memory of a pod in gigabytes (10^9 bytes), shared memory included, asked for and not exceeded."""
+    training_runtime: str | None = Field(None, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
+    """Name of a TrainingRuntime of Kubeflow Trainer in the namespace: trainings are then submitted as TrainJobs, which
+    refer to it, instead of Jobs. `python -m infra.launch.kube.trainjob --runtime CONFIG` prints it."""
     time_limit_h: float | None = Field(None, gt=0)
     """Hours that a Job may take, with what it waits for a node; by default no limit. Training goes on in another from
     the newest checkpoint, as often as it takes."""
@@ -133,6 +136,40 @@ class SamplersConfig(Config):
     """CPU threads of each; by default as many as training has, whose rounding they then repeat."""
     gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
     """Numbers of the GPUs that samplers take in turn, such as 6,7; by default the one of training, which they share."""
+
+
+class SkyPilotConfig(Config):
+    """Machine of a whole run as a managed job of SkyPilot, which `python -m infra.launch.sky CONFIG` renders."""
+
+    infra: tuple[str, ...] = ()
+    """Places among which SkyPilot takes the cheapest, such as aws, gcp/us-central1 or k8s/lab; by default all that its
+    user has access to."""
+    accelerators: tuple[str, ...] = ()
+    """GPUs that are good enough, such as H100:8 or A100-80GB:8; the cheapest is taken. By default none."""
+    cpus: int | None = Field(None, ge=1)
+    """Least number of cores."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Least memory in gigabytes."""
+    disk_gb: int = Field(256, ge=1)
+    """Size of the disk in gigabytes."""
+    image: str | None = None
+    """Image of the machine, such as docker:registry.example.com/stemma:2026-11; by default SkyPilot's own."""
+    spot: bool = True
+    """Take spot machines. A job that loses its machine continues on another one from the newest checkpoint."""
+    restarts_on_errors: int = Field(0, ge=0)
+    """Number of times that SkyPilot starts the command again after it failed, in addition to lost machines."""
+    setup: str = "make .venv/.installed"
+    """Commands that install the environment on a new machine, in the project's folder."""
+    program: str = ".venv/bin/stemma"
+    """The command `stemma` on the machine, from the project's folder."""
+    secrets: tuple[Annotated[str, Field(pattern="^[A-Z_][A-Z0-9_]*$")], ...] = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "STEMMA_DATABASE_URL",
+    )
+    """Variables whose values `sky jobs launch --secret NAME` takes from the environment of its user."""
+    envs: dict[Annotated[str, Field(pattern="^[A-Z_][A-Z0-9_]*$")], str] = Field(default_factory=dict)
+    """Further variables of the run, such as AWS_ENDPOINT_URL. No secrets."""
 
 
 class VllmConfig(Config):

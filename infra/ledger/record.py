@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ class TimeRecord:
         self._alive_at = -ALIVE_EVERY_S
         self._kept_at = -ALIVE_EVERY_S
         self._alive_place = -1
+        self._stopped = threading.Event()
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line; do nothing if that fails."""
@@ -84,7 +86,7 @@ class TimeRecord:
         if self._began is None or self._alive_place < 0:
             return
         now = time.monotonic()
-        if now - self._alive_at < ALIVE_EVERY_S:
+        if now - self._alive_at < 0.9 * ALIVE_EVERY_S:
             return
         self._alive_at = now
         with suppress(OSError):
@@ -93,6 +95,18 @@ class TimeRecord:
                 os.pwrite(descriptor, _fixed(now - self._began).encode(), self._alive_place)
             finally:
                 os.close(descriptor)
+
+    def send_signs(self) -> None:
+        """Record in a thread that the attempt still lives, until `stop_signs`, or until this process ends."""
+
+        def renew() -> None:
+            while not self._stopped.wait(ALIVE_EVERY_S):
+                self.alive()
+
+        threading.Thread(target=renew, name="signs of life", daemon=True).start()
+
+    def stop_signs(self) -> None:
+        self._stopped.set()
 
     def keep(self) -> None:
         """Record that the work so far survives this process; call as often as there is news."""

@@ -33,6 +33,7 @@ from infra.lineage.relay_lock import (
     relay_pid,
 )
 from infra.lineage.tracking import database_path, database_uri, tracking_uri
+from infra.process.interval import GrowingInterval
 from infra.servers.environment import server_environ
 from infra.servers.http import answers
 from infra.servers.state import write_private
@@ -40,7 +41,9 @@ from infra.servers.state import write_private
 if TYPE_CHECKING:
     from infra.lineage.delivery import Delivery
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S, LONGEST_LOOK_S = 0.2, 1.0
+METRICS_EVERY_S = 5.0
+"""Seconds between two deliveries of the metrics of a stage that still works; its end brings the last ones at once."""
 LONGEST_PAUSE_S = 10.0
 ATTEMPTS = 5
 LOOK_FOR_ABANDONED_EVERY_S = 5.0
@@ -75,6 +78,8 @@ class Relay:
         self._uri = ""
         self._pause_s = 0.0
         self._looked_for_abandoned = 0.0
+        self._metrics_at = float("-inf")
+        self.interval = GrowingInterval(LOOK_EVERY_S, LONGEST_LOOK_S)
 
     def work(self) -> bool:
         """Process the outbox and the followed files once; return False if MLflow could not be reached."""
@@ -83,6 +88,7 @@ class Relay:
                 if self.stopped.is_set():
                     return True
                 self._deliver(path)
+                self.interval.changed()
             self._follow_metrics()
             self._end_abandoned()
         except Unreachable as error:
@@ -154,8 +160,9 @@ class Relay:
             raise Unusable(_problem_of(error, self.root)) from error
 
     def _follow_metrics(self) -> None:
-        if not self.ledger.tails():
+        if time.monotonic() - self._metrics_at < METRICS_EVERY_S or not self.ledger.tails():
             return
+        self._metrics_at = time.monotonic()
         try:
             self._connected().follow_metrics()
         except (Unreachable, Unusable):
@@ -237,7 +244,7 @@ def follow(root: Path, *, until_empty: bool) -> None:
             # Another process may have seen us alive after we looked, and relied on it.
             if not (relay.has_work or anyone_registered(root)) or not lock.acquire():
                 return
-        stopped.wait(LOOK_EVERY_S)
+        stopped.wait(relay.interval.seconds)
     relay.close()
 
 

@@ -103,7 +103,7 @@ class ForkServer:
         parent: int,
         stop: Callable[[], bool],
         set: Mapping[str, str] = {},
-    ) -> Process:
+    ) -> Forked:
         """Start a process, which runs as if by `python -m argv…`.
 
         Args:
@@ -165,6 +165,10 @@ class Forked:
         self._channel = channel
         self._pidfd = pidfd
         self._server_lost = False
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once the process has ended."""
+        return self._pidfd if self._server_lost else self._channel.fileno()
 
     def poll(self) -> int | None:
         self._update(0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -86,6 +87,21 @@ def group_alive(group: int) -> bool:
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return False
+
+
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Wait until a process ends, or until the time has passed."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has been reaped, or the system does not support this
+        time.sleep(min(seconds, 0.05))
+        return
+    try:
+        ended = select.poll()  # select takes no descriptors from 1,024 on
+        ended.register(descriptor, select.POLLIN)
+        ended.poll(1000 * seconds)
+    finally:
+        os.close(descriptor)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

@@ -19,11 +19,14 @@ class Tail:
         self._position = path.stat().st_size if from_end and path.exists() else 0
 
     def lines(self) -> list[str]:
-        if not self._path.exists():
+        """Return the lines added since the last look. A file that a failing disk does not return now is read at the
+        next look."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
             return []
-        with open(self._path, "rb") as file:
-            file.seek(self._position)
-            complete, newline, _ = file.read().rpartition(b"\n")
         self._position += len(complete) + len(newline)
         return complete.decode("utf8", errors="replace").splitlines() if newline else []
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -32,6 +33,8 @@ SLOWEST_BYTES_PER_S = 10_000
 UNREAD_S = 60.0
 DISCARD_S = 5.0
 """Seconds for the rest of a body after the response: a client cut off while sending would not see the response."""
+TICK_S = 1.0
+"""Seconds between two updates of the Date header."""
 GRACE_S = 5
 """Seconds for responses that have begun, once a server was asked to end."""
 
@@ -211,18 +214,43 @@ class BoundedBody:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends in a bounded time.
+    """uvicorn's server, which ends in a bounded time, and which wakes once per second while it has nothing to do.
+
+    uvicorn itself wakes ten times per second to see whether it was asked to end.
 
     Args:
         app: The ASGI app.
         host: The address to listen on.
         port: The port to listen on.
         on_end: Called in the event loop when the server is asked to end, before it waits for responses.
+        options: Other options of `uvicorn.Config`.
     """
 
-    def __init__(self, app: App, host: str, port: int, on_end: Callable[[], None] = lambda: None) -> None:
-        super().__init__(uvicorn.Config(app, host=host, port=port, log_level="warning", **LIMITS))
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(
+        self, app: App, host: str, port: int, on_end: Callable[[], None] = lambda: None, **options: Any
+    ) -> None:
+        super().__init__(uvicorn.Config(app, host=host, port=port, **({"log_level": "warning"} | LIMITS | options)))
         self._on_end = on_end
+
+    @property
+    def should_exit(self) -> bool:
+        """True once the server was asked to end; set from any thread or signal handler, which wakes the event loop."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._asked_to_end.set)
+
+    async def main_loop(self) -> None:
+        self._asked_to_end = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):  # sets the Date header of the next second
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked_to_end.wait(), TICK_S)
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._on_end()
@@ -235,4 +263,4 @@ class Server(uvicorn.Server):
 
 
 LIMITS: dict[str, Any] = {"http": TimedProtocol, "timeout_graceful_shutdown": GRACE_S}
-"""Options of `uvicorn.run`, for servers that start uvicorn themselves."""
+"""Options of `uvicorn.Config` for all our servers."""

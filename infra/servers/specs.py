@@ -14,6 +14,7 @@ from infra.lineage.relay_lock import relay_pid
 from infra.servers.credentials import credentials
 from infra.servers.environment import HEARTBEAT, OF_ONE_RUN, prefect_home
 from infra.servers.http import answers, not_let_in, post
+from infra.servers.prefect.intervals import intervals
 from infra.servers.settings import Settings
 from infra.servers.state import Service
 
@@ -83,6 +84,7 @@ def prefect_server_variables(home: Path, url: str, page: str = "") -> dict[str, 
         "PREFECT_SERVER_METRICS_ENABLED": "true",
         # Seconds after which a run that waits for another of its pipeline checks again; 30 by default.
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        **intervals(),
     }
 
 

@@ -116,7 +116,6 @@ class Build:
                     self.context.is_cancelled,
                     self.context.patience_s,
                     self.context.warm_start,
-                    self.times,
                 )
                 self.times.write("kept")
             with self.clock("journal"):
@@ -191,6 +190,7 @@ class Build:
             waited={**waited, "queue": round(queue_s, 3)},
             rates=rates_of(self.context.launch, self.node.stage),
         )
+        times.send_signs()
         run_folder = self.store.layout.runs / self.context.run_id
         if run_folder.is_dir():
             folder = run_folder / RUN_TIMES
@@ -205,8 +205,10 @@ class Build:
 
     def _end_times(self, cause: str) -> None:
         """End this attempt in the record, unless another builder writes there by now."""
-        if self.times is not None and cause != "lease_lost":
-            self.times.end(cause)
+        if self.times is not None:
+            self.times.stop_signs()
+            if cause != "lease_lost":
+                self.times.end(cause)
 
     def go_on_with_commit(self) -> tuple[Manifest, Path] | None:
         """End a build that was done but for its upload when it was broken off; None if there is none such."""

@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from evaluation.pages.words import seconds
 from infra.errors import StemmaError
 from infra.lineage.ledger import file_url, run_url
+from infra.process.interval import GrowingInterval
 from tasks.building.build import Done
 from tasks.building.context import BuildContext
 from tasks.pages.sheet import built_sheet, failed_sheet
@@ -65,7 +66,8 @@ class Throttle:
         return shown
 
 
-PROGRESS_EVERY_S = 2.0
+PROGRESS_EVERY_S, LONGEST_PROGRESS_S = 2.0, 15.0
+"""Seconds between two updates of the progress bar in Prefect's page: more the longer a stage works."""
 LINE_EVERY_S = 30.0
 """Seconds between two lines in the log of a stage that is working."""
 
@@ -93,6 +95,7 @@ class StagePage:
         self._progress_key = f"progress-{self._key}"
         self._shows_progress = False
         self._shown_at = time.monotonic()
+        self._interval = GrowingInterval(PROGRESS_EVERY_S, LONGEST_PROGRESS_S)
         self._corrections: list[dict[str, Any]] = []
         self._begun = time.time()
         self._at = ""
@@ -101,7 +104,7 @@ class StagePage:
 
     def say(self, name: str, message: Mapping[str, Any]) -> None:
         """Events and what is printed become log lines; progress becomes a progress artifact, at most every
-        PROGRESS_EVERY_S, and a line every LINE_EVERY_S."""
+        PROGRESS_EVERY_S to LONGEST_PROGRESS_S, and a line every LINE_EVERY_S."""
         if message["kind"] == "building":
             self._log.info("%s", f"builds: {message['message']}" if message["message"] else "builds")
             threading.Thread(target=copy_context().run, args=(self._say_where,), daemon=True).start()
@@ -204,7 +207,7 @@ class StagePage:
 
     def _show_progress(self, message: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        if now - self._shown_at < PROGRESS_EVERY_S:
+        if now - self._shown_at < self._interval.seconds:
             return
         self._shown_at = now
         percent = min(100.0, 100.0 * message["done"] / message["total"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from traceback import format_exception
 
-from infra.errors import Problem, StageError, StemmaError
+from infra.errors import Problem, StageError, StemmaError, disk_failure
 from infra.installed import lock_problem
 from infra.secrets import hide
 from infra.store.store import disk_error
@@ -40,6 +40,10 @@ _MISUSE_OF_DEVICE = re.compile(
     r"|no kernel image|no CUDA-capable device|not supported|driver version is insufficient|out of memory|PTX",
     re.IGNORECASE,
 )
+# The message of an exit with a code is left out: the worker ended by itself.
+_LOADER_TEXT = re.compile(
+    r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed by signal|exited unexpectedly(?! with))"
+)
 _HOST_MEMORY_TEXT = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory", re.IGNORECASE)
 
 
@@ -57,6 +61,8 @@ def failure_of(
         disk = disk_error(error, where, root)
         if isinstance(disk, StemmaError):
             return disk
+    if (failed := disk_failure(error, str(root))) is not None:
+        return failed
     if isinstance(error, OSError) and error.errno in _REFUSED:
         path = str(error.filename or root)
         message = f"{where} may not write or read it: {error.strerror}"
@@ -89,6 +95,8 @@ def _machine_fault(error: BaseException, where: str) -> Problem | None:
         lost_ranks = names & _COLLECTIVE or _COLLECTIVE_TEXT.search(text)
         if lost_ranks and not _MISUSE_OF_COLLECTIVE.search(text):
             return Problem("ranks_disconnected", where, f"ranks lost each other: {line}", f"run again; {log}")
+        if _LOADER_TEXT.search(text):
+            return Problem("killed", where, f"a process that loads its data was killed: {line}", f"run again; {log}")
         if _DEVICE_TEXT.search(text) and not _MISUSE_OF_DEVICE.search(text):
             fix = "run again; if it happens again, inspect the device (nvidia-smi -q, dmesg)"
             return Problem("device_fault", where, f"the device failed: {line}", f"{fix}; {log}")

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,9 +13,8 @@ from typing import IO, Any
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from infra.launch.config import LaunchConfig
 from infra.leases.lease import Lease
-from infra.ledger.record import TimeRecord
 from infra.process.forked import NotForkedError, Process
-from infra.process.lifetime import GRACE_S, PARENT_FD, end_group
+from infra.process.lifetime import GRACE_S, PARENT_FD, end_group, wait_for_end
 from infra.process.tail import Tail
 from infra.run import messages_in
 from infra.store.store import full_disk
@@ -28,7 +26,8 @@ from tasks.processes.warm_start import PROGRAM, WarmStart
 LOG = "stage.log"
 FORKED = "forked from a server that had its imports done"
 """Usual first line of the log. It is not passed on as a message."""
-POLL_S = 0.1
+POLL_S = 0.25
+"""Seconds between two looks at a stage's messages, and the longest delay of a cancellation; its end is seen at once."""
 TOO_LITTLE_BYTES = 2_000_000
 """With less room than this, a process that left no outcome had no room to write one."""
 _ERRORS: dict[str, type[StemmaError]] = {
@@ -43,7 +42,6 @@ def run_child(
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float] = lambda: GRACE_S,
     warm_start: WarmStart | None = None,
-    times: TimeRecord | None = None,
 ) -> ChildOutcome:
     """Build a stage in its own process and its own session, and return how that ended.
 
@@ -51,7 +49,6 @@ def run_child(
         "message": line} for each that it prints.
     patience_s: called once it is cancelled: seconds that the stage has to save and end, before it is killed.
     warm_start: forks the process, unless a new one is needed; None always starts a new one.
-    times: records that the attempt still lives.
 
     Raises the error that the stage raised, StageError `killed` or `out_of_memory` if its process was, or Cancelled,
     once every process of the stage is gone. A training whose model was whole by then is built.
@@ -68,7 +65,7 @@ def run_child(
             process = _start(job, job_file, log, read_end, warm_start, lambda: is_cancelled() or lease.lost.is_set())
         os.close(read_end)
         lease.works_in(process.pid)
-        stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s, times)
+        stopped = _follow(process, scratch / JOURNAL, printed, lease, on_message, is_cancelled, patience_s)
     finally:
         os.close(write_end)
     if lease.lost.is_set():
@@ -137,7 +134,6 @@ def _follow(
     on_message: Callable[[Mapping[str, Any]], None],
     is_cancelled: Callable[[], bool],
     patience_s: Callable[[], float],
-    times: TimeRecord | None,
 ) -> bool:
     """Pass on the journal and what is printed until the process ends; True if it had to be ended."""
     tail = Tail(journal, from_end=True)
@@ -156,9 +152,7 @@ def _follow(
             if is_cancelled() or lease.lost.is_set():
                 stopped = True
                 break
-            if times is not None:
-                times.alive()
-            time.sleep(POLL_S)
+            wait_for_end(process.pid, POLL_S)
         pass_on()
     finally:
         # Also when the stage ended by itself: nothing of its group may go on writing.

@@ -43,10 +43,10 @@ def test_a_model_that_reads_the_end_alone_finds_the_number_there_alone(
     figures = needle(config, {"model": folder}, tmp_path, Run(tmp_path / "work", LAUNCH)).figures
     assert set(seen) == {200, 400} and len(seen) == 2 * 3 * 6 * 4
     lengths = json.loads((tmp_path / "results.json").read_text())["lengths"]
-    found = {
+    shares = {
         length: {depth: cell["value"] for depth, cell in entry["depths"].items()} for length, entry in lengths.items()
     }
-    assert found["400"] == {"0": 0.0, "0.5": 0.0, "1": 1.0} and found["200"]["1"] == 1.0 and found["200"]["0"] == 0.0
+    assert shares["400"] == {"0": 0.0, "0.5": 0.0, "1": 1.0} and shares["200"]["1"] == 1.0 and shares["200"]["0"] == 0.0
     assert figures["needle_400"] == pytest.approx(1 / 3) and figures["needle_chance"] == 0.25
     assert figures["needle_400_low"] < 1 / 3 < figures["needle_400_high"]
 

@@ -84,13 +84,13 @@ def test_the_cost_of_runs_is_summed_and_the_newest_gives_the_effective_time(tmp_
         folder.mkdir(parents=True)
         document = RunLedger(run_id, "demo", 100.0, account, Account()).as_json()
         (folder / "ledger.json").write_text(json.dumps(document))
-    found = scraped(tmp_path)
-    assert found["stemma_device_seconds_total", ("", "useful", "demo")] == 150
-    assert found["stemma_device_seconds_total", ("killed", "lost", "demo")] == 50
-    assert found["stemma_cost_usd_total", ("demo",)] == 1
-    assert found["stemma_faults_total", ("killed", "demo")] == 4
-    assert found["stemma_ettr_ratio", ("demo",)] == 0.9
-    assert found["stemma_recovery_seconds", ("demo",)] == 8
+    samples = scraped(tmp_path)
+    assert samples["stemma_device_seconds_total", ("", "useful", "demo")] == 150
+    assert samples["stemma_device_seconds_total", ("killed", "lost", "demo")] == 50
+    assert samples["stemma_cost_usd_total", ("demo",)] == 1
+    assert samples["stemma_faults_total", ("killed", "demo")] == 4
+    assert samples["stemma_ettr_ratio", ("demo",)] == 0.9
+    assert samples["stemma_recovery_seconds", ("demo",)] == 8
 
 
 def written(root: Path, fingerprint: str, step: str, tokens_per_s: float) -> Path:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from tests.support.kubernetes_cluster import KubernetesCluster
 
 NAMESPACE = "lab"
-_PATHS = {"jobs": f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", "pods": f"/api/v1/namespaces/{NAMESPACE}/pods"}
+_PATHS = {
+    "jobs": f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs",
+    "pods": f"/api/v1/namespaces/{NAMESPACE}/pods",
+    "trainjobs": f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NAMESPACE}/trainjobs",
+}
 _VERBS = ["create", "delete", "get", "list", "watch"]
 
 
@@ -69,7 +73,7 @@ def handler(cluster: KubernetesCluster) -> type[BaseHTTPRequestHandler]:
             kind, name, _ = self._asked()
             if self._may("delete", kind):
                 self._body()
-                self._answer(*cluster.delete(name))
+                self._answer(*cluster.delete(kind, name))
 
         def _asked(self) -> tuple[str, str, dict[str, str]]:
             """Kind, name within the namespace, and query. What is not served has no kind that a role allows."""

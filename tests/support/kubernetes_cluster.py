@@ -26,6 +26,7 @@ from infra.process.lifetime import signal_group
 from tests.support.kubernetes_api import NAMESPACE, handler, status, with_tls
 from tests.support.kubernetes_jobs import Job
 from tests.support.kubernetes_pods import Pod, now
+from tests.support.kubernetes_trainer import child_name, child_of, problem_of, with_status
 
 Rules = list[dict[str, Any]]
 """Of a Role."""
@@ -44,6 +45,8 @@ class KubernetesCluster:
         self.lost: set[str] = set()
         self.jobs: dict[str, Job] = {}
         self.submitted: list[dict[str, Any]] = []
+        self.runtimes: dict[str, dict[str, Any]] = {}
+        self.trainjobs: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, Pod] = {}
         self.users: dict[str, Rules | None] = {}
         self.refused: set[tuple[str, str]] = set()
@@ -122,6 +125,8 @@ class KubernetesCluster:
 
     def create(self, job: dict[str, Any], *, is_strict: bool) -> tuple[int, dict[str, Any]]:
         with self.lock:
+            if job.get("kind") == "TrainJob":
+                return self._create_trainjob(job)
             if not is_strict:
                 for name in _LEFT_OUT:
                     job["spec"]["template"]["spec"].pop(name, None)
@@ -142,6 +147,8 @@ class KubernetesCluster:
 
     def find(self, kind: str, name: str) -> tuple[int, dict[str, Any]]:
         with self.lock:
+            if kind == "trainjobs" and name in self.trainjobs:
+                return 200, with_status(self.trainjobs[name], self.jobs[child_name(name)].document)
             found = self.jobs.get(name) if kind == "jobs" else self.pods.get(name)
             return (200, found.document) if found else (404, status(f'{kind} "{name}" not found'))
 
@@ -152,8 +159,12 @@ class KubernetesCluster:
             items = [one for one in self._documents(kind) if _is_selected(one, selector)]
             return 200, {"apiVersion": "v1", "kind": "List", "metadata": about, "items": items}
 
-    def delete(self, name: str) -> tuple[int, dict[str, Any]]:
+    def delete(self, kind: str, name: str) -> tuple[int, dict[str, Any]]:
         with self.lock:
+            if kind == "trainjobs":
+                if self.trainjobs.pop(name, None) is None:
+                    return 404, status(f'trainjobs "{name}" not found')
+                name = child_name(name)
             job = self.jobs.pop(name, None)
             if job is None:
                 return 404, status(f'jobs.batch "{name}" not found')
@@ -189,6 +200,22 @@ class KubernetesCluster:
                     yield line
             there = []
             time.sleep(_POLL_S)
+
+    def _create_trainjob(self, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """As Kubeflow's controller: the Job of a TrainJob and its runtime, which ends as the Job does."""
+        if problem := problem_of(document):
+            return 422, status(f"TrainJob is invalid: {problem}")
+        runtime = self.runtimes.get(document["spec"]["runtimeRef"]["name"])
+        if runtime is None:
+            return 403, status("admission webhook denied the request: TrainingRuntime not found")
+        name = document["metadata"]["name"]
+        self.submitted.append(document)
+        code, answer = self.create(child_of(document, runtime), is_strict=True)
+        self.submitted.pop()
+        if code == 201:
+            self.trainjobs[name] = {**document, "metadata": {**document["metadata"], **_born()}}
+            return 201, self.trainjobs[name]
+        return code, answer
 
     def _documents(self, kind: str) -> list[dict[str, Any]]:
         return [one.document for one in (self.jobs if kind == "jobs" else self.pods).values()]

@@ -187,8 +187,8 @@ class TemplateChat(Chat):
         ends = self._call_ends if calls else self._ends
         end = next(
             (
-                place
-                for place, (number, (begin, _)) in enumerate(zip(ids, offsets, strict=True))
+                index
+                for index, (number, (begin, _)) in enumerate(zip(ids, offsets, strict=True))
                 if at >= 0 and begin >= at and number in ends
             ),
             None,

@@ -48,8 +48,8 @@ class EnvironmentConfig(Config):
     weight: float = Field(1.0, gt=0)
     """Weight of the environment's reward, to which rewards of reward models and functions are added, if any."""
     show_tools: bool = True
-    """Describe the tools in the prompt: by the model's chat template, or as text if it has no place for tools. false is
-    for models that were tuned on the calls."""
+    """Describe the tools in the prompt: by the model's chat template, or as text if it has no tools. false is for
+    models that were tuned on the calls."""
     files: tuple[str, ...] = ()
     """Files and folders that the environment may read, besides its own module and Python's packages. Their contents
     count as part of the config."""
@@ -68,9 +68,9 @@ class EnvironmentConfig(Config):
     @field_validator("use")
     @classmethod
     def _names_a_class(cls, use: str) -> str:
-        place, _, name = use.rpartition(":")
+        location, _, name = use.rpartition(":")
         if use in SHIPPED or (
-            name.isidentifier() and (place.endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", place))
+            name.isidentifier() and (location.endswith(".py") or re.fullmatch(r"[A-Za-z_][\w.]*", location))
         ):
             return use
         raise ValueError(f"expected {', '.join(SHIPPED)}, package.module:Class or folder/file.py:Class, not {use!r}")
@@ -78,17 +78,19 @@ class EnvironmentConfig(Config):
     @property
     def path(self) -> str:
         """The class, `module:Class` or `/folder/file.py:Class`."""
-        place, _, name = self.use.rpartition(":")
-        return SHIPPED.get(self.use) or (f"{os.path.abspath(place)}:{name}" if place.endswith(".py") else self.use)
+        location, _, name = self.use.rpartition(":")
+        return SHIPPED.get(self.use) or (
+            f"{os.path.abspath(location)}:{name}" if location.endswith(".py") else self.use
+        )
 
     @property
     def module_file(self) -> Path | None:
-        """The file of a class of the user, None for a shipped environment or if it is not found."""
+        """The file of a class of the user, None for a shipped environment or if it is missing."""
         if self.use in SHIPPED:
             return None
-        place = self.path.rpartition(":")[0]
-        found = place if place.endswith(".py") else file_of(place)
-        return Path(found) if found and Path(found).exists() else None
+        location = self.path.rpartition(":")[0]
+        file = location if location.endswith(".py") else file_of(location)
+        return Path(file) if file and Path(file).exists() else None
 
     def readable(self) -> tuple[list[str], list[Path]]:
         """Return entries of sys.path for the environment's process, and the files and folders that it can read."""

@@ -18,7 +18,7 @@ class Criterion(Config):
     """One criterion of a rubric."""
 
     text: str = Field(min_length=1, examples=["The answer names the function's argument."])
-    """What an answer must fulfil, as the judge reads it."""
+    """Condition that an answer must meet, as the judge reads it."""
     weight: float = Field(1.0, gt=0)
     """Its part of the rubric's score, relative to the other criteria."""
 

@@ -40,7 +40,7 @@ def teacher_answers(rows: Sequence[Mapping[str, Any]], config: DistillConfig, ru
     outcome: TeacherAnswers | StemmaError | None = None
     if ranks.is_first():
         try:
-            outcome = asyncio.run(_asked(rows, config, run))
+            outcome = asyncio.run(_ask_teacher(rows, config, run))
         except StemmaError as error:
             outcome = error
     outcome = ranks.from_first(outcome)
@@ -50,34 +50,43 @@ def teacher_answers(rows: Sequence[Mapping[str, Any]], config: DistillConfig, ru
     return outcome
 
 
-async def _asked(rows: Sequence[Mapping[str, Any]], config: DistillConfig, run: Run) -> TeacherAnswers:
+async def _ask_teacher(rows: Sequence[Mapping[str, Any]], config: DistillConfig, run: Run) -> TeacherAnswers:
     assert config.endpoint is not None
     answers = AnswerStore(run.answers_dir)
     endpoint = Endpoint(config.endpoint, config.sampling, answers, "distill.endpoint")
-    done = 0
+    slots = asyncio.Semaphore(config.endpoint.concurrency)
+    done, fault_seen = 0, False
 
-    async def ask(row: Mapping[str, Any]) -> Answer | Failure:
-        nonlocal done
-        run.stop_if_cancelled()
+    async def ask(row: Mapping[str, Any]) -> Answer | Failure | None:
+        nonlocal done, fault_seen
         if (messages := _messages(row)) is None:
             return Failure("a conversation with calls of tools")
-        answer = await endpoint.ask(Request(messages))
+        async with slots:
+            # Nothing more is sent after a stop; answers that are under way are still received and kept.
+            if fault_seen or run.cancelled:
+                return None
+            try:
+                answer = await endpoint.ask(Request(messages))
+            except BaseException:
+                fault_seen = True
+                raise
         done += 1
         run.progress(done, len(rows), "answers", "the teacher answers")
         return answer
 
-    tasks = [asyncio.ensure_future(ask(row)) for row in rows]
     try:
-        replies = await asyncio.gather(*tasks)
+        replies = await asyncio.gather(*map(ask, rows), return_exceptions=True)
     finally:
-        for task in tasks:
-            task.cancel()
         await endpoint.close()
         answers.close()
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            raise reply
+    run.stop_if_cancelled()
     faults = Counter[str]()
     kept = []
     for row, reply in zip(rows, replies, strict=True):
-        fault = "failed" if isinstance(reply, Failure) else reply.fault
+        fault = reply.fault if isinstance(reply, Answer) else "failed"
         faults[fault] += 1
         if isinstance(reply, Answer) and not fault:
             known = {key: value for key, value in row.items() if key != "tool_calls"}

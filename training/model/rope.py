@@ -1,7 +1,7 @@
 """Rotary positions of a loaded model, extended to longer sequences (`training.config.rope`).
 
 Nothing is computed here: config.json gets the keys by which transformers computes YaRN or another base, and the model's
-rotary layers are made anew from it. What is exported therefore runs by the same numbers in transformers, vLLM and every
+rotary layers are rebuilt from it. What is exported therefore runs by the same numbers in transformers, vLLM and every
 other program that reads these keys.
 """
 

@@ -154,7 +154,7 @@ class Rewards:
             error = float(judged[~ruled].std(correction=0)) / math.sqrt(int((~ruled).sum()))
         scores = torch.where(ruled, config.verified_reward * (2 * right - 1), scores)
         if answers.episodes is not None and config.environment is not None:
-            scores = scores + config.environment.weight * torch.tensor([one.reward for one in answers.episodes])
+            scores = scores + config.environment.weight * torch.tensor([episode.reward for episode in answers.episodes])
             metrics |= episode_metrics(answers.episodes)
         for path, values in self.by_functions(texts, prompts).items():
             abstained = values.isnan()

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from evaluation.generation.decoding import Decoder
+from evaluation.generation.decoding import Decoder, tokens_in_memory
 from infra.errors import StemmaError
 from training.generation.answer_text import AnswerRequest, Spoken, TextPiece, Writing
 from training.generation.session import loaded
@@ -46,10 +46,11 @@ class AnswerQueue:
     Args:
         at_once: Answers of a model that are generated together.
         waiting: Further answers that wait for their turn.
+        cache_bytes: Of a model's keys and values; None as for `Decoder`, and at least for one answer of any length.
     """
 
-    def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING) -> None:
-        self._at_once, self._most = at_once, at_once + waiting
+    def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING, cache_bytes: int | None = None) -> None:
+        self._at_once, self._most, self._cache_bytes = at_once, at_once + waiting, cache_bytes
         self._unfinished: set[Answer] = set()
         self._kept_places = 0
         self._is_ending = False
@@ -59,6 +60,13 @@ class AnswerQueue:
         self._stopped: list[Answer] = []
         self._thread: threading.Thread | None = None
         atexit.register(self._end_process)
+
+    def positions_of(self, model_dir: Path) -> int:
+        """Return the most tokens of a prompt with its answer: the model's positions, or what the cache holds."""
+        lm = loaded(model_dir)
+        if self._cache_bytes is None:
+            return lm.positions
+        return min(lm.positions, tokens_in_memory(lm.model, self._cache_bytes))
 
     def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> Answers:
         """Start the answers to one request. Raises Unavailable where too many are in progress."""
@@ -130,7 +138,7 @@ class AnswerQueue:
         """Add and remove answers, and generate a token of each."""
         for answer in begun:
             if answer.model_dir not in batches:
-                batches[answer.model_dir] = _Batch(answer.model_dir, self._at_once)
+                batches[answer.model_dir] = _Batch(answer.model_dir, self._at_once, self._cache_bytes)
             batches[answer.model_dir].begin(answer)
         for answer in stopped:
             if answer.model_dir in batches:
@@ -164,9 +172,9 @@ class AnswerQueue:
 class _Batch:
     """The answers of one model that the thread generates. writings: those in progress."""
 
-    def __init__(self, model_dir: Path, at_once: int) -> None:
+    def __init__(self, model_dir: Path, at_once: int, cache_bytes: int | None) -> None:
         lm = loaded(model_dir)
-        self._tokenizer, self._decoder = lm.tokenizer, Decoder(lm.model, at_once)
+        self._tokenizer, self._decoder = lm.tokenizer, Decoder(lm.model, at_once, cache_bytes=cache_bytes)
         self.writings: dict[Answer, Writing] = {}
 
     def begin(self, answer: Answer) -> None:

@@ -103,6 +103,7 @@ class _Server:
     def __init__(self, models: Mapping[str, Path], queue: AnswerQueue) -> None:
         self._models, self._queue = models, queue
         self._began = int(time.time())
+        self._positions = {name: queue.positions_of(folder) for name, folder in models.items()}
         self._texts = {name: TokenTexts(loaded(folder).tokenizer) for name, folder in models.items()}
         self._formats = {name: AnswerFormat(loaded(folder).tokenizer) for name, folder in models.items()}
         # Encoding changes settings of a tokenizer, which fails while another thread decodes or encodes with it.
@@ -153,7 +154,7 @@ class _Server:
             choices = _Choices(
                 query,
                 prompts,
-                loaded(self._models[name]).positions,
+                self._positions[name],
                 name,
                 shape,
                 self._texts[name],
@@ -182,7 +183,7 @@ class _Server:
 
     def _prompts(self, query: GenerationRequest, name: str) -> list[Prompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
-        tokenizer, positions = self._encoders[name], loaded(self._models[name]).positions
+        tokenizer, positions = self._encoders[name], self._positions[name]
         with self._encoding:
             prompts = query.prompts(tokenizer)
         key = "messages" if isinstance(query, ChatRequest) else "prompt"

@@ -33,7 +33,7 @@ Adapters = tuple[dict[str, Tensor], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Adapting:
-    """What the tuning `stage` learns: adapters by `lora`, or with None all weights.
+    """Choice of the weights that the tuning `stage` learns: adapters by `lora`, or with None all weights.
 
     begin: prepares the rows of tokens that no text has trained, in every copy of the start alike.
     """

@@ -116,7 +116,7 @@ def averaging(pipeline: PipelineResults, id: str) -> Section:
         rows.append(["the mean", fixed(figures[key], 4)])
         difference = figures[key] - best
         lead.append(f"It differs from the best one by {signed(difference, 4)}.")
-        note = "Measured on what it was chosen by, if it was chosen: a benchmark of other items tells what it is worth."
+        note = "A greedy mean is measured on what chose it: only a benchmark of other items is an independent test."
         tables.append(Table("Averaged models", ["model", column], rows, note, numeric=(1,)))
     return Section(*titled("averaging", "Weight averaging", id, "average"), " ".join(lead), [], tables)
 

@@ -72,6 +72,60 @@ document.addEventListener("dblclick", (event) => {
   if (figure && zoomed.delete(figure.dataset.title)) draw(figure);
 });
 
+// Values below the pointer, read off the lines of a chart.
+let shown = null;
+
+function hide() {
+  if (!shown) return;
+  shown.box.remove();
+  shown.line.remove();
+  shown = null;
+}
+
+function valuesAt(svg, x) {
+  const [top, bottom, high, low] = svg.dataset.scale.split(",").map(Number);
+  const rows = [];
+  for (const line of svg.querySelectorAll("polyline.line:not(.faint)")) {
+    let nearest = null;
+    for (const point of line.getAttribute("points").split(" ")) {
+      const [px, py] = point.split(",").map(Number);
+      if (!nearest || Math.abs(px - x) < Math.abs(nearest[0] - x)) nearest = [px, py];
+    }
+    if (!nearest) continue;
+    const value = high - ((nearest[1] - top) / (bottom - top)) * (high - low);
+    rows.push(`${line.querySelector("title").textContent}: ${Number(value.toPrecision(4))}`);
+  }
+  return rows;
+}
+
+document.addEventListener("pointermove", (event) => {
+  const svg = event.target.closest && event.target.closest("svg[data-scale]");
+  hide();
+  if (!svg || drag) return;
+  const frame = svg.getBoundingClientRect();
+  const scale = svg.viewBox.baseVal.width / frame.width;
+  const [left, right] = svg.dataset.plot.split(",").map(Number);
+  const x = Math.min(Math.max((event.clientX - frame.left) * scale, left), right);
+  const rows = valuesAt(svg, x);
+  if (!rows.length) return;
+  const [top, bottom] = svg.dataset.scale.split(",").map(Number);
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  for (const [name, value] of Object.entries({ class: "pointer", x1: x, x2: x, y1: top, y2: bottom }))
+    line.setAttribute(name, value);
+  svg.append(line);
+  const box = document.createElement("div");
+  box.className = "hover";
+  box.textContent = [`step ${Math.round(stepAt(svg, event.clientX)).toLocaleString("en")}`, ...rows].join("\n");
+  const holder = svg.parentElement;
+  if (getComputedStyle(holder).position === "static") holder.style.position = "relative";
+  const place = holder.getBoundingClientRect();
+  const at = event.clientX - place.left;
+  if (at < place.width / 2) box.style.left = `${at + 12}px`;
+  else box.style.right = `${place.width - at + 12}px`;
+  holder.append(box);
+  shown = { box, line };
+});
+
 const say = (text) => {
   const answer = document.getElementById("answer");
   if (answer) answer.textContent = text;

@@ -17,6 +17,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.kube.api import KubeApi, KubeError
 from infra.launch.kube.manifest import job_name, manifest
 from infra.launch.kube.pods import Pods, condition, is_finished
+from infra.launch.kube.trainjob import VERSION, trainjob
 from infra.launch.machines import OneJob, Over
 from infra.process.tail import last_lines
 from infra.project import PROJECT
@@ -26,8 +27,8 @@ _ASK_S = 2.0
 _ENDING_S = 60.0
 """Seconds that the pods of a deleted Job may take to end, in addition to the time that ranks have to save."""
 _RECORD = "kubernetes-job"
-_POD_FAILED = "BackoffLimitExceeded"
-"""Reason of a failed Job if one of its pods failed or was taken away."""
+_POD_FAILED = ("BackoffLimitExceeded", "FailedJobs")
+"""Reasons of a failed Job, and of a failed TrainJob, if one of its pods failed or was taken away."""
 
 
 class Kubernetes(OneJob):
@@ -52,7 +53,12 @@ class Kubernetes(OneJob):
         self._say = say
         self._api = KubeApi.find(launch.kubernetes.context)
         namespace = launch.kubernetes.namespace or self._api.namespace
-        self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        if launch.kubernetes.training_runtime:
+            self._kind, self._render = "Kubeflow TrainJob", trainjob
+            self._jobs = f"/apis/{VERSION}/namespaces/{namespace}/trainjobs"
+        else:
+            self._kind, self._render = "Kubernetes Job", manifest
+            self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._record = folder.parent / _RECORD
         self._job = ""
@@ -80,7 +86,7 @@ class Kubernetes(OneJob):
             job, pods = self._poll()
         except KubeError:
             return None
-        subject = f"Kubernetes Job {self._job}"
+        subject = f"{self._kind} {self._job}"
         if job is None and not all(map(is_finished, pods)):
             return None  # its pods still have their time to save
         if job is None:
@@ -88,8 +94,8 @@ class Kubernetes(OneJob):
             fix = f"run again, or raise launch.retries; `stemma logs {self._name}`"
             return Over(Problem("job_cancelled", self._name, f"{subject} was deleted from outside", fix), None)
         failed = condition(job, "Failed")
-        reason = (failed or condition(job, "FailureTarget") or {}).get("reason", _POD_FAILED)
-        by_controller = reason != _POD_FAILED or "deletionTimestamp" in job["metadata"]
+        reason = (failed or condition(job, "FailureTarget") or {}).get("reason", _POD_FAILED[0])
+        by_controller = reason not in _POD_FAILED or "deletionTimestamp" in job["metadata"]
         assert self._known is not None
         self._known.note(pods)
         if disruption := self._known.taken(by_controller=by_controller):
@@ -150,7 +156,7 @@ class Kubernetes(OneJob):
     def _submit(self) -> None:
         job = job_name(self._name, secrets.token_hex(4))
         variables = {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
-        body = manifest(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
+        body = self._render(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
         # Written before the Job exists: if the answer is lost, the next attempt finds the name and deletes the Job.
         self._record.write_text(job)
         try:
@@ -158,11 +164,11 @@ class Kubernetes(OneJob):
         except KubeError as error:
             self._record.unlink()
             code = "kubernetes_refused" if 400 <= error.status < 500 else "scheduler_unreachable"
-            message = f"Kubernetes did not take the Job: {error}"
+            message = f"Kubernetes did not take the {self._kind.split()[1]}: {error}"
             raise StageError(Problem(code, "launch.kubernetes", message, "its own words say what it expects")) from None
         self._job, self._asked = job, time.monotonic()
         self._known, self._said = Pods(self._api, self._pods, f"stemma/job={job}"), ""
-        self._say("submitted", f"submitted as Kubernetes Job {job}")
+        self._say("submitted", f"submitted as {self._kind} {job}")
 
     def _bad_nodes(self) -> set[str]:
         return {machine.rpartition("@")[0] for machine in self._excluded}
@@ -253,7 +259,7 @@ class Kubernetes(OneJob):
         if summary != self._said:
             self._said = summary
             if summary:
-                self._say("waiting", f"pods of Kubernetes Job {self._job} wait: {summary}")
+                self._say("waiting", f"pods of {self._kind} {self._job} wait: {summary}")
 
 
 def _end_of(pod: Mapping[str, Any]) -> dict[str, Any]:

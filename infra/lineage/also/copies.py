@@ -82,7 +82,9 @@ class Copies:
             run = self._ledger.run(build_id)
             pipeline = self._ledger.run(run.parent_id) if run else None
             lineage = pipeline.about.get("config", {}).get("lineage") if pipeline else None
-            for name in lineage["also"] if run and lineage else ():
+            if run is None or not lineage:
+                return
+            for name in lineage["also"]:
                 worker = self._workers.get(name) or self._workers.setdefault(name, _Worker(name, self._root))
                 worker.put(_build_of(run, lineage["offline"]), action, ends)
         except Exception as error:

@@ -67,7 +67,7 @@ class Tracker(ABC):
 
 
 class Wandb(Tracker):
-    """A W&B run. Steps are a metric of their own, since W&B drops points of a step before its last one."""
+    """A W&B run. Steps are a separate metric, since W&B drops points of a step before its last one."""
 
     def __init__(self, build: Build, folder: Path) -> None:
         # Its own errors are not reported to its makers; the relay's standard streams stay the relay's.

@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from infra.process.forked import ForkServer, NotForkedError, Process
+from infra.process.forked import Forked, ForkServer, NotForkedError
 from infra.process.lifetime import PARENT_FD
 from infra.servers.environment import OF_ONE_RUN
 
@@ -35,7 +35,8 @@ MODULES = (
     "infra.servers.prefect.flow_runs",
 )
 """Modules that the engine and the flows of our deployments import."""
-POLL_S = 0.1
+POLL_S = 2.0
+"""Seconds after which a run whose end was not reported is looked at."""
 
 
 class FlowRuns:
@@ -72,7 +73,7 @@ class FlowRuns:
             process.wait()
         return process
 
-    def _fork(self, command: list[str], env: Mapping[str, str], cwd: Path | str, stream_output: bool) -> Process:
+    def _fork(self, command: list[str], env: Mapping[str, str], cwd: Path | str, stream_output: bool) -> Forked:
         """Fork a flow run. Raises NotForkedError for a run that needs a new process."""
         if command[1:] != ["-m", ENGINE] or not stream_output:
             raise NotForkedError("it is started in another way")
@@ -88,9 +89,10 @@ class FlowRuns:
         return self._server.start(MODULES, argv, Path(cwd), output, self._parent, lambda: False, its_own)
 
 
-async def _end_of(process: Process) -> None:
+async def _end_of(process: Forked) -> None:
     while process.poll() is None:
-        await anyio.sleep(POLL_S)
+        with anyio.move_on_after(POLL_S):
+            await anyio.wait_readable(process)
 
 
 def main() -> int:

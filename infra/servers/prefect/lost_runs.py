@@ -33,6 +33,7 @@ less."""
 ROUNDS = 8
 """Looks without a sign of life after which a run is lost. Counting looks, not seconds, spares the runs of a machine
 that was suspended, and those of a server that has just started to listen."""
+LOOK_EVERY_S = LOST_AFTER_S / ROUNDS
 
 _BEAT = "prefect.flow-run.heartbeat"
 _UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
@@ -116,7 +117,7 @@ def end_lost_runs(runs: Path) -> None:
     Args:
         runs: see `LostRuns`.
     """
-    lost, interval = LostRuns(runs), timedelta(seconds=LOST_AFTER_S / ROUNDS)
+    lost, interval = LostRuns(runs), timedelta(seconds=LOOK_EVERY_S)
 
     @perpetual_service(enabled_getter=lambda: True)
     async def lost_runs(

@@ -20,6 +20,9 @@ infra/servers/prefect/cron.py.
 Prefect looks at neither Host nor Origin, and takes JSON without a content type: a page in a browser on this machine
 could have deployments made, and so commands run. See infra/servers/prefect/callers.py.
 
+Its background services look less often than Prefect's own, and workers ask less often for runs that are due while no
+request can have made one due. See infra/servers/prefect/background.py and infra/servers/prefect/polls.py.
+
 With --root, the server of that store also ends flow runs whose process is gone. See infra/servers/prefect/lost_runs.py.
 """
 
@@ -31,7 +34,6 @@ import runpy
 import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -48,13 +50,16 @@ from prefect.server.events.models import automations
 from prefect.server.schemas.schedules import CronSchedule
 from prefect.settings import get_current_settings
 from sqlalchemy import make_url
+from uvicorn.main import STARTUP_FAILURE
 
 from infra.secrets import HidingStream
-from infra.servers.asgi_server import LIMITS, BoundedBody
+from infra.servers.asgi_server import BoundedBody, Server
 from infra.servers.databases.empty import keep, take
+from infra.servers.prefect.background import wake_less_often
 from infra.servers.prefect.callers import OwnCallersOnly
 from infra.servers.prefect.cron import cron_dates
 from infra.servers.prefect.lost_runs import end_lost_runs
+from infra.servers.prefect.polls import HeldPolls
 from infra.servers.settings import Settings
 from infra.store.layout import Layout
 
@@ -149,10 +154,18 @@ def _guard(host: str, port: int) -> None:
 
     def guarded(*, final: bool = False, **options: Any) -> Any:
         app = create_app(final=final, **options)
-        return OwnCallersOnly(BoundedBody(app, MOST_BODY_BYTES), callers) if final else app
+        return OwnCallersOnly(BoundedBody(HeldPolls(app), MOST_BODY_BYTES), callers) if final else app
 
     server.create_app = guarded  # type: ignore[assignment]
-    uvicorn.run = partial(uvicorn.run, **LIMITS)
+    uvicorn.run = _run  # type: ignore[assignment]
+
+
+def _run(app: Any, *, host: str, port: int, app_dir: str, **options: Any) -> None:
+    """Replace `uvicorn.run` for an app that exists."""
+    uvicorn_server = Server(app, host, port, **options)
+    uvicorn_server.run()
+    if not uvicorn_server.started:
+        sys.exit(STARTUP_FAILURE)
 
 
 if __name__ == "__main__":
@@ -163,6 +176,7 @@ if __name__ == "__main__":
     parser.add_argument("--root", type=Path)
     options = parser.parse_args()
     _guard(options.host, options.port)
+    wake_less_often()
     AioSqliteConfiguration.begin_transaction = _begin_to_write  # type: ignore[method-assign]
     automations.run_coro_as_sync = _read_later  # type: ignore[assignment]
     CronSchedule._get_dates_generator = cron_dates  # type: ignore[assignment, method-assign]

@@ -13,6 +13,7 @@ import pytest
 
 from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
+from tests.support.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -24,7 +25,7 @@ def layer(tmp_path: Path) -> Layer:
 
 
 def run(layer: Layer, program: str) -> str:
-    """What a program prints that works in the folder, under the layer."""
+    """Return the output of a program that works in the folder, under the layer."""
     env = {**os.environ, **layer.variables}
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], cwd=layer.folder, env=env, capture_output=True, text=True, check=False
@@ -112,15 +113,70 @@ def after_power_loss(layer: Layer, seed: int) -> dict[str, str]:
 
 def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -> None:
     left = [after_power_loss(layer, seed) for seed in range(12)]
-    assert all(found["synced"] == found["last"] == "kept" for found in left)
+    assert all(contents["synced"] == contents["last"] == "kept" for contents in left)
     # Bytes: each file has its old content or its new one, and both happen.
-    for name, contents in {
+    for name, possible in {
         "changed": {"abcd", "XXcd"},
         "longer": {"old", "old and more"},
         "emptied": {"full", ""},
         # A file without an fsync under its final name, the fault that `rename` alone does not prevent.
         "fresh": {"", "whole"},
     }.items():
-        assert {found[name] for found in left} == contents, name
+        assert {contents[name] for contents in left} == possible, name
     # Names after the last fsync: any number of them, in their order.
-    assert {("removed" in found, "folder" in found) for found in left} == {(True, False), (False, False), (False, True)}
+    assert {("removed" in contents, "folder" in contents) for contents in left} == {
+        (True, False),
+        (False, False),
+        (False, True),
+    }
+
+
+def in_two_parts(layer: Layer, first: str, second: str, error: int) -> list[str]:
+    """Return the outputs of the two parts of a program, while the disk fails, and after that."""
+    program = f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n{first}\nsys.stdin.readline()\n{second}\n"
+    env = {**os.environ, **layer.variables}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=layer.folder, env=env, text=True, stdin=subprocess.PIPE, stdout=-1
+    ) as process:
+        assert process.stdin and process.stdout
+        process.stdout.readline()
+        layer.order(error, reads=error == BROKEN)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        during = process.stdout.readline()
+        layer.order()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return [during.strip(), process.stdout.read().strip()]
+
+
+def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
+    """A run whose disk failed for a moment was not shown any more, and its follower printed a traceback."""
+    (layer.folder / "journal").write_text("one\ntwo\n")
+    begin = (
+        "from pathlib import Path\nfrom infra.process.tail import Tail\ntail = Tail(Path('journal'))\nprint(flush=True)"
+    )
+    look = "print(len(tail.lines()), flush=True)"
+    assert in_two_parts(layer, begin, f"{look}\nsys.stdin.readline()\n{look}", BROKEN) == ["0", "2"]
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
+def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: Layer, error: int) -> None:
+    """A disk that failed or became read-only ended a run without a result, and without the reason."""
+    begin = """
+from pathlib import Path
+from flows.runs.journal import RunJournal, StageRow
+journal = RunJournal(Path("runs"), "run")
+journal.begin(pipeline="pipeline")
+print(flush=True)
+"""
+    end = """
+journal.row(StageRow("clean", "failed"))
+journal.traceback("clean", "text")
+journal.end({"status": "failed", "stages": [], "errors": []})
+print(journal.result()["status"], journal.rows["clean"].status, flush=True)
+sys.stdin.readline()
+journal.row(StageRow("clean", "built"))
+print(journal.read()[-1]["status"])
+"""
+    assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]

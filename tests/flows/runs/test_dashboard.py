@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,19 @@ def write_metrics(path: Path, losses: list[float], **job: str) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if job:
         (path.parent / "job.json").write_text(json.dumps(job))
+
+
+def write_times(artifact: Path, seconds: float, usd_per_hour: float) -> None:
+    """Leave the record of a build that took so long on one device."""
+    (artifact / "aux").mkdir(parents=True)
+    attempt = {"id": "a", "run": "r", "stage": "pretrain", "devices": 1, "alive_s": "000000000.000"}
+    lines = [
+        {"kind": "attempt", "ticks": 0.0, "rates": {"usd_per_hour": usd_per_hour}, **attempt},
+        {"kind": "work", "ticks": 1.0},
+        {"kind": "end", "ticks": seconds, "cause": ""},
+    ]
+    text = "".join(json.dumps({"time": 1.0, "boot": "b", **line}) + "\n" for line in lines)
+    (artifact / "aux" / "times.jsonl").write_text(text)
 
 
 def test_the_form_of_a_changed_run_has_prefects_keys_and_types(tmp_path: Path) -> None:
@@ -277,7 +291,10 @@ def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
     for number, status in enumerate(("refused", "done")):
         journal = RunJournal(root / "runs", f"20261128-00000{number}-000000-aaaaaa")
         journal.begin(pipeline=f"pipeline-{status}", config="c.yaml")
-        journal.row(StageRow("pretrain", "built", seconds=61.0))
+        folder = root / "pretrain" / (f"{number}" * 16)
+        journal.row(StageRow("pretrain", "built", seconds=61.0, path=str(folder)))
+        if status == "done":
+            write_times(folder, 100.0, usd_per_hour=36.0)
         message = {"kind": "event", "time": 1.0, "name": "correction", "message": f"{HOSTILE} went back"}
         journal.message("pretrain", message)
         journal.end({"status": status, "errors": [], "stages": [{"stage": "pretrain", "status": "built"}]})
@@ -285,3 +302,4 @@ def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
     for needed in ("A gate refused the model of pipeline-refused", "corrected its training", "round-1 wait for labels"):
         assert needed in text
     assert "1 min 1 s" in text and "onerror" in text and "<img" not in text
+    assert re.findall(r'data-label="cost">([^<]*)<', text) == ["1.00 USD", ""], "by the ledger, or unknown"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +72,14 @@ def test_any_exception_is_a_failure_with_a_code_and_a_place(error: BaseException
     assert failure.exit_code != 0
     for problem in failure.problems:
         assert problem.code and problem.path and problem.message and "\n" not in problem.message
+
+
+def test_a_disk_that_fails_is_named_by_files_and_by_databases() -> None:
+    database = sqlite3.OperationalError("disk I/O error")
+    database.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    for error in (OSError(errno.EIO, "Input/output error", "/store/clean/part"), database):
+        (problem,) = failure_of(error, "clean", Path("/store")).problems
+        assert problem.code == "disk_failed" and problem.path.startswith("/store")
 
 
 def assert_honest(answer: Answer) -> None:

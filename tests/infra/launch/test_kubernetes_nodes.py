@@ -24,10 +24,12 @@ from infra.launch.kube.api import KubeApi, KubeError
 from infra.launch.kube.launcher import Kubernetes
 from infra.launch.kube.manifest import manifest
 from infra.launch.kube.pods import Pods
+from infra.launch.kube.trainjob import runtime, trainjob
 from infra.launch.machines import Over
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
 from tests.support.command import REPOSITORY
 from tests.support.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
+from tests.support.kubernetes_trainer import child_of, problem_of
 from tests.support.processes import wait_until
 
 SETTINGS: dict[str, Any] = {
@@ -327,6 +329,56 @@ def test_pods_that_no_node_takes_are_told_and_a_cancelled_run_takes_its_job_away
     _none_left(cluster, tmp_path)
 
 
+def _with_runtime(cluster: KubernetesCluster) -> dict[str, Any]:
+    """Settings for TrainJobs, whose runtime is applied."""
+    settings = {**SETTINGS, "kubernetes": {**SETTINGS["kubernetes"], "training_runtime": "stemma"}}
+    cluster.runtimes["stemma"] = runtime(LaunchConfig.model_validate(settings))
+    return settings
+
+
+def test_a_trainjob_and_its_runtime_ask_for_what_the_job_asks() -> None:
+    """The risk: a field that Kubeflow Trainer does not know, or a part of the pods that is in neither."""
+    named = {**EVERYTHING, "kubernetes": {**EVERYTHING["kubernetes"], "training_runtime": "stemma"}}
+    launch = LaunchConfig.model_validate(named)
+    arguments = (
+        launch,
+        "stemma-sft-1",
+        "sft",
+        "f" * 64,
+        Path("/store/work"),
+        ["bad-1", "bad-2"],
+        {"PYTHONPATH": "/code"},
+    )
+    document, its_runtime = trainjob(*arguments), runtime(launch)
+    assert problem_of(document) == problem_of(its_runtime) == ""
+    assert problem_of({**document, "spec": {**document["spec"], "backoffLimit": 0}})
+    child, job = _validated(child_of(document, its_runtime)), manifest(*arguments)
+    for document in (child, job):
+        document["spec"].pop("ttlSecondsAfterFinished", None)
+        (container,) = document["spec"]["template"]["spec"]["containers"]
+        del container["name"], document["metadata"]
+    assert child["spec"]["template"]["metadata"]["labels"].pop("jobset.sigs.k8s.io/jobset-name") == "stemma-sft-1"
+    assert child == job
+
+
+@pytest.mark.cluster
+def test_a_trainjob_whose_pod_is_evicted_is_followed_by_another(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    """The risk: the TrainJob that failed for an eviction is taken for a crash, or is left behind."""
+    settings = _with_runtime(cluster)
+    stage = on_cluster(tmp_path, 40, environment=cluster.variables, **settings, restarts=0)
+    _at_work(tmp_path)
+    cluster.evict(next(iter(cluster.pods)))
+    out, err = stage.communicate(timeout=300)
+    assert out.startswith("submitted: submitted as Kubeflow TrainJob stemma-pretrain-"), (out, err)
+    (restart,) = (line for line in out.splitlines() if line.startswith("restarted: "))
+    assert " lost a pod: " in restart and "PreemptionByScheduler" in restart, (out, err)
+    assert restart.endswith("; going on from the newest checkpoint") and out.splitlines()[-1] == ENDED, (out, err)
+    first, second = cluster.submitted
+    assert first["kind"] == second["kind"] == "TrainJob"
+    assert not cluster.trainjobs
+    _none_left(cluster, tmp_path)
+
+
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_pod_that_is_evicted_is_followed_by_another_job(cluster: KubernetesCluster, tmp_path: Path) -> None:
@@ -349,7 +401,7 @@ def test_a_job_that_is_deleted_from_outside_fails_by_its_name(cluster: Kubernete
     stage = on_cluster(tmp_path, 900, environment=cluster.variables, **SETTINGS)
     _at_work(tmp_path)
     (job,) = cluster.jobs
-    cluster.delete(job)
+    cluster.delete("jobs", job)
     out, err = stage.communicate(timeout=200)
     said = f"job_cancelled: pretrain: Kubernetes Job {job} was deleted from outside"
     assert out.splitlines()[-1].startswith(said), (out, err)

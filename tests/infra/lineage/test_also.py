@@ -26,10 +26,10 @@ TRACKERS = ("wandb", "trackio", "tensorboard")
 
 def tell(story: Story, *also: str, offline: bool = True) -> None:
     """Deliver the story of a run whose config names these trackers."""
-    begun, *rest = story.beginning()
+    started, *rest = story.beginning()
     lineage = {"also": list(also), "offline": offline}
     outbox = Outbox(story.root)
-    for message in (replace(begun, config={"seed": 17, "lineage": lineage}), *rest, *story.ending()):  # type: ignore[type-var]
+    for message in (replace(started, config={"seed": 17, "lineage": lineage}), *rest, *story.ending()):  # type: ignore[type-var]
         outbox.send(message)
     relay = Relay(story.root)
     assert relay.work()
@@ -39,7 +39,7 @@ def tell(story: Story, *also: str, offline: bool = True) -> None:
 
 
 class RunOfOther:
-    """A run of the stand-ins for wandb and trackio. calls: what it was told, in order."""
+    """A run of the stand-ins for wandb and trackio. given: arguments of its start."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
@@ -208,5 +208,5 @@ def test_the_tracker_itself_takes_a_run_offline(name: str, story: Story, monkeyp
     tell(story, name)
     assert not copy_problems(story.root)
     files = [path for path in (story.root / "lineage" / name).rglob("*") if path.is_file() and path.stat().st_size]
-    wanted = ".wandb" if name == "wandb" else ".db"
-    assert any(path.suffix == wanted for path in files), files
+    suffix = ".wandb" if name == "wandb" else ".db"
+    assert any(path.suffix == suffix for path in files), files

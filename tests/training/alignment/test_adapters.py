@@ -74,16 +74,16 @@ def test_dpo_beside_adapters_is_trl_s_with_peft(base_dir: Path, tmp_path: Path, 
     shared = {weight.data_ptr() for weight in policy.parameters() if not weight.requires_grad}
     assert {weight.data_ptr() for weight in reference.parameters()} == shared
     peft = PeftConfig(r=3, lora_alpha=6.0, target_modules=LORA["targets"], lora_dropout=0.0)
-    theirs = get_peft_model(_moved(load(base_dir).eval(), 5), peft)
+    peft_model = get_peft_model(_moved(load(base_dir).eval(), 5), peft)
     trainer = trl.DPOTrainer(
-        model=theirs, args=trl.DPOConfig(output_dir=str(tmp_path), **SILENT, beta=0.3),
+        model=peft_model, args=trl.DPOConfig(output_dir=str(tmp_path), **SILENT, beta=0.3),
         train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4),
         processing_class=chat.tokenizer,
     )  # fmt: skip
     trainer.model.eval()
     # trl keeps the adapters that it was given as the reference: ours come in afterwards.
     learning = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
-    named = {name.replace(".default.weight", ""): weight for name, weight in theirs.named_parameters()}
+    named = {name.replace(".default.weight", ""): weight for name, weight in peft_model.named_parameters()}
     pairs_of = {
         name: named[f"base_model.model.{name.replace('lora_a', 'lora_A').replace('lora_b', 'lora_B')}"]
         for name in learning
@@ -119,9 +119,9 @@ def test_preferences_teach_adapters_alone_and_a_stop_changes_no_bit(
 ) -> None:
     config = PreferenceTuningConfig.model_validate(PREFERENCES)
     inputs = {"model": base_dir, "preferences": preferences_dir}
-    whole = preference_tuning(config, inputs, tmp_path / "whole", Run(tmp_path / "whole.work", LAUNCH))
-    assert whole.figures["margin_low"] > 0
-    assert changed(weights(base_dir), weights(tmp_path / "whole")) == set(LORA["targets"])
+    unbroken = preference_tuning(config, inputs, tmp_path / "unbroken", Run(tmp_path / "unbroken.work", LAUNCH))
+    assert unbroken.figures["margin_low"] > 0
+    assert changed(weights(base_dir), weights(tmp_path / "unbroken")) == set(LORA["targets"])
     stopped = Run(
         tmp_path / "work", LAUNCH, is_cancelled=lambda: len(journal.metric("train/loss")) >= 3, journal=journal
     )
@@ -129,10 +129,12 @@ def test_preferences_teach_adapters_alone_and_a_stop_changes_no_bit(
         preference_tuning(config, inputs, tmp_path / "out", stopped)
     preference_tuning(config, inputs, tmp_path / "out", Run(tmp_path / "work", LAUNCH))
     for name in ("model.safetensors", f"{FOLDER}/{WEIGHTS}"):
-        ours, theirs = load_file(tmp_path / "out" / name), load_file(tmp_path / "whole" / name)
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    again = measure_trained(config, inputs | {TRAINED: tmp_path / "whole"}, tmp_path / "again", Run(tmp_path, LAUNCH))
-    assert again.figures["margin"] == pytest.approx(whole.figures["margin"], rel=1e-4)
+        continued, expected = load_file(tmp_path / "out" / name), load_file(tmp_path / "unbroken" / name)
+        assert all(torch.equal(continued[key], expected[key]) for key in expected)
+    again = measure_trained(
+        config, inputs | {TRAINED: tmp_path / "unbroken"}, tmp_path / "again", Run(tmp_path, LAUNCH)
+    )
+    assert again.figures["margin"] == pytest.approx(unbroken.figures["margin"], rel=1e-4)
 
 
 def test_preferences_beside_weights_in_4_bits(
@@ -153,12 +155,12 @@ def test_rlhf_teaches_adapters_alone_and_a_stop_changes_no_bit(
 ) -> None:
     config = RlhfConfig.model_validate(RLHF | {"lora": LORA | {"quantize": quantize}})
     inputs = {"model": base_dir, "prompts": instructions_dir}
-    whole_run = Run(tmp_path / "whole.work", LAUNCH, journal=journal)
-    whole = rlhf(config, inputs, tmp_path / "whole", whole_run)
+    unbroken_run = Run(tmp_path / "unbroken.work", LAUNCH, journal=journal)
+    unbroken = rlhf(config, inputs, tmp_path / "unbroken", unbroken_run)
     kl = journal.metric("rlhf/kl")
     assert kl[0] == pytest.approx(0, abs=1e-4) and abs(kl[-1]) > 1e-3, "the reference stays as it was"
-    assert changed(weights(base_dir), weights(tmp_path / "whole")) == set(LORA["targets"])
-    assert whole.figures["kl_to_sft"] > 0
+    assert changed(weights(base_dir), weights(tmp_path / "unbroken")) == set(LORA["targets"])
+    assert unbroken.figures["kl_to_sft"] > 0
     if quantize:
         return
     done = len(journal.metric("train/loss"))
@@ -168,8 +170,8 @@ def test_rlhf_teaches_adapters_alone_and_a_stop_changes_no_bit(
     with pytest.raises(Exception, match="cancelled"):
         rlhf(config, inputs, tmp_path / "out", stopped)
     rlhf(config, inputs, tmp_path / "out", Run(tmp_path / "work", LAUNCH))
-    ours, theirs = weights(tmp_path / "out"), weights(tmp_path / "whole")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    continued, expected = weights(tmp_path / "out"), weights(tmp_path / "unbroken")
+    assert all(torch.equal(continued[name], expected[name]) for name in expected)
 
 
 def test_ppo_s_value_function_learns_adapters_on_the_reward_model(

@@ -146,12 +146,12 @@ def test_an_endpoint_teaches_by_its_answers_and_none_is_asked_for_twice(
             distill(config, student, tmp_path / "out", stopped)
         assert 6 <= len(calls.bodies) < len(learnt)
         result = distill(config, student, tmp_path / "out", Run(tmp_path / "work", run.launch))
-        asked = set(calls.prompts)
-        assert len(calls.bodies) == len(asked), "none twice"
+        prompts = set(calls.prompts)
+        assert len(calls.bodies) == len(prompts), "none twice"
         once_more = Run(tmp_path / "more", run.launch, answers_dir=tmp_path / "work" / "answers")
         given = student | {TRAINED: tmp_path / "out"}
         again = measure_trained(config, given, tmp_path / "again", once_more)
-        assert len(calls.bodies) == len(asked)
+        assert len(calls.bodies) == len(prompts)
     figures = result.figures
     assert figures["loss_fall_low"] > 0 and figures["heldout_loss_distilled"] < figures["heldout_loss_student"]
     assert again.figures["loss_fall"] == pytest.approx(figures["loss_fall"], rel=1e-4)

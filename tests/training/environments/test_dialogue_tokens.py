@@ -21,7 +21,7 @@ from training.rl.environments import episodes as playing
 from training.rl.environments.episodes import Episodes, own_tasks
 from training.rl.environments.pool import Failure
 
-OURS = "stemma"
+STEMMA = "stemma"
 TOOL = {
     "type": "function",
     "function": {
@@ -40,7 +40,7 @@ REWRITTEN = ("qwen3", "harmony")
 
 
 def chat_in(family: str) -> Chat:
-    if family != OURS:
+    if family != STEMMA:
         return chat_of(tokenizer_in(family))
     tokenizer = tokenizer_with(list(SPECIAL_TOKENS), bos=SPECIAL_TOKENS[0], eos=SPECIAL_TOKENS[0])
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -55,7 +55,7 @@ def words(draw: random.Random, chat: Chat) -> str:
 
 
 class Talkative:
-    """An environment in this process that says anything, for the interface of a pool."""
+    """An environment in this process with random replies, for the interface of a pool."""
 
     def __init__(self, chat: Chat, draw: random.Random) -> None:
         self._chat, self._draw = chat, draw
@@ -82,7 +82,7 @@ class Talkative:
                 return {"reward": 0.0, "accepted": None}
 
 
-@pytest.mark.parametrize("family", [OURS, *FAMILIES])
+@pytest.mark.parametrize("family", [STEMMA, *FAMILIES])
 @pytest.mark.parametrize(
     "dialogues", [24, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(1200)])], ids=["some", "10,000"]
 )
@@ -110,7 +110,7 @@ def test_sampled_ids_are_the_ones_that_are_trained_on(
             ids = [draw.randrange(vocabulary) for _ in range(draw.randrange(1, 12))]
             if draw.random() < 0.6:
                 ids = [*marks, *draw.choice(calls)] if marks and draw.random() < 0.5 else draw.choice(calls)
-            ids = [one for one in ids if one not in chat.stops][: options.max_new_tokens]
+            ids = [number for number in ids if number not in chat.stops][: options.max_new_tokens]
             end = draw.choice(sorted(chat.turn_ends if draw.random() < 0.95 else chat.stops))
             if len(ids) < options.max_new_tokens and draw.random() < 0.95:
                 ids = [*ids, end]
@@ -130,15 +130,15 @@ def test_sampled_ids_are_the_ones_that_are_trained_on(
     monkeypatch.setattr(playing, "generate", generate)
     player = Player(config, chat, prepare(LaunchConfig(device="cpu", threads=1)), Talkative(chat, draw))  # type: ignore[arg-type]
     tasks = own_tasks(config.environment, "train", 2)
-    found = player.play(torch.nn.Linear(1, 1), tasks, 3)  # type: ignore[arg-type]
-    batch = AnswerBatch.of(found, chat.pad)
-    assert found.episodes is not None and attempt[0] > 1
+    completions = player.play(torch.nn.Linear(1, 1), tasks, 3)  # type: ignore[arg-type]
+    batch = AnswerBatch.of(completions, chat.pad)
+    assert completions.episodes is not None and attempt[0] > 1
     several = 0
-    for row, episode in enumerate(found.episodes):
+    for row, episode in enumerate(completions.episodes):
         if episode.is_copy:
             continue
         turns = [sampled[row, turn] for turn in range(episode.turns)]
-        ids = found.ids[row]
+        ids = completions.ids[row]
         flat = [number for turn in turns for number in turn]
         kept = [number for number, is_sampled in zip(ids, episode.sampled, strict=True) if is_sampled]
         # An answer may be cut where the episode's tokens run out, and is then its last one.
@@ -147,31 +147,31 @@ def test_sampled_ids_are_the_ones_that_are_trained_on(
         assert batch.tokens[row][real].tolist() == kept
         assert batch.ids[row][batch.places[row][real] + 1].tolist() == kept
         # Each turn was sampled after exactly the tokens that precede it in training.
-        whole = [*found.prompts[row], *ids]
+        all_ids = [*completions.prompts[row], *ids]
         starts = [at for at, mark in enumerate(episode.sampled) if mark and (at == 0 or not episode.sampled[at - 1])]
         assert len(starts) == episode.turns
         for turn, start in enumerate(starts):
-            assert contexts[row, turn] == whole[: len(found.prompts[row]) + start]
+            assert contexts[row, turn] == all_ids[: len(completions.prompts[row]) + start]
         several += episode.turns > 1
     assert several > dialogues / 5, "dialogues have several turns"
 
 
-@pytest.mark.parametrize("family", [OURS, *FAMILIES])
+@pytest.mark.parametrize("family", [STEMMA, *FAMILIES])
 def test_replies_are_what_the_chat_template_writes(family: str) -> None:
     chat = chat_in(family)
     question, answer = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A stone."}
     again = {"role": "user", "content": "Why? <|end|> of\n it"}
-    (prompt,), (whole,) = chat.ask([[question]]), chat.ask([[question, answer, again]])
+    (prompt,), (full_ids,) = chat.ask([[question]]), chat.ask([[question, answer, again]])
     reply = chat.follow_up([again])
-    assert whole[-len(reply) :] == reply
+    assert full_ids[-len(reply) :] == reply
     if family not in REWRITTEN:
         (response,) = chat.respond([prompt], [answer["content"]])
-        assert [*prompt, *response, *reply] == whole
+        assert [*prompt, *response, *reply] == full_ids
     if chat.shows_tools:
         call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "x"}}}
         result = {"role": "tool", "content": "3 stones", "tool_call_id": "call00000", "name": "look_up"}
         talk = [question, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
-        (whole,) = chat.ask([talk], [[TOOL]])
+        (full_ids,) = chat.ask([talk], [[TOOL]])
         reply = chat.follow_up([result], ["look_up"], [TOOL])
-        assert whole[-len(reply) :] == reply and whole[-len(reply) - 1] in chat.turn_ends
+        assert full_ids[-len(reply) :] == reply and full_ids[-len(reply) - 1] in chat.turn_ends
         assert "3 stones" in chat.tokenizer.decode(reply) and "look_up{" not in chat.tokenizer.decode(reply)

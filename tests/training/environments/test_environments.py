@@ -92,13 +92,13 @@ def test_search_asks_for_a_word_that_a_search_finds(tmp_path: Path) -> None:
 
 def test_code_reads_which_tests_fail_and_corrects_itself() -> None:
     with pool("code") as opened:
-        (asked,) = opened.ask([(0, {"do": "open", "task": TESTED, "seed": 0})], 0)
+        opened.ask([(0, {"do": "open", "task": TESTED, "seed": 0})], 0)
         (failed,) = opened.ask([(0, step("def double(x): return 4"))], 0)
         assert not isinstance(failed, Failure) and "Hidden tests fail" in failed["messages"][0]["content"]
         (failed,) = opened.ask([(0, step("```python\ndef double(x): return 3\n```"))], 0)
         assert not isinstance(failed, Failure) and "assert double(2) == 4" in failed["messages"][0]["content"]
         (done,) = opened.ask([(0, step("def double(x): return 2 * x"))], 0)
-        assert not isinstance(done, Failure) and done["reward"] == 1 and done["accepted"], asked
+        assert not isinstance(done, Failure) and done["reward"] == 1 and done["accepted"]
 
 
 def test_an_environment_is_held_to_its_limits_and_replaced(tmp_path: Path) -> None:

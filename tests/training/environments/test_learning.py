@@ -78,7 +78,7 @@ def test_a_policy_learns_in_an_environment_and_continues_within_a_round_with_the
 def test_a_dead_process_costs_an_episode_that_is_played_again_and_too_many_stop_the_round_by_name(
     inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:
-    """The process ends itself once; the episodes beside it go on, and the weights are those of a run without it."""
+    """The process ends itself once; other episodes go on, and the one that it cost is played again."""
     marker = tmp_path / "marker"
     environment = {**LEARNING["environment"], "options": {"marker": str(marker)}, "processes": 1, "tasks": 2}
     short = {**LEARNING, "rollouts": 1, "refill_groups": 0, "answers_per_prompt": 8}

@@ -1,4 +1,4 @@
-"""An environment that misbehaves as its task says, for tests of processes and their limits."""
+"""Environments for tests: one misbehaves as answers request, to test processes and their limits."""
 
 import os
 import socket
@@ -48,13 +48,12 @@ class Letters(Environment):
 
     def reset(self, task, seed):
         self._texts = []
-        self._number = task["number"]
-        return f"Sort the list {self._number}."
-
-    def step(self, text, calls):
-        if self._marker and self._number == 0 and not os.path.exists(self._marker):
+        if self._marker and task["number"] == 0 and not os.path.exists(self._marker):
             open(self._marker, "w").close()
             os._exit(3)
+        return f"Sort the list {task['number']}."
+
+    def step(self, text, calls):
         self._texts.append(text)
         return Reply([{"role": "user", "content": "Again, please."}], len(self._texts) == 2)
 

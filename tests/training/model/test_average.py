@@ -110,12 +110,14 @@ def test_other_shapes_and_tokenizers_are_refused_by_name(trained: Path, tmp_path
     inputs = {"model": trained, "smaller": shape, "other": words}
     with pytest.raises(StageError) as caught:
         average(AverageConfig(), inputs, tmp_path / "out", Run(tmp_path / "work", LAUNCH))
-    found = {problem.path: (problem.code, problem.message) for problem in caught.value.problems}
+    problems = {problem.path: (problem.code, problem.message) for problem in caught.value.problems}
     assert (
-        found["average.inputs.smaller"][0] == "other_shapes"
-        and name.split(".")[-1] in found["average.inputs.smaller"][1]
+        problems["average.inputs.smaller"][0] == "other_shapes"
+        and name.split(".")[-1] in problems["average.inputs.smaller"][1]
     )
-    assert found["average.inputs.other"][0] == "other_tokenizer" and "4 entries" in found["average.inputs.other"][1]
+    assert (
+        problems["average.inputs.other"][0] == "other_tokenizer" and "4 entries" in problems["average.inputs.other"][1]
+    )
     for given, code in (({"model": trained}, "nothing_to_average"), (inputs | {"smaller": trained}, "other_tokenizer")):
         with pytest.raises(StageError) as caught:
             average(AverageConfig(), given, tmp_path / "out", Run(tmp_path / "work", LAUNCH))

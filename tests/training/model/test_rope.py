@@ -52,10 +52,10 @@ def test_yarn_is_the_paper_s_and_logits_are_those_of_transformers(base_dir: Path
         **({"beta_fast": 6.0, "beta_slow": 0.5} if "beta_fast" in rope else {}),
     }  # fmt: skip
     settings.max_position_embeddings = 512
-    theirs = AutoModelForCausalLM.from_pretrained(base_dir, config=settings).eval()
+    reference = AutoModelForCausalLM.from_pretrained(base_dir, config=settings).eval()
     ids = torch.arange(400)[None] % 300
     with torch.no_grad():
-        torch.testing.assert_close(network(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(network(ids).logits, reference(ids).logits, rtol=1e-5, atol=1e-6)
         assert not torch.allclose(network(ids).logits, load(base_dir).eval()(ids).logits, atol=1e-4)
 
 

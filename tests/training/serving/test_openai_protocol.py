@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation.generation.decoding import CACHE_BYTES, tokens_in_memory
 from evaluation.generation.token_choice import Answer, SamplingOptions, TokenBias, choose_tokens
 from infra.errors import ConfigError, StageError
 from infra.servers.api_keys import RateLimit, api_keys
@@ -26,6 +27,7 @@ from tests.support.raw_http import ask as raw_ask
 from training.generation.answer_text import AnswerText
 from training.generation.session import chat_prompt, loaded
 from training.serving import app
+from training.serving.answer_queue import AnswerQueue
 
 KEYS = [Credentials("ada", "key of ada 12345"), Credentials("ben", "key of ben 12345")]
 QUESTION = [{"role": "user", "content": "What is a list?"}]
@@ -110,6 +112,37 @@ NEUTRAL: dict[str, Any] = {
     "modalities": ["text"], "audio": None, "prediction": None, "reasoning_effort": None, "stream": None,
     "stream_options": None, "seed": None, "max_completion_tokens": 6, "safety_identifier": "u", "verbosity": None,
 }  # fmt: skip
+
+
+def test_an_answer_is_the_same_beside_fifteen_others(served: str) -> None:
+    """Token for token, with log-probabilities to the last bit."""
+    seeded = [
+        {"seed": 3, "temperature": 0.9, "n": 3},
+        {"seed": 4, "temperature": 1.2, "top_p": 0.8, "frequency_penalty": 0.5},
+        {"temperature": 0, "stop": "e"},
+        {"seed": 5, "response_format": {"type": "json_object"}},
+    ]
+    shared = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12}
+    expected = [chat(served, **shared, **keys)["choices"] for keys in seeded]
+    others = [{"messages": [{"role": "user", "content": "a" * number}], "max_tokens": 30} for number in range(1, 13)]
+    with ThreadPoolExecutor(16) as threads:
+        running = [threads.submit(chat, served, **other) for other in others]
+        together = list(threads.map(lambda keys: chat(served, **shared, **keys)["choices"], seeded))
+        assert all(answer.result() for answer in running)
+    assert together == expected
+
+
+def test_a_cache_bounds_the_context(base_dir: Path) -> None:
+    lm = loaded(base_dir)
+    of_token = CACHE_BYTES // tokens_in_memory(lm.model)
+    queue = AnswerQueue(cache_bytes=20 * of_token)
+    with running(app({"m": base_dir}, Settings().callers(0), None, queue)) as url:
+        refused = ask(url, "/v1/completions", {"prompt": [5] * 20, "max_tokens": 1})
+        assert refused.status == 400
+        error = json.loads(refused.body)["error"]
+        assert error["code"] == "context_length_exceeded" and "20 tokens" in error["message"]
+        answer = complete(url, prompt=[5] * 12, max_tokens=50, logit_bias={"0": -100})
+        assert answer["usage"]["completion_tokens"] == 8 and answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_values_that_change_nothing_are_taken(served: str) -> None:

@@ -43,7 +43,7 @@ class Verifiers(Environment):
         self._loaded = _loaded(id, json.dumps(arguments, sort_keys=True))
         self._loop = asyncio.new_event_loop()
         self._state: Any = None
-        self._asked: list[Any] = []
+        self._prompt: list[Any] = []
 
     def reset(self, task: Task, seed: int) -> Sequence[Message]:
         environment = self._loaded
@@ -52,8 +52,8 @@ class Verifiers(Environment):
         self._state = self._run(environment.init_state(row, _no_client(), "policy"))
         self._state = self._run(environment.setup_state(self._state)) or self._state
         self.tools = [_as_tool(described) for described in self._state.get("tool_defs") or ()]
-        self._asked = list(self._run(environment.get_prompt_messages(self._state)))
-        return [_as_message(message) for message in self._asked]
+        self._prompt = list(self._run(environment.get_prompt_messages(self._state)))
+        return [_as_message(message) for message in self._prompt]
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Reply:
         environment, types = self._loaded, self._types
@@ -63,19 +63,19 @@ class Verifiers(Environment):
         ]
         answer = types.AssistantMessage(content=text, tool_calls=called or None)
         step = {
-            "prompt": self._asked, "completion": [answer], "response": None, "tokens": None, "reward": None,
+            "prompt": self._prompt, "completion": [answer], "response": None, "tokens": None, "reward": None,
             "advantage": None, "is_truncated": False, "trajectory_id": self._state["trajectory_id"], "extras": {},
         }  # fmt: skip
         self._run(environment.add_trajectory_step(self._state, step))
         if self._run(environment.is_completed(self._state)):
             return Reply(done=True)
-        before = len(self._asked) + 1
-        asked = list(self._run(environment.get_prompt_messages(self._state)))
+        before = len(self._prompt) + 1
+        prompt = list(self._run(environment.get_prompt_messages(self._state)))
         # An environment may end an episode with its reply.
         if self._run(environment.is_completed(self._state)):
             return Reply(done=True)
-        self._asked = asked
-        return Reply([_as_message(message) for message in asked[before:]])
+        self._prompt = prompt
+        return Reply([_as_message(message) for message in prompt[before:]])
 
     def reward(self) -> float:
         self._run(self._loaded.render_completion(self._state))

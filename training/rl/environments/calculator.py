@@ -63,8 +63,8 @@ class Calculator(ToolEnvironment):
         return str(value)
 
     def reward(self) -> float:
-        found = _last_number(self.answer or "")
-        return float(found is not None and abs(found - self._expected) <= 1e-6 * max(1.0, abs(self._expected)))
+        number = _last_number(self.answer or "")
+        return float(number is not None and abs(number - self._expected) <= 1e-6 * max(1.0, abs(self._expected)))
 
     def accepts(self) -> bool:
         return self._last is not None and abs(self._last - self._expected) <= 1e-6 * max(1.0, abs(self._expected))

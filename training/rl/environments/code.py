@@ -1,6 +1,6 @@
 """Code with unit tests: the policy writes a program, reads what the tests say, and corrects it.
 
-The code of answers runs in sandboxes of their own (`training.sandbox`), which this process starts.
+The code of each answer runs in a separate sandbox (`training.sandbox`), which this process starts.
 """
 
 from __future__ import annotations

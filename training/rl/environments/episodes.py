@@ -1,7 +1,7 @@
 """Episodes of a policy in an environment: all of a round side by side, a turn at a time.
 
     1. open     the environment gives each episode its opening messages and its tools: the prompt, in the chat template
-    2. answer   the policy samples an answer to each, from the tokens of the episode so far
+    2. answer   by the policy, sampled from the tokens of the episode so far
     3. step     the environment reads the answer's text and its tool calls, and replies, until the episode is done
     4. reward   by the environment
 
@@ -75,7 +75,7 @@ class Playing:
 
 
 class Episodes:
-    """Player of episodes. Every rank must call `play`, and plays its part of them in processes of its own."""
+    """Player of episodes. Every rank must call `play`, and plays its part of them in its own processes."""
 
     def __init__(self, config: RlhfConfig, chat: Chat, hardware: Hardware, pool: EnvironmentPool) -> None:
         assert config.environment is not None
@@ -111,8 +111,10 @@ class Episodes:
                     failures[row].append(result)
                 else:
                     played[row] = result
-        everywhere = {row: episode for part in ranks.gather([played]) for one in part for row, episode in one.items()}
-        failed = {row: given for part in ranks.gather([failures]) for one in part for row, given in one.items()}
+        everywhere = {
+            row: episode for part in ranks.gather([played]) for rows_of in part for row, episode in rows_of.items()
+        }
+        failed = {row: given for part in ranks.gather([failures]) for rows_of in part for row, given in rows_of.items()}
         self._check(failed, len(prompts), allowed)
         return self._completions(everywhere, failed, len(prompts), group)
 
@@ -126,7 +128,7 @@ class Episodes:
         self._next += len(prompts)
         requests = [{"do": "open", "task": task_of(prompts[row]), "seed": seed_of(prompts[row])} for row in rows]
         live: list[Playing] = []
-        for row, reply in zip(rows, self._asked(numbers, rows, requests, allowed), strict=True):
+        for row, reply in zip(rows, self._replies(numbers, rows, requests, allowed), strict=True):
             opened = reply if isinstance(reply, Failure) else self._opened(row, reply)
             if isinstance(opened, Failure):
                 results[row] = opened
@@ -145,7 +147,7 @@ class Episodes:
                 {"do": "step", "text": text, "calls": [_as_request(call) for call in calls_of]}
                 for text, calls_of in (calls[episode.row] for episode in going)
             ]
-            replies = self._asked(numbers, [episode.row for episode in going], requests, allowed)
+            replies = self._replies(numbers, [episode.row for episode in going], requests, allowed)
             for episode, reply in zip(going, replies, strict=True):
                 if isinstance(reply, Failure):
                     results[episode.row] = reply
@@ -154,7 +156,7 @@ class Episodes:
             live = [episode for episode in going if not episode.ended and episode.row not in results]
         # 4. Reward of those that the environment has not ended.
         ended = [episode for episode in everyone if episode.ended != "done" and episode.row not in results]
-        replies = self._asked(numbers, [episode.row for episode in ended], [{"do": "end"}] * len(ended), allowed)
+        replies = self._replies(numbers, [episode.row for episode in ended], [{"do": "end"}] * len(ended), allowed)
         for episode, reply in zip(ended, replies, strict=True):
             if isinstance(reply, Failure):
                 results[episode.row] = reply
@@ -162,11 +164,11 @@ class Episodes:
                 episode.reward, episode.accepted = float(reply["reward"]), reply["accepted"]
         return {episode.row: episode for episode in everyone} | results
 
-    def _asked(
+    def _replies(
         self, numbers: Mapping[int, int], rows: Sequence[int], requests: Sequence[Request], allowed: int
     ) -> list[Reply | Failure]:
-        asked = [(numbers[row], request) for row, request in zip(rows, requests, strict=True)]
-        return self._pool.ask(asked, allowed)
+        numbered = [(numbers[row], request) for row, request in zip(rows, requests, strict=True)]
+        return self._pool.ask(numbered, allowed)
 
     def _opened(self, row: int, reply: Reply) -> Playing | Failure:
         """Return an episode with its prompt."""
@@ -225,8 +227,8 @@ class Episodes:
         reader = self._format.reader(names)
         parts = [*reader.add(written), *reader.end()] if reader else [written]
         calls = [part for part in parts if isinstance(part, ToolCall)]
-        said = "".join(part for part in parts if isinstance(part, str) and not isinstance(part, Reasoning))
-        return said.rpartition(_THOUGHT)[2].strip(), calls
+        spoken = "".join(part for part in parts if isinstance(part, str) and not isinstance(part, Reasoning))
+        return spoken.rpartition(_THOUGHT)[2].strip(), calls
 
     def _replied(self, episode: Playing, reply: Reply, calls: Sequence[ToolCall]) -> None:
         """End an episode, or append the environment's messages."""
@@ -280,9 +282,9 @@ class Episodes:
             if row not in played:
                 begin = row - row % group
                 siblings = [other for other in range(begin, begin + group) if other in played]
-                # A task that fails every time is replaced as a whole by that of another group.
-                whole = [start for start in range(0, count, group) if all(start + n in played for n in range(group))]
-                if not siblings and not whole:
+                # A task that fails every time is replaced by that of another group.
+                complete = [start for start in range(0, count, group) if all(start + n in played for n in range(group))]
+                if not siblings and not complete:
                     raise stage_error(
                         "too_many_dropped",
                         "rlhf.environment.max_dropped",
@@ -290,7 +292,7 @@ class Episodes:
                         "other tasks",
                         "correct the environment",
                     )
-                source[row] = siblings[row % len(siblings)] if siblings else whole[row % len(whole)] + row - begin
+                source[row] = siblings[row % len(siblings)] if siblings else complete[row % len(complete)] + row - begin
         copies = {row for row, other in source.items() if other != row}
         rows = [played[source.get(row, row)] for row in range(count)]
         episodes = [
@@ -357,7 +359,7 @@ def _numbered(messages: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall]) 
 
 def _with_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
     """Return messages whose first one of the user describes the tools, for chat formats without a place for them."""
-    described = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in tools)
+    described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = (
         f"You can call these functions:\n{described}\n"
         'A call is written as <tool_call>{"name": NAME, "arguments": {…}}</tool_call>.\n\n'

@@ -108,15 +108,15 @@ def measure_episodes(
 
 def _as_text(documents: Path, path: Path) -> Path:
     """Write documents as text, which a sandbox reads without this project's code."""
+    path = path.with_name(f"{ranks.rank()}-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = path.with_name(f"{ranks.rank()}-{path.name}")
     size = 0
-    with own.open("w", encoding="utf8") as file:
+    with path.open("w", encoding="utf8") as file:
         for document in read_documents(documents):
             size += file.write(f"{document.text}\n\n")
             if size > _MOST_TEXT:
                 break
-    return own
+    return path
 
 
 def _of(side: Completions) -> list[Episode]:

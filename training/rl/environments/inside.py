@@ -1,4 +1,4 @@
-"""What runs in the process of an environment: episodes, one line of JSON for each request and each reply.
+"""The program in the process of an environment: episodes, one line of JSON for each request and each reply.
 
 `training.sandbox.process` starts `main` in the confined process. Only the standard library and the environment's module
 are imported.
@@ -47,16 +47,16 @@ def main(question: dict[str, Any], answer: int) -> None:
 
 def load(path: str) -> Any:
     """Import the class of an environment: `package.module:Class`, or `folder/file.py:Class`."""
-    place, _, name = path.rpartition(":")
-    if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location("environment_of_the_user", place)
+    location, _, name = path.rpartition(":")
+    if location.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("environment_of_the_user", location)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{place} is no module")
+            raise ImportError(f"{location} is no module")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     else:
-        module = importlib.import_module(place)
+        module = importlib.import_module(location)
     return getattr(module, name)
 
 

@@ -46,9 +46,9 @@ class Maze(Environment):
 
         self._open, further = set(), self._doors
         for wall in walls:
-            one, other = map(root, wall)
-            if one != other:
-                group[max(one, other)] = min(one, other)
+            first, second = sorted(map(root, wall))
+            if first != second:
+                group[second] = first
                 self._open.add(wall)
             elif further:
                 further -= 1

@@ -63,15 +63,15 @@ class EnvironmentPool:
         Raises StageError `no_sandbox` where this machine has none.
         """
         self._config = config
-        wanted = find(sandbox)
+        kind = find(sandbox)
         starts_sandboxes = config.use == "code"
-        self.kind: Kind = "none" if starts_sandboxes else wanted
+        self.kind: Kind = "none" if starts_sandboxes else kind
         path, readable = config.readable()
         self._readable = (*readable, *((documents,) if documents else ()))
         self._question = {
             "path": path,
             "environment": config.path,
-            "options": config.values(wanted, documents),
+            "options": config.values(kind, documents),
         }
         self._memory = max(config.memory_mb << 20, 2 * MEMORY_BYTES if starts_sandboxes else 0)
         self._slots = [_Slot() for _ in range(config.processes)]
@@ -106,7 +106,7 @@ class EnvironmentPool:
                     if failures > allowed_failures:
                         replies[episode] = Failure("not asked", "too many requests before failed")
                         continue
-                    replies[episode] = reply = self._one(slot, episode, request)
+                    replies[episode] = reply = self._reply_to(slot, episode, request)
                     failures += isinstance(reply, Failure)
 
         list(self._threads.map(serve, range(len(self._slots))))
@@ -126,7 +126,7 @@ class EnvironmentPool:
                 slot.process = None
         self._threads.shutdown()
 
-    def _one(self, slot: _Slot, episode: int, request: Request) -> Reply | Failure:
+    def _reply_to(self, slot: _Slot, episode: int, request: Request) -> Reply | Failure:
         if slot.process is None:
             slot.process = self._started()
         past = slot.past.setdefault(episode, [])

@@ -119,9 +119,9 @@ def _described(name: str, method: Callable[..., str]) -> dict[str, Any]:
             "parameters": {
                 "type": "object",
                 "properties": {
-                    one.name: {"type": _JSON_TYPES.get(hints.get(one.name, str), "string")} for one in parameters
+                    item.name: {"type": _JSON_TYPES.get(hints.get(item.name, str), "string")} for item in parameters
                 },
-                "required": [one.name for one in parameters if one.default is inspect.Parameter.empty],
+                "required": [item.name for item in parameters if item.default is inspect.Parameter.empty],
             },
         },
     }

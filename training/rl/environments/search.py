@@ -17,7 +17,7 @@ _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n")
 _TEXTS = (".txt", ".md", ".rst")
 _HELDOUT = 10
-"""One of so many passages is for held-out tasks."""
+"""One of N passages is for held-out tasks."""
 _K1, _B = 1.2, 0.75
 """BM25's defaults in Lucene (Robertson & Zaragoza 2009)."""
 
@@ -50,12 +50,12 @@ class Search(ToolEnvironment):
             return str(task["prompt"])
         draw = random.Random(seed)
         is_heldout = task.get("split") == "heldout"
-        asked = [
+        candidates = [
             number for number in self._index.askable if (number % _HELDOUT == 0) == is_heldout
         ] or self._index.askable
-        if not asked:
+        if not candidates:
             raise ValueError("the documents have no sentence of 6 words or more to ask about")
-        self._passage = draw.choice(asked)
+        self._passage = draw.choice(candidates)
         sentence, self._expected = self._index.question(self._passage, draw)
         return f"Which word is missing? {sentence}"
 
@@ -64,7 +64,7 @@ class Search(ToolEnvironment):
         """Return the passages that match the words of a query best."""
         best = self._index.best(query, self._results)
         self._has_found |= self._passage in best
-        return "\n\n".join(self._index.passages[number] for number in best) or "nothing found"
+        return "\n\n".join(self._index.passages[number] for number in best) or "no passage has these words"
 
     def reward(self) -> float:
         given = words(self.answer or "")
@@ -96,9 +96,9 @@ class Index:
         self._counts: dict[str, list[tuple[int, int]]] = {}
         self._lengths = []
         for number, passage in enumerate(passages):
-            found = Counter(words(passage))
-            self._lengths.append(sum(found.values()))
-            for word, count in found.items():
+            occurrences = Counter(words(passage))
+            self._lengths.append(sum(occurrences.values()))
+            for word, count in occurrences.items():
                 self._counts.setdefault(word, []).append((number, count))
         self._mean = sum(self._lengths) / max(1, len(passages))
         self.askable = [number for number in range(len(passages)) if self._sentences(number)]
@@ -107,9 +107,9 @@ class Index:
         """Return the numbers of the best passages, the best first."""
         scores: Counter[int] = Counter()
         for word in set(words(query)):
-            found = self._counts.get(word, ())
-            rarity = math.log(1 + (len(self.passages) - len(found) + 0.5) / (len(found) + 0.5))
-            for number, times in found:
+            matches = self._counts.get(word, ())
+            rarity = math.log(1 + (len(self.passages) - len(matches) + 0.5) / (len(matches) + 0.5))
+            for number, times in matches:
                 longer = 1 - _B + _B * self._lengths[number] / self._mean
                 scores[number] += rarity * times * (_K1 + 1) / (times + _K1 * longer)  # type: ignore[assignment]
         return sorted(scores, key=lambda number: (-scores[number], number))[:count]
@@ -121,7 +121,7 @@ class Index:
         return Question(re.sub(rf"(?i)\b{re.escape(missing)}\b", "____", sentence), missing)
 
     def _sentences(self, number: int) -> list[str]:
-        return [one.strip() for one in _SENTENCE.split(self.passages[number]) if len(words(one)) >= 6]
+        return [part.strip() for part in _SENTENCE.split(self.passages[number]) if len(words(part)) >= 6]
 
 
 @cache
