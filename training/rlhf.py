@@ -89,7 +89,9 @@ def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
 
     Figures: batches, generated_tokens_per_s and generating_share: the speed at which the rounds' answers were
     generated, and the share of the rounds' time that it took, in whole rounds of this process; as curves
-    rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`.
+    rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`. With `async`, in
+    place of generating_share: trainer_idle_share, sampler_idle_share, staleness, answers_dropped and samplers_replaced
+    (`training.rl.rollouts.pool`).
     """
     if problem := samplers_problem(config, run.launch):
         raise StageError(problem)
