@@ -116,8 +116,9 @@ class VllmSampler:
 
         _on_first(reload)
 
-    def sample(self, prompts: Sequence[list[int]], seed: int) -> Completions:
-        """Return an answer to each prompt, with the log-probabilities that vLLM reports."""
+    def sample(self, prompts: Sequence[list[int]], seed: int, first: int = 0) -> Completions:
+        """Return an answer to each prompt, with the log-probabilities that vLLM reports; the first prompt has the
+        number `first`."""
         stops, config = sorted(self._chat.stops), self._config
         # `ignore_eos`: of the model's own; what ends an answer is in stop_token_ids, and stays a part of it.
         shared = {
@@ -130,7 +131,7 @@ class VllmSampler:
             assert self._server is not None
             questions = [
                 {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
-                for number, prompt in enumerate(prompts)
+                for number, prompt in enumerate(prompts, first)
             ]
             return [
                 (one.get("token_ids"), one["logprobs"]["token_logprobs"]) for one in self._server.complete(questions)
