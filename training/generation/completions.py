@@ -213,7 +213,9 @@ def kl_of(
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
             ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
-            ours, theirs = (answer_logits(one, ids, places, mask, hardware, temperature) for one in (model, reference))
-            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(ours, theirs))
+            logits = (
+                answer_logits(network, ids, places, mask, hardware, temperature) for network in (model, reference)
+            )
+            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(*logits))
             sums.append(each.sum(1).cpu())
     return torch.cat(sums), batch.mask.sum(1)
